@@ -1,12 +1,14 @@
-"""Whole Hugging Face folders of a few thousand random parameters, and rollouts to train them on."""
+"""Whole Hugging Face folders of a few thousand random parameters, models of them, and rollouts to train them on."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from actors.model.policy_model import PolicyModel
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
 from launcher.config.schema import ActorConfig, OptimizerConfig, RefConfig
 
@@ -73,6 +75,26 @@ def actor(folder: Path, **settings: object) -> ActorConfig:
 
 def reference(folder: Path, dtype: str = "float32") -> RefConfig:
     return RefConfig(path=str(folder), dtype=dtype)
+
+
+def policy(folder: Path, ref: Path | None = None, *, temperature: float = 1.0, **settings: object) -> PolicyModel:
+    """On one rank, with `ref` as its reference."""
+    config = actor(folder, **settings)
+    return PolicyModel(config, reference(ref or folder, config.dtype), temperature=temperature, total_steps=10)
+
+
+def train(model: PolicyModel, seeds: Iterable[int] = range(3)) -> PolicyModel:
+    """A step for each seed."""
+    for seed in seeds:
+        model.compute_gradients(make_groups(seed=seed))
+        model.step_ahead()
+        model.commit()
+    return model
+
+
+def weights(model: PolicyModel) -> dict[str, torch.Tensor]:
+    """As they are now."""
+    return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
 
 
 def make_groups(*, seed: int = 0, groups: int = 3, samples: int = 4, rewards=None, truncated=()) -> list[RolloutGroup]:

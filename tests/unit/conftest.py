@@ -1,4 +1,4 @@
-"""A real filesystem of 512 KiB, so that a disk that is full is one; GPUs that NVML's real binding finds."""
+"""A run's folders; a filesystem of 512 KiB, so that a disk that is full is one; GPUs that NVML's real binding finds."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.run_files.run_paths import RunPaths
 from tests.support import nvml
 
 TINY_BYTES = 512 * 1024
@@ -41,6 +42,14 @@ def tiny_disk(tmp_path):
         pytest.skip("mounting a filesystem needs root; the RLIMIT_FSIZE tests cover a refused write without it")
     yield TinyDisk(folder)
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Of a run that has its folders."""
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,6 @@ from launcher.base.errors import RunError
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, read_lines
-from launcher.run_files.run_paths import RunPaths
-
-
-@pytest.fixture
-def paths(tmp_path):
-    made = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
-    made.logs.mkdir(parents=True)
-    return made
 
 
 def take(steps, *numbers, now=0.0):

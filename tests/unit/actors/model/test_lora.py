@@ -8,33 +8,21 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from actors.model.policy_model import PolicyModel
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.manifest import ADAPTER_FILE, TENSORS_FILE, learned_name, stored_name
 from launcher.checkpoints.model_files import read_shape
 from launcher.checkpoints.model_shape import MODEL_TYPES
 from launcher.config.lora import FUSED, MATRICES
 from launcher.config.schema import OptimizerConfig
-from tests.support.tiny_models import actor, make_groups, make_model, reference
+from tests.support import tiny_models
+from tests.support.tiny_models import make_groups, make_model, train, weights
 
 TOKENS = [3, 4, 5, 6, 7, 8]
 
 
 def policy(folder, **settings):
     given = {"use_lora": True, "lora_rank": 4, "lora_alpha": 8.0, "optimizer": OptimizerConfig(lr=1e-2), **settings}
-    return PolicyModel(actor(folder, **given), reference(folder), temperature=1.0, total_steps=10)
-
-
-def train(model, steps=3):
-    for seed in range(steps):
-        model.compute_gradients(make_groups(seed=seed))
-        model.step_ahead()
-        model.commit()
-    return model
-
-
-def weights(model):
-    return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
+    return tiny_models.policy(folder, **given)
 
 
 SLOW = ("gemma3_text", "llama", "phi3")
@@ -96,8 +84,8 @@ def test_peft_reads_the_adapters_of_a_checkpoint(folder, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"ppo_n_minibatches": 2}], ids=["one step", "two steps a batch"])
 def test_a_resume_is_exact(folder, tmp_path, settings):
     whole, half = policy(folder, **settings), policy(folder, **settings)
-    train(whole, 4)
-    train(half, 2).save(tmp_path / "half")
+    train(whole, range(4))
+    train(half, range(2)).save(tmp_path / "half")
     resumed = policy(folder, **settings)
     resumed.load(tmp_path / "half")
     for seed in (2, 3):

@@ -5,21 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from actors.model.policy_model import PolicyModel
 from launcher.base.errors import TrainerError
 from launcher.config.schema import OptimizerConfig
-from tests.support.tiny_models import actor, make_groups, make_model, reference
+from tests.support import tiny_models
+from tests.support.tiny_models import make_groups
 
 STEADY = OptimizerConfig(lr=1e-2)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("policy") / "model")
-
-
 def policy(folder, **settings):
-    return PolicyModel(actor(folder, optimizer=STEADY, **settings), reference(folder), temperature=1.0, total_steps=10)
+    return tiny_models.policy(folder, optimizer=STEADY, **settings)
 
 
 def bits(model):

@@ -17,7 +17,7 @@ from launcher.config.fingerprint import config_fingerprint, fingerprint_differen
 from launcher.config.schema import OptimizerConfig
 from launcher.resources.preflight import PROBE_OPTIMIZER, _tried
 from tests.support.preflight_parts import ARITHMETIC, changed
-from tests.support.tiny_models import actor, make_groups, make_model, reference
+from tests.support.tiny_models import actor, make_groups, make_model, reference, train, weights
 from tests.unit.actors.training.test_step_loop import Trial
 
 EIGHT_BIT = "torchao.optim:AdamW8bit"
@@ -69,18 +69,6 @@ def policy(folder, kind, **settings):
     return PolicyModel(config, reference(folder), temperature=1.0, total_steps=6, tokenizer_path=str(folder))
 
 
-def train(model, *seeds):
-    for seed in seeds:
-        model.compute_gradients(make_groups(seed=seed))
-        model.step_ahead()
-        model.commit()
-    return model
-
-
-def weights(model):
-    return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
-
-
 def same(left, right):
     return all(torch.equal(left[name], weight) for name, weight in right.items())
 
@@ -96,8 +84,8 @@ def same(left, right):
 def test_four_steps_are_two_then_a_restart_then_two(folder, tmp_path, kind):
     if kind == EIGHT_BIT:
         pytest.importorskip("torchao")
-    whole = weights(train(policy(folder, kind), 0, 1, 2, 3))
-    half = train(policy(folder, kind), 0, 1)
+    whole = weights(train(policy(folder, kind), [0, 1, 2, 3]))
+    half = train(policy(folder, kind), [0, 1])
     assert not same(weights(half), whole)
     half.save(tmp_path / "disk")
     facts, tensors = half.training_state()
@@ -107,13 +95,13 @@ def test_four_steps_are_two_then_a_restart_then_two(folder, tmp_path, kind):
     overwrite_tensors(tmp_path / "memory" / TENSORS_FILE, tensors)
     for where in ("disk", "memory"):
         resumed = policy(folder, kind)
-        train(resumed, 9)  # what it learnt since is forgotten
+        train(resumed, [9])  # what it learnt since is forgotten
         resumed.load(tmp_path / where)
-        assert same(whole, weights(train(resumed, 2, 3))), where
+        assert same(whole, weights(train(resumed, [2, 3]))), where
 
 
 def test_a_later_part_that_is_not_finite_undoes_the_earlier_ones(folder):
-    model, twin = (train(policy(folder, f"{__name__}:Plain", ppo_n_minibatches=3), 0) for _ in range(2))
+    model, twin = (train(policy(folder, f"{__name__}:Plain", ppo_n_minibatches=3), [0]) for _ in range(2))
     before, groups = weights(model), make_groups(seed=7)
     broken = dataclasses.replace(groups[2].rollouts[0], reward=None)
     groups[2] = dataclasses.replace(groups[2], rollouts=(broken, *groups[2].rollouts[1:]))
@@ -121,11 +109,11 @@ def test_a_later_part_that_is_not_finite_undoes_the_earlier_ones(folder):
     assert not model.step_ahead().finite
     model.discard()
     assert same(before, weights(model))
-    assert same(weights(train(twin, 2)), weights(train(model, 2)))
+    assert same(weights(train(twin, [2])), weights(train(model, [2])))
 
 
 def test_adamw_by_its_path_is_adamw(folder):
-    ours, theirs = (weights(train(policy(folder, kind), 0, 1)) for kind in ("adamw", "torch.optim:AdamW"))
+    ours, theirs = (weights(train(policy(folder, kind), [0, 1])) for kind in ("adamw", "torch.optim:AdamW"))
     for name, weight in ours.items():
         torch.testing.assert_close(theirs[name], weight, rtol=1e-5, atol=1e-6)
 
@@ -133,7 +121,7 @@ def test_adamw_by_its_path_is_adamw(folder):
 def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(folder, tmp_path):
     kinds = ("adamw", "torch.optim:NAdam")
     for kind in kinds:
-        train(policy(folder, kind), 0).save(tmp_path / kind)
+        train(policy(folder, kind), [0]).save(tmp_path / kind)
     for kind, other in (kinds, kinds[::-1]):
         model = policy(folder, kind)
         before = weights(model)
@@ -148,7 +136,7 @@ def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(folder, t
 
 def test_one_that_keeps_more_than_a_checkpoint_holds_is_refused(folder):
     with pytest.raises(TrainerError, match="changes figures beside its parameters' state"):
-        train(policy(folder, f"{__name__}:Counting"), 0)
+        train(policy(folder, f"{__name__}:Counting"), [0])
 
 
 @pytest.mark.parametrize(

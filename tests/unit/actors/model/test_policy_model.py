@@ -1,6 +1,7 @@
 """The whole update against plain autograd, what may be committed, and that variants of one computation agree."""
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 
@@ -8,38 +9,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.model.policy_model import PolicyModel
 from launcher.base.errors import ConfigError, TrainerError
 from launcher.checkpoints.model_shape import MODEL_TYPES
 from launcher.config.recipe import RewardNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
-from tests.support.tiny_models import actor, make_groups, make_model, reference
+from tests.support import tiny_models
+from tests.support.tiny_models import make_groups, make_model, weights
 
 TEMPERATURE = 0.8
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("policy") / "model")
-
-
-@pytest.fixture(scope="module")
-def ref_folder(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("reference") / "model", seed=1)
-
-
-def policy(folder, ref_folder=None, *, temperature=TEMPERATURE, **settings):
-    return PolicyModel(
-        actor(folder, **settings), reference(ref_folder or folder), temperature=temperature, total_steps=10
-    )
+policy = functools.partial(tiny_models.policy, temperature=TEMPERATURE)
 
 
 def gradients(model):
     return {name: None if p.grad is None else p.grad.clone() for name, p in model._part.model.named_parameters()}
-
-
-def weights(model):
-    return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
 
 
 def bits(tensors):

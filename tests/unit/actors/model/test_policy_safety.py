@@ -9,18 +9,8 @@ import torch
 from actors.model.policy_model import PolicyModel
 from launcher.base.errors import ConfigError, ModelError, ResourceError, TrainerError
 from launcher.config.schema import OptimizerConfig
-from tests.support.tiny_models import actor, make_groups, make_model, reference
-from tests.unit.actors.model.test_policy_model import (
-    bits,
-    close,
-    folder,
-    gradients,
-    policy,
-    ref_folder,
-    weights,
-)
-
-__all__ = ["folder", "ref_folder"]
+from tests.support.tiny_models import actor, make_groups, make_model, reference, weights
+from tests.unit.actors.model.test_policy_model import bits, close, gradients, policy
 
 
 def with_reward(groups, reward):

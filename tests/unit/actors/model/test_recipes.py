@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.model.policy_model import PolicyModel
 from launcher.config.recipe import AdvNormConfig, RewardNormConfig
 from launcher.config.schema import MicroBatchConfig
-from tests.support.tiny_models import actor, make_groups, make_model, reference
+from tests.support import tiny_models
+from tests.support.tiny_models import make_groups
 
 TRUNCATED = (0, 5, 9)
 LONGEST = 9
@@ -43,10 +43,9 @@ RECIPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return make_model(root / "policy"), make_model(root / "reference", seed=1)
+@pytest.fixture
+def folders(folder, ref_folder):
+    return folder, ref_folder
 
 
 def kl_of(policy, ref, estimator):
@@ -124,7 +123,7 @@ def naive(folders, groups, config):
 @pytest.mark.parametrize("room", [10_000, 24])
 def test_a_recipe_equals_plain_autograd_however_the_batch_is_cut(folders, recipe, room):
     settings = {"max_new_tokens": LONGEST, "mb_spec": MicroBatchConfig(room), **RECIPES[recipe]}
-    model = PolicyModel(actor(folders[0], **settings), reference(folders[1]), temperature=1.0, total_steps=10)
+    model = tiny_models.policy(*folders, **settings)
     groups = make_groups(truncated=TRUNCATED)
     stats = model.compute_gradients(groups)
     expected, loss = naive(folders, groups, model._actor)
@@ -138,7 +137,7 @@ def test_a_recipe_equals_plain_autograd_however_the_batch_is_cut(folders, recipe
 @pytest.mark.slow
 def test_the_figures_of_a_recipe_are_logged(folders):
     settings = {"max_new_tokens": LONGEST, "ppo_n_minibatches": 2, **RECIPES["overlong penalty"]}
-    model = PolicyModel(actor(folders[0], **settings), reference(folders[0]), temperature=1.0, total_steps=10)
+    model = tiny_models.policy(folders[0], **settings)
     groups = make_groups()
     metrics = model.compute_gradients(groups).metrics()
     lengths = [len(rollout.completion.token_ids) for group in groups for rollout in group.rollouts]
@@ -148,9 +147,7 @@ def test_the_figures_of_a_recipe_are_logged(folders):
 
 
 def test_where_every_completion_is_left_out_nothing_moves(folders):
-    model = PolicyModel(
-        actor(folders[0], mask_truncated_completions=True), reference(folders[0]), temperature=1.0, total_steps=10
-    )
+    model = tiny_models.policy(folders[0], mask_truncated_completions=True)
     before = {name: tensor.numpy().tobytes() for name, tensor in model.training_state()[1].items()}
     stats = model.compute_gradients(make_groups(truncated=range(12)))
     assert (stats.loss, stats.n_learning, stats.finite) == (0.0, 0, True)

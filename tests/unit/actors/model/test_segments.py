@@ -8,20 +8,9 @@ import torch
 
 from actors.model.micro_batches import sequences_of
 from actors.model.objective import Objective
-from actors.model.policy_model import PolicyModel
 from launcher.base.rollouts import Completion, Rollout, RolloutGroup, Segment
 from tests.support import tiny_models
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_models.make_model(tmp_path_factory.mktemp("model"))
-
-
-def policy(folder, **settings):
-    return PolicyModel(
-        tiny_models.actor(folder, **settings), tiny_models.reference(folder), temperature=1.0, total_steps=10
-    )
+from tests.support.tiny_models import policy
 
 
 def as_segments(group):

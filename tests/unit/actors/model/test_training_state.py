@@ -1,5 +1,6 @@
 """A model saved and loaded goes on bit by bit; a checkpoint that can't be used says why and changes nothing."""
 
+import functools
 import json
 import os
 import random
@@ -12,24 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from actors.model.policy_model import PolicyModel
 from launcher.base.errors import CheckpointError
-from tests.support.tiny_models import actor, make_groups, make_model, reference
+from tests.support import tiny_models
+from tests.support.tiny_models import make_groups, train
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("policy") / "model")
-
-
-def policy(folder, **settings):
-    return PolicyModel(actor(folder, **settings), reference(folder), temperature=0.8, total_steps=10)
-
-
-def train(model, steps):
-    for step in steps:
-        model.compute_gradients(make_groups(seed=step))
-        model.commit()
+policy = functools.partial(tiny_models.policy, temperature=0.8)
 
 
 def everything(model):

@@ -12,7 +12,6 @@ from actors.monitoring.alerts import IncidentAlerts
 from launcher.config.supervision import AlertsConfig
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import keep_webhook
-from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
 
 DEADLINE_S = scaled(30.0)
@@ -37,13 +36,6 @@ def webhook():
     yield f"http://127.0.0.1:{server.server_port}/secret", got, statuses
     server.shutdown()
     server.server_close()
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ all tokens average most of that out: 2e-2.
 """
 
 import dataclasses
+import functools
 import math
 
 import psutil
@@ -33,7 +34,7 @@ from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.rank_pair import ADDRESS, Pair, Second
 from tests.support.rank_pair import gradients as gradients_of
-from tests.support.tiny_models import actor, make_groups, make_model, reference
+from tests.support.tiny_models import actor, make_groups, make_model, policy, reference, weights
 
 TEMPERATURE = 0.8
 STEPS = 3
@@ -119,13 +120,7 @@ def make_two(second):
         model.close()
 
 
-def one_rank(folder, ref_folder=None, **settings):
-    ref = reference(ref_folder or folder, settings.get("dtype", "float32"))
-    return PolicyModel(actor(folder, **settings), ref, temperature=TEMPERATURE, total_steps=10)
-
-
-def weights(model):
-    return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
+one_rank = functools.partial(policy, temperature=TEMPERATURE)
 
 
 def gradients(model):

@@ -9,7 +9,6 @@ import pytest
 
 from actors.supervision import incident_artifacts
 from actors.supervision.incident_artifacts import collect
-from launcher.run_files.run_paths import RunPaths
 
 SLEEPER = """
 import time
@@ -20,13 +19,6 @@ def waits_for_nothing():
 
 waits_for_nothing()
 """
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 @pytest.fixture

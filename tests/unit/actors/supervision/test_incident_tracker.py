@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import psutil
-import pytest
 
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.training import rejections
@@ -17,10 +16,10 @@ from launcher.policy.actions import RestartServer
 from launcher.policy.admission import Admission
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
-from launcher.run_files.run_paths import RunPaths
 from tests.support.replay import Replay, prompts
 from tests.unit.actors.supervision.test_coordinator import Trial
 from tests.unit.actors.supervision.test_incident_artifacts import SLEEPER
+from tests.unit.launcher.policy.test_admission import OneTake
 
 
 def told(trial):
@@ -105,18 +104,6 @@ async def test_at_the_end_of_the_run_nothing_stays_open(tmp_path):
 
 
 # ── its folder ──
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
-
-
-class OneTake:
-    def take(self, n):
-        return [f"p{i:03d}" for i in range(n)]
 
 
 BATCH = Replay(prompts(4), 8).collect(OneTake(), want=4, weight_version=7)

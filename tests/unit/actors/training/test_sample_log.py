@@ -9,15 +9,7 @@ from actors.training.sample_log import SampleLog
 from launcher.base.messages import StepReport
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup, Segment
 from launcher.config.reporting import StatsLoggerConfig
-from launcher.run_files.run_paths import RunPaths
 from tests.support.hostile_text import HOSTILE, obeyed
-
-
-@pytest.fixture
-def paths(tmp_path):
-    made = RunPaths(fileroot=tmp_path, user="me", experiment_name="kept", trial_name="trial0")
-    made.prepare()
-    return made
 
 
 def step(number, text="4+4=8", n=8):
