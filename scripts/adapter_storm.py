@@ -19,7 +19,6 @@ import random
 import re
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +41,8 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended
 from scripts.faults import areal_rig, trl_rig
 from scripts.faults.run_processes import LiveServer, find_servers
-from scripts.storm import started
+from scripts.faults.started_run import Driver, started
+from scripts.health.recorded_run import read_view
 
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
@@ -51,8 +51,7 @@ HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
 """As AReaL's client says it."""
 NOTICED = frozenset({"server.died", "health.dead", "trainer.died", "incident.began"})
-SERVES = frozenset({"server.ready", "server.promoted"})
-WHOLE, LOST_SERVER = SERVES | {"server.parked"}, frozenset({"server.died", "server.restarting"})
+SERVES, WHOLE = frozenset({"READY"}), frozenset({"READY", "PARKED"})
 UPDATE_S = 0.3
 """`update` is sent at a random moment of so many seconds after the trainer has given weights."""
 SURVIVED, LOST = 0, 1
@@ -190,7 +189,7 @@ def _strike(
     fault: str,
     paths: RunPaths,
     adapter: TrainerAdapter,
-    run: subprocess.Popen[bytes],
+    run: Driver,
     chance: random.Random,
     broken: Path | None,
 ) -> float | None:
@@ -259,15 +258,11 @@ def _kept(paths: RunPaths) -> set[Path]:
 
 
 def _servers(paths: RunPaths, states: Collection[str]) -> list[LiveServer]:
-    """Those whose last event is one of these."""
-    events = read_lines(paths.events) if paths.events.exists() else ()
-    last = {str(one.get("subject")): str(one.get("event")) for one in events if one.get("event") in WHOLE | LOST_SERVER}
-    return [server for server in find_servers(paths) if last.get(server.name) in states]
+    recorded = read_view(paths).servers
+    return [one for one in find_servers(paths) if one.name in recorded and recorded[one.name].state in states]
 
 
-def _target(
-    fault: str, paths: RunPaths, adapter: TrainerAdapter, run: subprocess.Popen[bytes], chance: random.Random
-) -> Process | None:
+def _target(fault: str, paths: RunPaths, adapter: TrainerAdapter, run: Driver, chance: random.Random) -> Process | None:
     """A process of the command's tree; None where the run ends before there is one."""
     while run.poll() is None:
         tree = sorted(bearing(mark_of(paths)), key=lambda one: one.pid)
@@ -287,7 +282,7 @@ def _parent(process: Process) -> int:
     return 0 if fields is None else int(fields[1])
 
 
-def _wait(run: subprocess.Popen[bytes], holds: Callable[[], bool], *, look_s: float = LOOK_S) -> None:
+def _wait(run: Driver, holds: Callable[[], bool], *, look_s: float = LOOK_S) -> None:
     """Until it holds, or the run has ended."""
     while run.poll() is None and not holds():
         time.sleep(look_s)

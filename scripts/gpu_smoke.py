@@ -40,17 +40,16 @@ from launcher.resources.node_checks import check_node
 from launcher.resources.seen_memory import APART
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.experiment import PRESET
-from scripts.benchmark.failover import at_s, lines_of, until
+from scripts.benchmark.measured import Points
 from scripts.ending import WRONG, ended
 from scripts.fault_bench.__main__ import about, begin, measure, run_cell
 from scripts.fault_bench.cells import Cell
-from scripts.fault_bench.runs import Points, Way, Workplace
+from scripts.fault_bench.runs import Way, Workplace
 from scripts.fault_bench.verdicts import BROKEN, RUN, CellResult, Mark, Skipped
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.schedule import parse_fault
-from scripts.storm import END_S, committed, started, until_committed
+from scripts.faults.started_run import END_S, PRESET, Driver, at_s, committed, started, until, until_committed
 
 TINY, SMALL = "tiny", "Qwen/Qwen2.5-0.5B"
 STEPS, WITHIN_S = 3, 300.0
@@ -155,7 +154,7 @@ class Smoke:
         self._no_gpu = no_gpu
         self._stack = stack
         self._words = (*SAME, *(() if no_gpu else ON_A_GPU), f"actor.path={self.model}", *overrides)
-        self._live: tuple[RunPaths, subprocess.Popen[bytes]] | None = None
+        self._live: tuple[RunPaths, Driver] | None = None
 
     def cells(self) -> list[Cell]:
         """In the order in which they are run; `expected_s` is that of two quiet cores."""
@@ -186,7 +185,7 @@ class Smoke:
             part("state", "scripts.benchmark state", self._benchmark("state", *few), 15),
         ]
 
-    def _started(self, name: str, *settings: str) -> tuple[RunPaths, subprocess.Popen[bytes]]:
+    def _started(self, name: str, *settings: str) -> tuple[RunPaths, Driver]:
         words = [PRESET, *self._words, f"cluster.fileroot={self.folder / name}", *settings]
         paths = RunPaths.of(compose(words))
         return paths, self._stack.enter_context(started(words, paths, variables=GIVES_BACK))
@@ -206,7 +205,7 @@ class Smoke:
         self._live = paths, process
         return {"start_s": [number_of(next(iter(read_lines(paths.metrics)))["time"]) - began], **step_points(paths)}
 
-    def _running(self) -> tuple[RunPaths, subprocess.Popen[bytes]]:
+    def _running(self) -> tuple[RunPaths, Driver]:
         if self._live is None:
             raise Skipped("there is no run: see `disk`")
         return self._live
@@ -264,8 +263,8 @@ class Smoke:
             done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=END_S, check=False)
             if done.returncode:
                 raise RunError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-300:]}", "see above")
-            seconds: Points = json.loads(file.read_text())["seconds"]
-            return {f"{what.replace(' ', '_')}_s": points for what, points in seconds.items()}
+            points: Points = json.loads(file.read_text())["points"]
+            return points
 
         return run
 
@@ -285,12 +284,12 @@ def nvml(place: Workplace) -> Points:
 
 
 def first(paths: RunPaths, names: Sequence[str], subject: str, after: float) -> Record | None:
-    events = (event for event in lines_of(paths.events) if event.get("event") in names and at_s(event) > after)
+    events = (event for event in read_lines(paths.events) if event.get("event") in names and at_s(event) > after)
     return next((event for event in events if subject in ("", event.get("subject"))), None)
 
 
 def step_points(paths: RunPaths) -> Points:
-    lines = lines_of(paths.metrics)
+    lines = list(read_lines(paths.metrics))
     return {name: [number_of(line[key]) for line in lines if key in line] for name, key in OF_A_STEP.items()}
 
 

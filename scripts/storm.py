@@ -8,15 +8,12 @@ detected and when the run had recovered, and for the run whether its ledger is c
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
@@ -28,16 +25,15 @@ from launcher.reporting.run_facts import read_facts
 from launcher.reporting.terminal_text import speak_anywhere
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.broken_reward import FUNCTION, SOLVE, VARIABLE
+from scripts.faults.broken_reward import FUNCTION, SOLVE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.outcome import FaultOutcome, outcomes
 from scripts.faults.schedule import ScheduledFault, storm
+from scripts.faults.started_run import END_S, started, until_committed
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
 AGENT = "actors.reward.calculator:solve"
-FIRST_STEP_S = 600.0
-END_S = 1800.0
 SETTLE = 0.9
 """The last fault comes before so much of the run is over, so that it is got over within it."""
 
@@ -116,42 +112,6 @@ def run_under_faults(words: Sequence[str], text: str, *, seed: int) -> Result:
         Campaign(paths, rules, say=lambda line: print(line, flush=True)).run(faults)
         exit_code = process.wait(END_S)
     return read_result(paths, seed=seed, asked=len(faults), exit_code=exit_code, seconds=time.monotonic() - began)
-
-
-@contextlib.contextmanager
-def started(
-    words: Sequence[str], paths: RunPaths, *, module: str = "launcher", variables: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The run, its output in `{fileroot}/console.log`; killed with the block if it has not ended. `variables`: of its
-    environment, besides this process's own."""
-    fileroot = paths.fileroot
-    fileroot.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json"), **(variables or {})}
-    with (fileroot / "console.log").open("ab") as console:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *words], env=environment, stdout=console, stderr=console
-        )
-        print(f"pid {process.pid}: python -m {module} {' '.join(words)}", flush=True)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-def committed(paths: RunPaths) -> int:
-    """Steps that it has written down, those that were undone too."""
-    return sum(1 for _ in read_lines(paths.metrics)) if paths.metrics.exists() else 0
-
-
-def until_committed(process: subprocess.Popen[bytes], paths: RunPaths, count: int) -> None:
-    """Raises RunError where the run ends before, or takes no step for long."""
-    give_up_at = time.monotonic() + FIRST_STEP_S
-    while committed(paths) < count:
-        if process.poll() is not None or time.monotonic() > give_up_at:
-            raise RunError(f"the run took {committed(paths)} of {count} steps", f"see {paths.fileroot}/console.log")
-        time.sleep(0.1)
 
 
 def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:

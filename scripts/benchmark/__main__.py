@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
 import sys
 from pathlib import Path
 
-from launcher.base.errors import UsageError
-from scripts.benchmark.experiment import PRESET
+from scripts.ending import DONE, ended
+from scripts.faults.started_run import PRESET
 
 BENCHMARKS = {
     "rollout": "tokens/s of our rollouts against plain clients of the same server",
@@ -32,17 +33,18 @@ BENCHMARKS = {
 }
 
 
-def main() -> None:
-    arguments = parser(sys.argv[1:]).parse_args()
+def main() -> int:
+    return ended(lambda: _run(parser(sys.argv[1:]).parse_args()))
+
+
+def _run(given: argparse.Namespace) -> int:
     print(f"load average before: {load()}", file=sys.stderr)
-    try:
-        result = arguments.run(arguments)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    measured = given.run(given)
+    print(*measured.lines(), sep="\n")
     print(f"load average after: {load()}", file=sys.stderr)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    if given.json is not None:
+        given.json.write_text(json.dumps(dataclasses.asdict(measured), indent=1) + "\n")
+    return DONE
 
 
 def parser(words: list[str]) -> argparse.ArgumentParser:
@@ -65,4 +67,4 @@ def load() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
-from statistics import median
 from typing import Any
 
 import uvloop
@@ -33,8 +32,9 @@ from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import Prompt
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
+from scripts.benchmark.measured import Measured, Points
 from scripts.benchmark.plain_clients import AiohttpClient, RawClient
-from scripts.benchmark.ratios import Ratio, paired_ratio
+from scripts.benchmark.ratios import paired_ratio
 from scripts.benchmark.server import cpu_seconds, pool_of
 
 Batch = Callable[[Sequence[Prompt]], int]
@@ -206,20 +206,15 @@ def prompts_of(config: RunConfig) -> list[Prompt]:
 # ── results ──
 
 
-def speeds_of(blocks: Sequence[Block]) -> dict[str, list[float]]:
-    """Tokens/s of each contestant, round by round."""
-    names = sorted({block.contestant for block in blocks})
-    return {name: [block.tokens_per_s for block in blocks if block.contestant == name] for name in names}
-
-
-def result(blocks: Sequence[Block], ratios: Mapping[str, Ratio]) -> dict[str, object]:
-    """What `--json` writes."""
-    return {
-        "ratios": {name: dataclasses.asdict(ratio) for name, ratio in ratios.items()},
-        "median_tokens_per_s": {name: median(figures) for name, figures in speeds_of(blocks).items()},
-        "blocks": [dataclasses.asdict(block) for block in blocks],
-    }
-
-
-def ratios_of(speeds: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Ratio]:
-    return {(one, other): paired_ratio(speeds[one], speeds[other]) for one, other in pairs if one in speeds}
+def measured(blocks: Sequence[Block], pairs: Sequence[tuple[str, str]]) -> Measured:
+    """Tokens/s of each contestant round by round, and processor time; ratios of the first over the second of a pair,
+    where it took part."""
+    points, speeds = Points(), Points()
+    for name in sorted({block.contestant for block in blocks}):
+        own = [block for block in blocks if block.contestant == name]
+        tokens = sum(block.tokens for block in own)
+        points[f"{name}: tokens/s"] = speeds[name] = [block.tokens_per_s for block in own]
+        points[f"{name}: client's CPU µs a token"] = [1e6 * sum(block.client_cpu_s for block in own) / tokens]
+        points[f"{name}: server's CPU µs a token"] = [1e6 * sum(block.server_cpu_s for block in own) / tokens]
+    ratios = {f"{one} ÷ {other}": paired_ratio(speeds[one], speeds[other]) for one, other in pairs if one in speeds}
+    return Measured(points=points, ratios=ratios, raw=[dataclasses.asdict(block) for block in blocks])

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from launcher.run_files.journal import Record
+from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.failover import (
-    BETWEEN_S,
-    PARKED_WITHIN_S,
-    SERVED_WITHIN_S,
-    at_s,
-    disturbed,
-    lines_of,
-    served,
-    until,
-)
-from scripts.benchmark.ratios import spread
+from scripts.benchmark.failover import BETWEEN_S, ENDLESS, PARKED_WITHIN_S, SERVED_WITHIN_S, disturbed
+from scripts.benchmark.measured import Measured
 from scripts.faults import signals
 from scripts.faults.run_processes import find_servers
+from scripts.faults.started_run import Driver, at_s, until
+from scripts.health.recorded_run import RecordedRun, read_view
 
 SETTINGS = (
-    *("total_train_steps=100000", "total_train_epochs=1000"),
+    *ENDLESS,
     *("sglang.n_servers=2", "recovery.standby_servers=0", "restart.server=1000", "restart.wait_max_s=1"),
 )
 PARTS = ("scheduler", "http", "both")
@@ -58,18 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="for the servers, their processes and the moments")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     draw = random.Random(arguments.seed)
     kinds = [(PARTS[n % len(PARTS)], is_short) for n in range(arguments.hangs) for is_short in (False, True)]
 
-    def disturb(paths: RunPaths, process: subprocess.Popen[bytes]) -> list[Hang]:
+    def disturb(paths: RunPaths, process: Driver) -> list[Hang]:
         return [hang(paths, process, part, draw, is_short=is_short) for part, is_short in kinds]
 
-    return report(*disturbed([*SETTINGS, *arguments.overrides], disturb))
+    return measured(*disturbed([*SETTINGS, *arguments.overrides], disturb))
 
 
-def hang(paths: RunPaths, process: subprocess.Popen[bytes], part: str, draw: random.Random, *, is_short: bool) -> Hang:
-    until(process, lambda: served(lines_of(paths.events)) or None, PARKED_WITHIN_S)
+def hang(paths: RunPaths, process: Driver, part: str, draw: random.Random, *, is_short: bool) -> Hang:
+    until(process, lambda: served(read_view(paths)) or None, PARKED_WITHIN_S)
     time.sleep(BETWEEN_S + 2 * draw.random())
     victim = draw.choice(list(find_servers(paths)))
     parts = ("scheduler", "http") if part == "both" else (part,)
@@ -81,10 +73,15 @@ def hang(paths: RunPaths, process: subprocess.Popen[bytes], part: str, draw: ran
         signals.resume(stopped)
         time.sleep(QUIET_S)
     else:
-        until(process, lambda: _at(lines_of(paths.events), "server.ready", victim.name, at), SERVED_WITHIN_S)
-    made = outcome(lines_of(paths.events), victim.name, at, part=part, is_short=is_short)
+        until(process, lambda: _at(list(read_lines(paths.events)), "server.ready", victim.name, at), SERVED_WITHIN_S)
+    made = outcome(list(read_lines(paths.events)), victim.name, at, part=part, is_short=is_short)
     print(made)
     return made
+
+
+def served(view: RecordedRun) -> bool:
+    """Whether all servers have traffic."""
+    return bool(view.servers) and all(one.state == "READY" for one in view.servers.values())
 
 
 def outcome(events: Sequence[Record], name: str, at: float, *, part: str, is_short: bool) -> Hang:
@@ -107,13 +104,14 @@ def _at(events: Sequence[Record], event: str, name: str, at: float) -> float | N
     return next(moments, None)
 
 
-def report(hangs: Sequence[Hang], problems: Sequence[str]) -> dict[str, object]:
-    for what in ("silent_s", "moved_s", "condemned_s", "serves_s"):
-        seconds = sorted(s for one in hangs if not one.is_short and (s := getattr(one, what)) is not None)
-        if seconds:
-            p95 = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
-            print(f"{what:12} {len(seconds):3} {spread(seconds, ' s', 2)}, p95 {p95:.2f} s")
-    short = [one for one in hangs if one.is_short]
-    print(f"alarms in {len(short)} stops of {MOMENT_S:g} s: {sum(one.alarms for one in short)}")
-    print(f"ledger: {'; '.join(problems) or 'complete'}")
-    return {"problems": list(problems), "hangs": [asdict(one) for one in hangs]}
+def measured(hangs: Sequence[Hang], problems: Sequence[str]) -> Measured:
+    """`alarms`: of each stop of MOMENT_S."""
+    points = {
+        what: [seconds for one in hangs if not one.is_short and (seconds := getattr(one, what)) is not None]
+        for what in ("silent_s", "moved_s", "condemned_s", "serves_s")
+    }
+    points |= {
+        "alarms": [float(one.alarms) for one in hangs if one.is_short],
+        "ledger_violations": [float(len(problems))],
+    }
+    return Measured(points=points, notes=problems, raw=[asdict(one) for one in hangs])

@@ -8,8 +8,8 @@ a checkpoint of each step is taken to be there, which is the hardest case.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,14 +82,11 @@ def advise(number: int, seed: int) -> Advice:
     )
 
 
-def report(advice: Sequence[Advice]) -> dict[str, object]:
-    print(f"\n{'steps hidden':16} runs  fall found  advised  good steps lost: median (90 %)  at or after the onset")
+def table(advice: Sequence[Advice]) -> Iterator[str]:
+    yield f"\n{'steps hidden':16} runs  fall found  advised  good steps lost: median (90 %)  at or after the onset"
     for way in WAYS:
         some = [one for one in advice if one.way == way]
         lost = [one.lost for one in some if one.lost is not None]
         spread = f"{np.median(lost):.0f} ({np.quantile(lost, 0.9):.0f})" if lost else ""
         late = sum(one.too_new is not None for one in some)
-        print(f"{way:16} {len(some):4} {sum(one.found for one in some):11} {len(lost):8} {spread:>31} {late:22}")
-    wrong = [asdict(one) for one in advice if one.too_new is not None]
-    print(f"at or after the true onset: {len(wrong)} of {len(advice)}")
-    return {"runs": len(advice), "too_new": wrong}
+        yield f"{way:16} {len(some):4} {sum(one.found for one in some):11} {len(lost):8} {spread:>31} {late:22}"

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scripts.benchmark.made_data.made_logs import Made, RunMaker
+from scripts.benchmark.measured import Measured
 
 MEGABYTE = 1e6
 ENDLESS = 10**9
@@ -48,9 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.folder) as folder:
-        return report([measure(arguments.gigabytes, Path(folder), arguments.log)])
+        one = measure(arguments.gigabytes, Path(folder), arguments.log)
+    points = {name: [getattr(one, name)] for name in ("megabytes", "seconds", "cpu_s", "megabytes_per_s", "peak_mb")}
+    points["megabytes_per_cpu_s"] = [one.megabytes / one.cpu_s]
+    return Measured(points=points, notes=[f"onset {one.onset} (made: {one.true_onset})"], raw=asdict(one))
 
 
 def write_trainer_log(path: Path, size: int) -> int:
@@ -126,13 +130,3 @@ def _read(path: Path, log: str, onset: int | None) -> Reading:
         onset=found,
         true_onset=onset,
     )
-
-
-def report(readings: list[Reading]) -> dict[str, object]:
-    for one in readings:
-        print(
-            f"{one.log + '.log':12} {one.megabytes:7,.0f} MB in {one.seconds:5.1f} s: {one.megabytes_per_s:4.0f} MB/s "
-            f"({one.megabytes / one.cpu_s:.0f} MB a second of processor time), "
-            f"peak {one.peak_mb:.0f} MB, onset {one.onset} (made: {one.true_onset})"
-        )
-    return {"readings": [asdict(one) for one in readings]}

@@ -11,7 +11,7 @@ import argparse
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from launcher.checkpoints.onset import find_falls
 from scripts.benchmark import hidden_steps
 from scripts.benchmark.made_data.made_rewards import FALLS, HEALTHY, Drawn
+from scripts.benchmark.measured import Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +62,16 @@ def judge(kind: str, drawn: Drawn, *, is_fall: bool) -> Found:
     )
 
 
-def report(found: Sequence[Found], seconds: float = math.nan) -> dict[str, object]:
-    true = [one for one in found if one.is_fall and one.found]
-    alarms = [one for one in found if one.found]
-    precision = len(true) / len(alarms) if alarms else math.nan
-    recall = len(true) / sum(one.is_fall for one in found)
-    print(f"{'kind':28} series  found  error: median (5 % to 95 %)   |error| ≤ 2   covered   safe")
+def precision_and_recall(found: Sequence[Found]) -> tuple[float, float]:
+    true = sum(one.is_fall and one.found for one in found)
+    alarms = sum(one.found for one in found)
+    return true / alarms if alarms else math.nan, true / sum(one.is_fall for one in found)
+
+
+def table(found: Sequence[Found]) -> Iterator[str]:
+    yield f"{'kind':28} series  found  error: median (5 % to 95 %)   |error| ≤ 2   covered   safe"
     for kind in dict.fromkeys(one.kind for one in found):
-        print(_row(kind, [one for one in found if one.kind == kind]))
-    print(
-        f"precision {precision:.4f}, recall {recall:.4f}, {len(found)} series, "
-        f"{seconds / len(found) * 1000:.1f} ms each"
-    )
-    return {"precision": precision, "recall": recall, "series": [asdict(one) for one in found]}
+        yield _row(kind, [one for one in found if one.kind == kind])
 
 
 def _row(kind: str, found: Sequence[Found]) -> str:
@@ -94,11 +92,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=0, metavar="N", help="also N runs of which steps are hidden")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     begin = time.perf_counter()
     found = measure(arguments.each, arguments.seed)
-    figures = report(found, time.perf_counter() - begin)
-    if not arguments.hidden:
-        return figures
-    advice = [hidden_steps.advise(number, arguments.seed) for number in range(arguments.hidden)]
-    return figures | {"hidden": hidden_steps.report(advice)}
+    seconds = (time.perf_counter() - begin) / len(found)
+    precision, recall = precision_and_recall(found)
+    points = {"series_s": [seconds], "precision": [precision], "recall": [recall]}
+    notes, raw = [*table(found)], {"series": [asdict(one) for one in found]}
+    if arguments.hidden:
+        advice = [hidden_steps.advise(number, arguments.seed) for number in range(arguments.hidden)]
+        points["too_new"] = [float(one.too_new is not None) for one in advice]
+        notes += hidden_steps.table(advice)
+        raw["hidden"] = [asdict(one) for one in advice]
+    return Measured(points=points, notes=notes, raw=raw)

@@ -18,22 +18,22 @@ from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
-from scripts.benchmark.experiment import PRESET
-from scripts.benchmark.ratios import paired_ratio, spread
+from scripts.benchmark.measured import Measured, Points
+from scripts.benchmark.ratios import paired_ratio
 from scripts.benchmark.server import pool_of, running_server
-
-Times = dict[str, list[float]]
+from scripts.faults.started_run import PRESET
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--publishes", type=int, default=60, help="updates by each way")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    return report(measure(compose([PRESET, *arguments.overrides]), publishes=arguments.publishes))
+def run(arguments: argparse.Namespace) -> Measured:
+    found = measure(compose([PRESET, *arguments.overrides]), publishes=arguments.publishes)
+    return Measured(points=found, ratios={"tensor over disk": paired_ratio(found["tensor_s"], found["disk_s"])})
 
 
-def measure(config: RunConfig, *, publishes: int) -> Times:
+def measure(config: RunConfig, *, publishes: int) -> Points:
     """Seconds of each of so many publishes of each way, after one of each that warms up."""
     model = PolicyModel(config.actor, config.ref, temperature=config.gconfig.temperature, total_steps=1)
     with running_server(config) as (server, keys), ExitStack() as stack:
@@ -42,7 +42,7 @@ def measure(config: RunConfig, *, publishes: int) -> Times:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=MEMORY_BACKED))
         client, ways = thread.call(connect(config, model, server, keys, Path(folder)))
         stack.callback(lambda: thread.call(client.close()))
-        times: Times = {way: [] for way in ways}
+        times = Points({way: [] for way in ways})
         version = 0
         for number in range(publishes + 1):
             for way, publisher in ways.items():
@@ -71,12 +71,4 @@ async def connect(
         )
 
     in_memory = WeightFolders(folder / "weights", lambda target: model.export(target, dtype))
-    return client, {"disk": publisher(in_memory), "tensor": publisher(None)}
-
-
-def report(times: Times) -> dict[str, object]:
-    for way, seconds in times.items():
-        print(f"{way:8} {spread([1e3 * one for one in seconds], ' ms', 1)}")
-    ratio = paired_ratio(times["tensor"], times["disk"])
-    print(f"tensor over disk: {ratio}")
-    return {"tensor_over_disk": ratio.value, "low": ratio.low, "high": ratio.high, "seconds": times}
+    return client, {"disk_s": publisher(in_memory), "tensor_s": publisher(None)}

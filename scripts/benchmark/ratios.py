@@ -51,11 +51,3 @@ def _bootstrap(pairs: Pairs, figure: Callable[[Pairs], float]) -> Ratio:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail))
     return Ratio(value=figure(pairs), low=float(low), high=float(high))
-
-
-def spread(figures: Sequence[float], unit: str = "", digits: int = 2) -> str:
-    """`median (least to most, n)` for people."""
-    return (
-        f"{median(figures):,.{digits}f}{unit} ({min(figures):,.{digits}f} to {max(figures):,.{digits}f}, "
-        f"{len(figures)} times)"
-    )

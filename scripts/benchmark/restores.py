@@ -13,7 +13,7 @@ import argparse
 import random
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ from launcher.base.rollouts import Prompt
 from launcher.config.schema import RunConfig
 from scripts.benchmark.made_data.restore_trial import SAVE_EVERY, Silent, Trial
 from scripts.benchmark.made_data.restore_world import CAUSES, PROMPTS, SAMPLES, Fault, MadeRun, Scorer, at_once
+from scripts.benchmark.measured import Measured, Points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +111,25 @@ def measure(each: int, seed: int = 0) -> list[Outcome]:
     return [one(cause, fault, seed + number) for cause, fault in CAUSES.items() for number in range(each)]
 
 
-def report(found: Sequence[Outcome]) -> dict[str, object]:
-    print(f"{PROMPTS} prompts × {SAMPLES} samples a step, a checkpoint every {SAVE_EVERY} steps")
-    print(f"{'cause':46} {'named':42} contaminated condemned  thrown away  of a choice")
+def points_of(found: Sequence[Outcome]) -> Points:
+    """`outside`: runs whose cause lies outside the weights."""
+    outside = [one for one in found if CAUSES[one.cause].weights is None]
+    return {
+        "runs": [float(len(found))],
+        "outside": [float(len(outside))],
+        "wrongly_named": [float(not one.is_right) for one in found],
+        "ends_contaminated": [float(one.ends_contaminated) for one in found],
+        "condemned": [float(one.condemned) for one in outside],
+        "thrown_away_outside": [float(one.thrown_away) for one in outside],
+        "thrown_away": [float(one.thrown_away) for one in found if one not in outside],
+    }
+
+
+def table(found: Sequence[Outcome]) -> Iterator[str]:
+    yield f"{PROMPTS} prompts × {SAMPLES} samples a step, a checkpoint every {SAVE_EVERY} steps"
+    yield f"{'cause':46} {'named':42} contaminated condemned  thrown away  of a choice"
     for cause in dict.fromkeys(outcome.cause for outcome in found):
-        print(_row(cause, [outcome for outcome in found if outcome.cause == cause]))
-    return {"runs": [asdict(outcome) for outcome in found]}
+        yield _row(cause, [outcome for outcome in found if outcome.cause == cause])
 
 
 def _row(cause: str, found: Sequence[Outcome]) -> str:
@@ -135,5 +149,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first of each")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    return report(measure(arguments.each, arguments.seed))
+def run(arguments: argparse.Namespace) -> Measured:
+    found = measure(arguments.each, arguments.seed)
+    return Measured(points=points_of(found), notes=[*table(found)], raw=[asdict(one) for one in found])

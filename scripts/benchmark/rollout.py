@@ -6,34 +6,22 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from statistics import median
 
 from actors.serving.sglang_client import Sampling
 from launcher.base.rollouts import Prompt
 from launcher.config.compose import compose
-from scripts.benchmark.experiment import PRESET
-from scripts.benchmark.generation import (
-    Batch,
-    Block,
-    add_arguments,
-    measure,
-    our_client,
-    plain_clients,
-    prompts_of,
-    ratios_of,
-    result,
-    speeds_of,
-)
+from scripts.benchmark.generation import Batch, add_arguments, measure, measured, our_client, plain_clients, prompts_of
+from scripts.benchmark.measured import Measured
 from scripts.benchmark.plain_clients import Client
-from scripts.benchmark.ratios import spread
 from scripts.benchmark.server import running_server
+from scripts.faults.started_run import PRESET
 
 __all__ = ["add_arguments", "run"]
 OURS = "ours"
 ONLY_WHEN_WHOLE = "ours, not in parts"
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     config = compose([PRESET, *arguments.overrides])
     prompts = prompts_of(config)
     sampling, n = Sampling.from_config(config.gconfig).parameters(), config.gconfig.n_samples
@@ -60,23 +48,5 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             "request a batch with n": plain(session.one_with_n),
         }
         sizes = {"rounds": arguments.rounds, "batches": arguments.batches}
-        return report(measure(config, prompts, contestants, [server], keys, **sizes))
-
-
-def report(blocks: Sequence[Block]) -> dict[str, object]:
-    """Prints and returns: medians of each, and ours over each plain client, the fastest of which is the measure."""
-    speeds = speeds_of(blocks)
-    by_speed = sorted(speeds, key=lambda name: -median(speeds[name]))
-    found = ratios_of(speeds, [(OURS, name) for name in speeds if name != OURS])
-    ratios = {name: ratio for (_, name), ratio in found.items()}
-    print(f"\n{'':26} {'tokens/s':>34}   ours over it   CPU µs a token: client, server")
-    for name in by_speed:
-        own = [block for block in blocks if block.contestant == name]
-        tokens = sum(block.tokens for block in own)
-        client = 1e6 * sum(block.client_cpu_s for block in own) / tokens
-        server = 1e6 * sum(block.server_cpu_s for block in own) / tokens
-        shown = spread(speeds[name], digits=0)
-        print(f"{name:26} {shown:>34}   {ratios.get(name, '')!s:26} {client:7.0f} {server:7.0f}")
-    fastest = next(name for name in by_speed if name not in (OURS, ONLY_WHEN_WHOLE))
-    print(f"\nours over the fastest plain client ({fastest}): {ratios[fastest]}")
-    return {"fastest_plain_client": fastest, **result(blocks, ratios)}
+        blocks = measure(config, prompts, contestants, [server], keys, **sizes)
+    return measured(blocks, [(OURS, name) for name in contestants if name != OURS])

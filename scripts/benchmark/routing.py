@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,14 +29,14 @@ from launcher.base.rollouts import Prompt
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from scripts.benchmark import generation
-from scripts.benchmark.experiment import PRESET
-from scripts.benchmark.generation import Batch, Block, OurClient, measure, our_client, plain_clients, prompts_of
+from scripts.benchmark.generation import Batch, OurClient, measure, measured, our_client, plain_clients, prompts_of
+from scripts.benchmark.measured import Measured
 from scripts.benchmark.plain_clients import AiohttpClient
-from scripts.benchmark.ratios import spread
-from scripts.benchmark.server import running_server
+from scripts.benchmark.server import STAND_IN, running_server
+from scripts.faults.started_run import PRESET
 
 DIRECT, HALVES, OURS, JOINING = "direct", "halves", "ours", "joining"
-STAND_IN = (sys.executable, "-m", "tests.programs.stand_in_server", "--seconds-per-token", "0.01")
+SET_PACE = (*STAND_IN, "--seconds-per-token", "0.01")
 DRAIN_S = 60.0
 
 
@@ -46,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stand-in", action="store_true", help="servers that make tokens at a set pace; one joins")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     """Joining only among stand-ins: the start of a real third server would take its processors from the other two."""
     config = compose([PRESET, *arguments.overrides])
     prompts = prompts_of(config)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
-        entry = STAND_IN if arguments.stand_in else None
+        entry = SET_PACE if arguments.stand_in else None
         served = [
             stack.enter_context(running_server(config, index=index, entry=entry, folder=folder))
             for index in range(3 if arguments.stand_in else 2)
@@ -70,7 +69,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         if len(ready) > 2:
             contestants[JOINING] = while_joining(config, ours, together, ready[2])
         sizes = {"rounds": arguments.rounds, "batches": arguments.batches}
-        return report(measure(config, prompts, contestants, servers, keys, **sizes))
+        blocks = measure(config, prompts, contestants, servers, keys, **sizes)
+    return measured(blocks, [(OURS, DIRECT), (OURS, HALVES), (JOINING, OURS)])
 
 
 # ── contestants ──
@@ -134,18 +134,3 @@ def while_joining(config: RunConfig, ours: OurClient, pool: ServerPool, third: S
         return tokens
 
     return generate
-
-
-# ── results ──
-
-
-def report(blocks: Sequence[Block]) -> dict[str, object]:
-    """Prints and returns: medians of each, ours over the two driven directly and over halves, joining over ours."""
-    speeds = generation.speeds_of(blocks)
-    for name, figures in speeds.items():
-        print(f"{name:10} {spread(figures, ' tokens/s', digits=0)}")
-    found = generation.ratios_of(speeds, [(OURS, DIRECT), (OURS, HALVES), (JOINING, OURS)])
-    ratios = {f"{one}/{other}": ratio for (one, other), ratio in found.items()}
-    for which, ratio in ratios.items():
-        print(f"{which}: {ratio}")
-    return generation.result(blocks, ratios)

@@ -1,6 +1,6 @@
 """Benchmark `scale`: the real monitor, Coordinator, plan and pool with 10, 100 and 1,000 simulated servers.
 
-Simulated is what a server is seen by: its process tree, and one HTTP process that answers the probes of all. So the
+Simulated is what a server is seen by: its process tree, and one stand-in that answers the probes of all. So the
 figures are what the launcher's own processes spend. A server that "dies" is gone from its simulated tree.
 """
 
@@ -9,12 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -39,7 +36,10 @@ from launcher.policy.memory_backoff import MemorySettings
 from launcher.policy.observation_history import ProcessLook
 from launcher.policy.observed import ServerFacts, TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
-from scripts.benchmark.experiment import PRESET
+from launcher.run_files.run_keys import ServerKeys
+from scripts.benchmark.measured import Measured
+from scripts.benchmark.server import STAND_IN, running_server
+from scripts.faults.started_run import PRESET
 
 ALIVE = Verdict(health=Health.HEALTHY, reason="made a token 0.1 s ago")
 CRASHED = Verdict(health=Health.DEAD, reason="exited with -9", cause=Cause.SERVER_CRASH)
@@ -52,18 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=10, help="servers that die meanwhile, one after the other")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
+    """A column for each size of the fleet."""
     config = compose([PRESET, *arguments.overrides])
     rows = []
     for n in arguments.servers:
-        with tempfile.TemporaryDirectory() as folder, answering_server() as url:
+        with tempfile.TemporaryDirectory() as folder, running_server(config, entry=STAND_IN) as (server, keys):
             row: dict[str, float] = {"servers": n}
             row |= asyncio.run(pool_costs(n))
             row |= asyncio.run(coordinator_costs(n, config, Path(folder)))
-            row |= asyncio.run(monitor_costs(n, config, Path(folder), url, arguments.seconds, arguments.kills))
+            row |= asyncio.run(
+                monitor_costs(n, config, Path(folder), server.url, keys, arguments.seconds, arguments.kills)
+            )
         rows.append(row)
-    print("".join(f"\n{name:44}" + "".join(f"{row[name]:>12,.3g}" for row in rows) for name in rows[0]))
-    return {"rows": rows}
+    notes = [f"{name:44}" + "".join(f"{row[name]:>12,.3g}" for row in rows) for name in rows[0]]
+    return Measured(points={}, notes=notes, raw=rows)
 
 
 def fleet(n: int, url: str = "http://127.0.0.1:9") -> list[ServerInfo]:
@@ -216,13 +219,13 @@ class SimulatedTree:
 
 
 async def monitor_costs(
-    n: int, config: RunConfig, folder: Path, url: str, seconds: float, kills: int
+    n: int, config: RunConfig, folder: Path, url: str, keys: ServerKeys, seconds: float, kills: int
 ) -> dict[str, float]:
     trees = {f"server-{i}": SimulatedTree() for i in range(n)}
     path = folder / "monitor.jsonl"
     journal = Journal(path, 1, in_background=True)
     memory, process = psutil.Process().memory_info().rss, psutil.Process()
-    async with SGLangClient() as client:
+    async with SGLangClient(keys) as client:
         monitor = HealthMonitor(
             config,
             journal,
@@ -260,34 +263,3 @@ async def monitor_costs(
         "monitor: alive and not called healthy": float(n - gone - healthy),
         "monitor: events for each server": events / n,
     }
-
-
-ANSWER = """
-import asyncio
-from aiohttp import web
-
-ANSWER = {"text": "", "output_ids": [5], "meta_info": {"finish_reason": {"type": "length"}, "weight_version": "41",
-          "output_token_logprobs": [[-0.5, 5, None]]}}
-
-async def serve():
-    app = web.Application()
-    app.router.add_post("/generate", lambda request: asyncio.sleep(0, web.json_response(ANSWER)))
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(runner.addresses[0][1], flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(serve())
-"""
-
-
-@contextmanager
-def answering_server() -> Iterator[str]:
-    """A process that answers each probe at once; ended by its pid."""
-    with subprocess.Popen([sys.executable, "-c", ANSWER], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        finally:
-            process.kill()

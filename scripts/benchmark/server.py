@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,9 @@ from actors.serving.sglang_server import SGLangProcess
 from launcher.base.messages import ServerInfo
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
+
+STAND_IN = (sys.executable, "-m", "tests.programs.stand_in_server")
+"""In the place of SGLang."""
 
 
 @contextmanager

@@ -24,12 +24,12 @@ from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.experiment import PRESET
-from scripts.benchmark.ratios import paired_ratio, spread
+from scripts.benchmark.measured import Measured, Points
+from scripts.benchmark.ratios import paired_ratio
+from scripts.faults.started_run import PRESET
 
 HIDDEN, LAYER = 1024, 16_779_264
 """The width of the model, and the parameters of one of its layers."""
-Times = dict[str, list[float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-s", type=float, default=30.0, help="of rollouts and gradients, which write nothing")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         layers = max(1, arguments.millions * 10**6 // LAYER)
         wide = {"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": layers}
@@ -50,7 +50,12 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             "actor.dtype=bfloat16",
         ]
         words += [f"cluster.fileroot={folder}", "recover.memory_share=1.0", "recover.keep_last=2"]
-        return report(measure(compose([*words, *arguments.overrides]), arguments.times, arguments.step_s))
+        found = measure(compose([*words, *arguments.overrides]), arguments.times, arguments.step_s)
+    ratios = {
+        f"{what}, beside over on the path": paired_ratio(found[f"{what}_beside_s"], found[f"{what}_on_the_path_s"])
+        for what in ("state", "checkpoint")
+    }
+    return Measured(points=found, ratios=ratios)
 
 
 def make_model(folder: Path, **shape: object) -> Path:
@@ -109,30 +114,30 @@ def report_of(step: int) -> StepReport:
     )
 
 
-def measure(config: RunConfig, times: int, step_s: float) -> Times:
+def measure(config: RunConfig, times: int, step_s: float) -> Points:
     """Seconds that a step waited, after one round that warms up: a slot that was never written has no pages yet."""
-    steps, seconds = Steps(config), Times()
+    steps, seconds = Steps(config), Points()
     checkpointer = steps.checkpointer
     try:
         for number in range(times + 1):
             found = {}
             steps.remember()
             checkpointer.wait_to_step()
-            found["state on the path"] = checkpointer.stalls()[STATE_S]
+            found["state_on_the_path_s"] = checkpointer.stalls()[STATE_S]
             steps.remember()
             time.sleep(step_s)
             checkpointer.wait_to_step()
-            found["state beside"] = checkpointer.stalls()[STATE_S]
+            found["state_beside_s"] = checkpointer.stalls()[STATE_S]
             began = time.monotonic()
             steps.model.detached(steps.model.training_state(), room=float("inf"))
-            found["copy"] = time.monotonic() - began
+            found["copy_s"] = time.monotonic() - began
             steps.save()
             checkpointer.conclude(required=True)
-            found["checkpoint on the path"] = checkpointer.stalls()[CHECKPOINT_S]
+            found["checkpoint_on_the_path_s"] = checkpointer.stalls()[CHECKPOINT_S]
             steps.save()
             time.sleep(step_s)
             checkpointer.wait_to_step()
-            found["checkpoint beside"] = checkpointer.stalls()[CHECKPOINT_S]
+            found["checkpoint_beside_s"] = checkpointer.stalls()[CHECKPOINT_S]
             checkpointer.conclude(required=True)
             if number:
                 for name, second in found.items():
@@ -141,14 +146,3 @@ def measure(config: RunConfig, times: int, step_s: float) -> Times:
         checkpointer.settle()
         InMemoryCheckpoints(RunPaths.of(config)).remove()
     return seconds
-
-
-def report(times: Times) -> dict[str, object]:
-    for name, seconds in times.items():
-        print(f"{name:24} {spread([1e3 * one for one in seconds], ' ms', 1)}")
-    found: dict[str, object] = {"seconds": times}
-    for what in ("state", "checkpoint"):
-        ratio = paired_ratio(times[f"{what} beside"], times[f"{what} on the path"])
-        print(f"{what}, beside over on the path: {ratio}")
-        found[what] = {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
-    return found

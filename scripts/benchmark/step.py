@@ -7,17 +7,16 @@ held-out set was evaluated are left out, and so is the first of each attempt, wh
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
-from launcher.run_files.journal import Record, read_lines
+from launcher.base.errors import UsageError
+from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.experiment import run_experiment
-from scripts.benchmark.ratios import spread
+from scripts.benchmark.measured import Measured
+from scripts.faults.started_run import short_lived, until_finished
 
 PARTS = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither")
 
@@ -27,15 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=60, help="steps of the new run")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     if arguments.logs is not None:
-        paths = RunPaths.of_logs(arguments.logs.absolute())
-        if paths is None:
-            raise ValueError(f"--logs {arguments.logs} is not …/logs/<user>/<experiment>/<trial>")
-        return report(read_step_times(paths))
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        made = run_experiment(Path(folder), [f"total_train_steps={arguments.steps}", *arguments.overrides])
-        return report(read_step_times(made.paths))
+        found = RunPaths.of_logs(arguments.logs.absolute())
+        if found is None:
+            raise UsageError(f"--logs {arguments.logs} is not …/logs/<user>/<experiment>/<trial>", "name a run's logs")
+        return measured(read_step_times(found))
+    with short_lived([f"total_train_steps={arguments.steps}", *arguments.overrides]) as (paths, process):
+        until_finished(process, paths)
+        return measured(read_step_times(paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,54 +62,31 @@ def step_times(lines: Iterable[Record], evaluated_at: Sequence[float]) -> list[S
     """`lines` of metrics.jsonl in the order written; `evaluated_at` are the unix times at which an evaluation ended."""
     times = []
     for before, line in pairwise(lines):
-        began, ended = _number(before, "time"), _number(line, "time")
+        began, ended = number_of(before["time"]), number_of(line["time"])
         if not _follows(before, line) or any(began < at <= ended for at in evaluated_at):
             continue
-        times.append(
-            StepTime(
-                global_step=int(_number(line, "global_step")),
-                wall=ended - began,
-                rollout=_number(line, "timeperf/rollout_s"),
-                train=_number(line, "timeperf/train_s"),
-                publish=_number(line, "timeperf/publish_s"),
-                checkpoint=_number(line, "timeperf/checkpoint_s"),
-                state=_number({"timeperf/state_s": 0.0} | dict(line), "timeperf/state_s"),  # older runs have none
-            )
-        )
+        parts = {part: number_of(line[f"timeperf/{part}_s"]) for part in ("rollout", "train", "publish", "checkpoint")}
+        parts["state"] = number_of(line.get("timeperf/state_s"), 0.0)  # older runs have none
+        times.append(StepTime(global_step=int(number_of(line["global_step"])), wall=ended - began, **parts))
     return times
 
 
 def _follows(before: Record, line: Record) -> bool:
     """In one incarnation of the trainer: else what happened between the two belongs to no step."""
-    next_step = _number(before, "global_step") + 1
-    return before["attempt"] == line["attempt"] and _number(line, "global_step") == next_step
-
-
-def _number(line: Record, key: str) -> float:
-    return float(str(line[key]))
+    next_step = number_of(before["global_step"]) + 1
+    return before["attempt"] == line["attempt"] and line["global_step"] == next_step
 
 
 def read_step_times(paths: RunPaths) -> list[StepTime]:
-    evaluated = [_number(event, "time") for event in read_lines(paths.events) if event["event"] == "eval.done"]
+    evaluated = [number_of(event["time"]) for event in read_lines(paths.events) if event["event"] == "eval.done"]
     return step_times(read_lines(paths.metrics), evaluated)
 
 
-def shares(times: Sequence[StepTime]) -> dict[str, float]:
-    """Of the wall time of all steps together."""
-    wall = sum(time.wall for time in times)
-    return {part: sum(getattr(time, part) for time in times) / wall for part in PARTS}
-
-
-def report(times: Sequence[StepTime]) -> dict[str, object]:
+def measured(times: Sequence[StepTime]) -> Measured:
+    """Seconds of each part of each step, and its share of the wall time of all steps together."""
     if not times:
-        raise ValueError("two lines of one attempt in metrics.jsonl make one step; there are none")
-    share = shares(times)
-    print(f"{len(times)} steps of {spread([time.wall for time in times], ' s')}")
-    for part, of_wall in share.items():
-        seconds = [getattr(time, part) for time in times]
-        print(f"  {part:12} {100 * of_wall:5.1f} %   {spread(seconds, ' s', 3)}")
-    each = [time.neither / time.wall for time in times]
-    print(
-        f"neither generation nor training: {100 * share['neither']:.1f} % of all, {100 * median(each):.1f} % of a step"
-    )
-    return {"shares": share, "median_share_of_a_step": median(each), "steps": [asdict(time) for time in times]}
+        raise UsageError("two lines of one attempt in metrics.jsonl make one step; there are none", "see its logs")
+    points = {f"{part}_s": [getattr(time, part) for time in times] for part in ("wall", *PARTS)}
+    shares = {f"{part}_%": [100 * sum(points[f"{part}_s"]) / sum(points["wall_s"])] for part in PARTS}
+    each = [100 * time.neither / time.wall for time in times]
+    return Measured(points=points | shares | {"neither_of_a_step_%": each}, raw=[asdict(time) for time in times])

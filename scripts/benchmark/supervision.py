@@ -8,17 +8,16 @@ none: within it supervision is switched. The learning rate is next to nothing, s
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 
-from launcher.run_files.journal import Record, read_lines
-from scripts.benchmark.experiment import run_experiment
-from scripts.benchmark.ratios import mean_ratio, spread
+from launcher.run_files.journal import Record, number_of, read_lines
+from scripts.benchmark.measured import Measured
+from scripts.benchmark.ratios import mean_ratio
 from scripts.benchmark.switched_run import DONE, SwitchSchedule, environment
+from scripts.faults.started_run import short_lived, until_finished
 
 WARM_UP = 20
 """Steps before the first block."""
@@ -51,23 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed for the order within the pairs")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     schedule = SwitchSchedule(first=WARM_UP, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        made = run_experiment(
-            Path(folder),
-            [*SAME_WORK, f"total_train_steps={schedule.steps}", *arguments.overrides],
-            environment=environment(schedule),
-            module="scripts.benchmark.switched_run",
-        )
-        return report(pair_up(read_lines(made.paths.metrics), read_lines(made.paths.logs / DONE), schedule))
+    settings = [*SAME_WORK, f"total_train_steps={schedule.steps}", *arguments.overrides]
+    module, variables = "scripts.benchmark.switched_run", environment(schedule)
+    with short_lived(settings, module=module, variables=variables) as (paths, process):
+        until_finished(process, paths)
+        return measured(pair_up(read_lines(paths.metrics), read_lines(paths.logs / DONE), schedule))
 
 
 def pair_up(metrics: Iterable[Record], switched: Iterable[Record], schedule: SwitchSchedule) -> Pairs:
     """`metrics` are lines of metrics.jsonl, `switched` those that the switch wrote, one where each block begins and
     one where the last ends. Raises ValueError where a block is not complete."""
     lasted = {
-        int(str(line["global_step"])): float(str(line["time"])) - float(str(before["time"]))
+        int(number_of(line["global_step"])): number_of(line["time"]) - number_of(before["time"])
         for before, line in pairwise(metrics)
     }
     blocks = []
@@ -79,7 +75,7 @@ def pair_up(metrics: Iterable[Record], switched: Iterable[Record], schedule: Swi
             StepBlock(
                 is_on=bool(begun["on"]),
                 step_s=tuple(lasted[step] for step in range(first + 1, first + schedule.block)),
-                gate_s=float(str(ended["gate_s"])) / schedule.block,
+                gate_s=number_of(ended["gate_s"]) / schedule.block,
                 cpu_s=_used(begun, ended, schedule.block),
             )
         )
@@ -93,24 +89,21 @@ def _used(begun: Record, ended: Record, steps: int) -> dict[str, float]:
     return {name: (after[name] - before[name]) / steps for name in after}
 
 
-def report(pairs: Pairs) -> dict[str, object]:
+def measured(pairs: Pairs) -> Measured:
+    """`on ÷ off` of all time, and of the medians of blocks; processor time is of a step."""
     on, off = ([pair[side] for pair in pairs] for side in (0, 1))
-    step_s = [[fmean(block.step_s) for block in blocks] for blocks in (on, off)]
-    middle = [[median(block.step_s) for block in blocks] for blocks in (on, off)]
-    all_time = mean_ratio(list(zip(*step_s, strict=True)))
-    typical = mean_ratio(list(zip(*middle, strict=True)))
-    print(f"{len(pairs)} pairs of {len(on[0].step_s)} steps a block; step on {spread(step_s[0], ' s', 3)}")
-    print(f"{'':46} off {spread(step_s[1], ' s', 3)}")
-    print(f"on ÷ off, all time:          {all_time}")
-    print(f"on ÷ off, medians of blocks: {typical}")
-    print(f"gate: {1000 * fmean(block.gate_s for block in on):.1f} ms of a step")
-    print("processor time, ms of a step  on      off     more")
-    cpu = {name: [1000 * fmean(block.cpu_s[name] for block in blocks) for blocks in (on, off)] for name in on[0].cpu_s}
-    for name, (with_it, without) in cpu.items():
-        print(f"  {name:24} {with_it:8.1f} {without:8.1f} {with_it - without:8.1f}")
-    return {
-        "ratio": asdict(all_time),
-        "ratio_of_medians": asdict(typical),
-        "cpu_ms": cpu,
-        "pairs": [[asdict(block) for block in pair] for pair in pairs],
+    means = [[fmean(block.step_s) for block in blocks] for blocks in (on, off)]
+    middles = [[median(block.step_s) for block in blocks] for blocks in (on, off)]
+    ratio = mean_ratio(list(zip(*means, strict=True)))
+    points = {
+        "on_step_s": means[0],
+        "off_step_s": means[1],
+        "gate_s": [block.gate_s for block in on],
+        "overhead": [ratio.value - 1],
+        "overhead_by_pair": [with_it / without - 1 for with_it, without in zip(*means, strict=True)],
     }
+    for name in on[0].cpu_s:
+        for side, blocks in (("on", on), ("off", off)):
+            points[f"{name} {side}_cpu_s"] = [block.cpu_s[name] for block in blocks]
+    ratios = {"on ÷ off, all time": ratio, "on ÷ off, medians of blocks": mean_ratio(list(zip(*middles, strict=True)))}
+    return Measured(points=points, ratios=ratios, raw=[[asdict(block) for block in pair] for pair in pairs])

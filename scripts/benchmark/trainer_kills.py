@@ -9,23 +9,27 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
 from launcher.config.compose import compose
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.experiment import PRESET
-from scripts.benchmark.ratios import spread
+from scripts.benchmark.measured import Measured, Points
 from scripts.benchmark.supervision import SAME_WORK
+from scripts.faults.started_run import PRESET
 from scripts.storm import SETTLE, run_under_faults
+
+ARMS = {"cold": 0, "parked": 1}
+"""Trainers that stand by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
     """Seconds since the kill; `step_s`: the median step of its run. `load` when that run had ended."""
 
+    arm: str
     after_s: float
     noticed_s: float | None
     step_s: float
@@ -39,48 +43,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    kills: dict[bool, list[Kill]] = {False: [], True: []}
-    took_over, violations = 0, list[str]()
+def run(arguments: argparse.Namespace) -> Measured:
+    kills, violations, took_over = list[Kill](), list[str](), 0
     for number in range(arguments.runs):
         each, more = divmod(arguments.kills, arguments.runs)
         count = each + (number < more)
-        for is_on, all_of_them in kills.items() if count else ():
+        for arm in ARMS if count else ():
             with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
                 steps = int((count + 1) * arguments.gap / SETTLE) + 3
                 words = [PRESET, f"cluster.fileroot={folder}", *SAME_WORK, f"total_train_steps={steps}"]
-                words += ["recover.freq_steps=2", "total_train_epochs=100", f"recovery.standby_trainers={int(is_on)}"]
+                words += ["recover.freq_steps=2", "total_train_epochs=100", f"recovery.standby_trainers={ARMS[arm]}"]
                 words += arguments.overrides
-                made, found = in_one_run(words, count, seed=arguments.seed + number)
-                all_of_them += made
+                made, found = in_one_run(words, arm, count, seed=arguments.seed + number)
+                kills += made
                 violations += found
                 events = read_lines(RunPaths.of(compose(words)).events)
                 took_over += sum(event.get("event") == "trainer.took_over" for event in events)
-            print(f"run {number}, standby_trainers={int(is_on)}: {len(all_of_them)} kills so far", flush=True)
-    print(f"{took_over} of {len(kills[True])} were taken over by the parked one")
-    print(f"committed steps lost or repeated, and runs that did not finish: {'; '.join(violations) or 'none'}")
-    return {**report(kills), "violations": violations}
+            print(f"run {number}, {arm}: {len(kills)} kills so far", flush=True)
+    notes = [f"{took_over} kills were taken over by the parked trainer", *violations]
+    return Measured(points=points_of(kills, violations), notes=notes, raw=[asdict(one) for one in kills])
 
 
-def in_one_run(words: Sequence[str], count: int, *, seed: int) -> tuple[list[Kill], list[str]]:
+def in_one_run(words: Sequence[str], arm: str, count: int, *, seed: int) -> tuple[list[Kill], list[str]]:
     """Its kills, and what they lost. Raises RunError where the run takes no step."""
     result = run_under_faults(words, f"T1x{count}", seed=seed)
     violations = [*result.audit.problems, *(["steps were undone"] * result.audit.taken_back)]
     violations += [f"exit code {result.exit_code}"] if result.exit_code else []
-    step_s = median(float(str(line["timeperf/step_s"])) for line in read_lines(RunPaths.of(compose(words)).metrics))
+    step_s = median(number_of(line["timeperf/step_s"]) for line in read_lines(RunPaths.of(compose(words)).metrics))
     kills = [
-        Kill(after_s=one.next_step_s, noticed_s=one.noticed_s, step_s=step_s, load=os.getloadavg()[0])
+        Kill(arm=arm, after_s=one.next_step_s, noticed_s=one.noticed_s, step_s=step_s, load=os.getloadavg()[0])
         for one in result.outcomes
         if one.next_step_s is not None
     ]
     return kills, violations
 
 
-def report(kills: Mapping[bool, Sequence[Kill]]) -> dict[str, object]:
-    for is_on, some in kills.items():
-        print(f"\nstandby_trainers={int(is_on)}: {len(some)} kills")
-        noticed = [kill.noticed_s for kill in some if kill.noticed_s is not None]
-        print(f"  noticed                    {spread(noticed, ' s', 2)}")
-        print(f"  to the next committed step {spread([kill.after_s for kill in some], ' s', 2)}")
-        print(f"  beyond one median step     {spread([kill.after_s - kill.step_s for kill in some], ' s', 2)}")
-    return {f"standby_trainers={int(is_on)}": [asdict(kill) for kill in some] for is_on, some in kills.items()}
+def points_of(kills: Sequence[Kill], violations: Sequence[str]) -> Points:
+    """`lost`: committed steps that were lost or repeated, and runs that did not finish."""
+    points = Points(lost=[float(len(violations))], kills=[float(len(kills))])
+    for arm in ARMS:
+        some = [kill for kill in kills if kill.arm == arm]
+        points[f"{arm}_noticed_s"] = [kill.noticed_s for kill in some if kill.noticed_s is not None]
+        points[f"{arm}_next_step_s"] = [kill.after_s for kill in some]
+        points[f"{arm}_beyond_a_step_s"] = [kill.after_s - kill.step_s for kill in some]
+    return points

@@ -12,13 +12,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import psutil
 
 from launcher.base.errors import UsageError
 from scripts.benchmark.browser import Browser
+from scripts.benchmark.measured import Measured
 from scripts.checkpoints.arguments import DEFAULT_FILEROOT
 from scripts.watch_page.run_list import runs_below
 
@@ -36,22 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=Path, help="draw the page into this PNG")
 
 
-def run(given: argparse.Namespace) -> dict[str, Any]:
+def run(given: argparse.Namespace) -> Measured:
+    """Processor time of the server: its start included."""
     if not runs_below(given.fileroot):
         raise UsageError(
             f"there is no run below {given.fileroot}", "`python -m tests.support.long_run FOLDER` makes one"
         )
     found = [asyncio.run(_opened(given)) for _ in range(given.times)]
-    opened = [one["opened_s"] for one in found]
-    others = sum(one["other_hosts"] for one in found)
-    middle = f"median {median(opened):.2f} s ({min(opened):.2f} to {max(opened):.2f})"
-    print(f"page opened and drawn: {middle}, {given.times} times")
-    print(f"processor time of the server, its start included: {median(one['server_cpu_s'] for one in found):.2f} s")
-    print(f"requests to other hosts: {others}")
-    return {"points": found}
+    return Measured(points={name: [one[name] for one in found] for name in found[0]})
 
 
-async def _opened(given: argparse.Namespace) -> dict[str, Any]:
+async def _opened(given: argparse.Namespace) -> dict[str, float]:
     async with _server(given.fileroot) as (server, link), Browser() as browser:
         page = await browser.page(width=given.width)
         await page.open(link)

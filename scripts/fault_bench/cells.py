@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from scripts.fault_bench.runs import (
     DISK_ALONE,
     NEVER_SAVED,
     UNSUPERVISED,
-    Points,
     Way,
     benchmark_run,
     preempted_run,
@@ -68,50 +65,6 @@ UNSEEN = (
     Mark(measure="zero_reward_steps", limit=0, how="sum", role=Role.MUST_MISS, detector="gate.canaries"),
     Mark(measure="hangs_unnoticed", limit=0, how="sum", role=Role.MUST_MISS, detector="health.stopped_s and silence_s"),
 )
-
-
-def failover_points(made: Mapping[str, Any]) -> Points:
-    found = Points(older_versions=[], ledger_violations=[float(len(made["problems"]))])
-    for kill in made["kills"]:
-        for what in ("died_s", "serves_s", "tokens_s"):
-            found.setdefault(f"{kill['arm']}_{what}", []).append(kill[what])
-        found["older_versions"].append(float(kill["version"] < kill["newest"]))
-    medians = made["median_tokens_s"]
-    return found | {"cold_by_standby": [medians["cold"] / medians["standby"]]}
-
-
-def trainer_points(made: Mapping[str, Any]) -> Points:
-    arms = {arm: kills for arm, kills in made.items() if arm != "violations"}
-    found = Points(lost=[float(len(made["violations"]))], kills=[float(sum(map(len, arms.values())))])
-    for arm, kills in arms.items():
-        which = "parked" if arm.endswith("1") else "cold"
-        found[f"{which}_next_step_s"] = [kill["after_s"] for kill in kills]
-        found[f"{which}_beyond_a_step_s"] = [kill["after_s"] - kill["step_s"] for kill in kills]
-    return found
-
-
-def restore_points(made: Mapping[str, Any]) -> Points:
-    runs = made["runs"]
-    outside = [one for one in runs if not one["cause"].startswith("policy")]
-    return {
-        "runs": [float(len(runs))],
-        "outside": [float(len(outside))],
-        "wrongly_named": [float(not one["is_right"]) for one in runs],
-        "ends_contaminated": [float(one["ends_contaminated"]) for one in runs],
-        "condemned": [float(one["condemned"]) for one in outside],
-        "thrown_away_outside": [float(one["thrown_away"]) for one in outside],
-        "thrown_away": [float(one["thrown_away"]) for one in runs if one not in outside],
-    }
-
-
-def overhead_points(made: Mapping[str, Any]) -> Points:
-    pairs = [
-        sum(on["step_s"]) / len(on["step_s"]) / (sum(off["step_s"]) / len(off["step_s"])) - 1
-        for on, off in made["pairs"]
-    ]
-    return {"overhead": [made["ratio"]["value"] - 1], "overhead_by_pair": pairs}
-
-
 TRAPS = "X-gc X-long:seconds=4 X-reward:seconds=3 X-busy:seconds=4 X-load:load_s=3,seconds=4"
 FALSE = Mark(measure="alarms", limit=0, how="sum", of="steps")
 STANDBY = (
@@ -144,7 +97,7 @@ CELLS = (
     ),
     Cell(
         name="restores", arm=OURS, how="scripts.benchmark restores --each 3",
-        run=benchmark_run(restore_points, "restores", "--each", "3"), expected_s=15,
+        run=benchmark_run("restores", "--each", "3"), expected_s=15,
         marks=(
             Mark(measure="ends_contaminated", limit=0, how="sum", of="runs"),
             Mark(measure="condemned", limit=0, how="sum", of="outside"),
@@ -153,7 +106,7 @@ CELLS = (
     ),
     Cell(
         name="overhead", arm=f"{OURS}, and none", how="scripts.benchmark supervision --pairs 8 --block 5",
-        run=benchmark_run(overhead_points, "supervision", "--pairs", "8", "--block", "5"),
+        run=benchmark_run("supervision", "--pairs", "8", "--block", "5"),
         marks=(Mark(measure="overhead", limit=0.01),), expected_s=90,
     ),
     Cell(
@@ -166,7 +119,7 @@ CELLS = (
     ),
     Cell(
         name="failover", arm=f"{OURS}, and less standbys", how="scripts.benchmark failover --kills 2",
-        run=benchmark_run(failover_points, "failover", "--kills", "2"), marks=STANDBY, expected_s=150,
+        run=benchmark_run("failover", "--kills", "2"), marks=STANDBY, expected_s=150,
     ),
     Cell(
         name="by_hand", arm=BY_HAND, how="the same faults; no checkpoint",
@@ -203,7 +156,7 @@ CELLS = (
     Cell(
         name="trainer_kills", arm=f"{OURS}, and less standbys", is_full=True, expected_s=6600,
         how="scripts.benchmark trainer_kills --kills 150 --runs 6",
-        run=benchmark_run(trainer_points, "trainer_kills", "--kills", "150", "--runs", "6", "--gap", "4"),
+        run=benchmark_run("trainer_kills", "--kills", "150", "--runs", "6", "--gap", "4"),
         marks=(
             Mark(measure="lost", limit=0, how="sum", of="kills"),
             Mark(measure="parked_beyond_a_step_s", limit=2.0),

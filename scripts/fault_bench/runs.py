@@ -7,31 +7,21 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.config.compose import compose
 from launcher.reporting.run_facts import read_facts
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.__main__ import parser
+from scripts.benchmark.measured import Points
 from scripts.fault_bench.measures import HANGS, run_measures
 from scripts.faults.campaign import Campaign, Rules
-from scripts.storm import (
-    END_S,
-    Result,
-    committed,
-    drawn,
-    read_result,
-    run_under_faults,
-    started,
-    storm_words,
-    until_committed,
-)
+from scripts.faults.started_run import END_S, Driver, committed, started, until_committed
+from scripts.storm import Result, drawn, read_result, run_under_faults, storm_words
 
-Points = dict[str, list[float]]
 UNSUPERVISED = (
     *("health.silence_s=600", "health.silence_max_s=600", "health.stopped_s=600", "health.proof_s=600"),
     *("gate.distance_float32=null", "gate.max_reward_jump=null", "gate.canaries=0", "gate.recorded=0"),
@@ -124,7 +114,7 @@ def restarted_run(faults: str, every: int, *settings: str) -> Way:
     return run
 
 
-def stands_still(process: subprocess.Popen[bytes], paths: RunPaths, due: int) -> bool:
+def stands_still(process: Driver, paths: RunPaths, due: int) -> bool:
     """Whether it takes no step for HANG_S, before it has taken `due` in all or has ended."""
     last, since = committed(paths), time.monotonic()
     while process.poll() is None and last < due:
@@ -165,7 +155,7 @@ def preempted_run(notices: Sequence[bool], every: int, *settings: str) -> Way:
             returned = time.monotonic()
         result = read_result(paths, seed=0, asked=0, exit_code=exit_code, seconds=time.monotonic() - began)
         lines = list(read_lines(paths.metrics))
-        made = sum(float(str(line.get("rollout/tokens", 0))) for line in lines)
+        made = sum(number_of(line.get("rollout/tokens"), 0.0) for line in lines)
         standing = sum(line.tokens for line in read_facts(paths).steps)
         return points_of(paths, result, place.usual_s) | found | {"tokens_salvaged": [standing / made]}
 
@@ -177,7 +167,7 @@ def points_of(paths: RunPaths, result: Result, usual_s: float | None) -> Points:
     return run_measures(
         standing=facts.steps,
         undone=[line for lines in facts.taken_back for line in lines],
-        kept_tokens=sum(float(str(line.get("rollout/kept_tokens", 0))) for line in read_lines(paths.metrics)),
+        kept_tokens=sum(number_of(line.get("rollout/kept_tokens"), 0.0) for line in read_lines(paths.metrics)),
         events=list(read_lines(paths.events)),
         faults=result.outcomes,
         asked=result.asked,
@@ -187,11 +177,12 @@ def points_of(paths: RunPaths, result: Result, usual_s: float | None) -> Points:
     )
 
 
-def benchmark_run(points: Callable[[Mapping[str, Any]], Points], *words: str) -> Way:
-    """One of scripts.benchmark, by its command line; `points` picks the measures of what it returns."""
+def benchmark_run(*words: str) -> Way:
+    """One of scripts.benchmark, by its command line."""
 
     def run(place: Workplace) -> Points:
         arguments = parser([*words]).parse_args([*words, *place.overrides])
-        return points(arguments.run(arguments))
+        points: Points = arguments.run(arguments).points
+        return points
 
     return run

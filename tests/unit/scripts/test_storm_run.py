@@ -7,7 +7,8 @@ import pytest
 from launcher.config.compose import REPOSITORY, compose
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.storm import read_result, started
+from scripts.faults.started_run import started
+from scripts.storm import read_result
 
 
 @pytest.mark.slow

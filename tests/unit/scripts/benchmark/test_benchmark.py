@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark import scale, start
-from scripts.benchmark.experiment import Run
-from scripts.benchmark.ratios import paired_ratio, spread
-from scripts.benchmark.step import read_step_times, shares, step_times
+from scripts.benchmark.measured import Measured, spread
+from scripts.benchmark.ratios import paired_ratio
+from scripts.benchmark.step import measured, read_step_times, step_times
 
 POSITIVE = st.floats(0.01, 100.0)
 
@@ -51,7 +51,14 @@ def test_figures_that_make_no_ratio_are_refused(ours, theirs, said):
 
 
 def test_a_spread_says_the_median_the_ends_and_how_often():
-    assert spread([3.0, 1.0, 2000.0], " s", 1) == "3.0 s (1.0 to 2,000.0, 3 times)"
+    assert spread([3.0, 0.01234, 2000.0]) == "3 (0.0123 to 2,000, 3 times)"
+    assert spread([0.5]) == "0.5"
+
+
+def test_what_was_measured_is_printed_and_what_has_no_point_is_not():
+    ratio = paired_ratio([2.0], [1.0])
+    found = Measured(points={"step_s": [1.0], "never_s": []}, ratios={"on ÷ off": ratio}, notes=["complete"])
+    assert [*found.lines()] == ["step_s   1", "on ÷ off: 2.000 (2.000 to 2.000)", "complete"]
 
 
 def line(step, time, *, attempt=1, rollout=0.5, train=0.3, publish=0.05, checkpoint=0.0):
@@ -70,7 +77,7 @@ def test_what_is_neither_generation_nor_training_is_the_rest_of_the_time_between
     (time,) = step_times([line(0, 100.0), line(1, 101.0, checkpoint=0.1)], [])
     assert time.neither == pytest.approx(0.2)
     assert time.rest == pytest.approx(0.05)
-    assert shares([time])["neither"] == pytest.approx(0.2)
+    assert measured([time]).points["neither_%"] == [pytest.approx(20.0)]
 
 
 def test_steps_with_an_evaluation_or_a_restart_within_are_left_out():
@@ -100,28 +107,21 @@ def test_a_run_is_read_from_its_logs(paths):
     assert [time.global_step for time in read_step_times(paths)] == [1]
 
 
-def test_milestones_are_what_the_run_printed_and_the_first_line_of_its_metrics(paths):
+def test_milestones_are_the_first_of_their_events_and_the_first_line_of_metrics(paths):
     append_line(paths.metrics, line(0, 1030.0))
-    said = [
-        (0.5, "note: recover.freq_steps=20 is never due"),
-        (4.0, "[  3.1 s] starting 1 SGLang server(s) and the trainer"),
-        (16.0, "[ 15.1 s] server-0 READY at http://127.0.0.1:1, weight_version 0"),
-        (12.0, "[ 11.0 s] trainer ready: 16 prompts, 0 held out, step 0 of 1 is next"),
-        (18.0, "held-out accuracy at policy_version 0: sampled 0.4, greedy 0.1 (8 prompts)"),
-        (22.0, "held-out accuracy at policy_version 1: sampled 0.4, greedy 0.1 (8 prompts)"),
-    ]
-    assert start.milestones(Run(began=1000.0, said=said, paths=paths)) == {
-        "Ray is up": 4.0,
-        "trainer ready": 12.0,
-        "server ready": 16.0,
-        "evaluated before": 18.0,
-        "first optimizer step": 30.0,
+    for at, event in enumerate(("run.started", "server.starting", "trainer.started", "eval.done", "eval.done")):
+        append_line(paths.events, {"event": event, "time": 1000.0 + at})
+    assert start.milestones(paths) == {
+        "ray_is_up_s": 1000.0,
+        "trainer_ready_s": 1002.0,
+        "evaluated_before_s": 1003.0,
+        "first_step_s": 1030.0,
     }
 
 
 @pytest.mark.slow
 def test_of_a_small_fleet_each_death_is_noticed_and_all_serve_again():
-    (row,) = scale.run(argparse.Namespace(servers=[6], seconds=6.0, kills=2, overrides=[]))["rows"]
+    (row,) = scale.run(argparse.Namespace(servers=[6], seconds=6.0, kills=2, overrides=[])).raw
     assert row["monitor: deaths not noticed"] == 0
     assert row["monitor: alive and not called healthy"] == 0
     assert row["pool: most less least requests of a server"] == 0

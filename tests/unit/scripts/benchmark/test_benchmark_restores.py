@@ -3,7 +3,7 @@
 import pytest
 
 from scripts.benchmark.made_data.restore_world import CAUSES
-from scripts.benchmark.restores import one
+from scripts.benchmark.restores import one, points_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,4 @@ def test_the_cause_is_named_and_only_a_collapse_goes_back(cause):
     is_collapse = CAUSES[cause].weights is not None
     assert bool(found.restored) or not is_collapse
     assert found.thrown_away == 0 or is_collapse
+    assert points_of([found])["thrown_away_outside"] == ([] if is_collapse else [0.0])

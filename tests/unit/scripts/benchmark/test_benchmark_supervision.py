@@ -3,7 +3,7 @@
 import pytest
 
 from scripts.benchmark.ratios import mean_ratio
-from scripts.benchmark.supervision import pair_up
+from scripts.benchmark.supervision import measured, pair_up
 from scripts.benchmark.switched_run import SwitchSchedule
 
 SCHEDULE = SwitchSchedule(first=10, block=4, pairs=20)
@@ -46,6 +46,7 @@ def test_a_step_in_which_something_is_switched_is_in_no_block():
         assert off.step_s == pytest.approx((1.0,) * 3)
         assert on.gate_s == pytest.approx(0.01)
         assert on.cpu_s == pytest.approx({"coordinator": 0.01})
+    assert measured(pairs).points["overhead"] == [pytest.approx(0.01)]
 
 
 def test_a_run_that_repeated_steps_is_not_measured():

@@ -8,7 +8,7 @@ from launcher.config.compose import REPOSITORY, compose
 from launcher.config.supervision_checks import find_contradictions
 from scripts.fault_bench import __main__ as command_module
 from scripts.fault_bench.__main__ import main
-from scripts.fault_bench.cells import BY_NAME, CELLS, Cell, failover_points, restore_points, trainer_points
+from scripts.fault_bench.cells import BY_NAME, CELLS, Cell
 from scripts.fault_bench.results import markdown, write_results
 from scripts.fault_bench.runs import Workplace
 from scripts.fault_bench.verdicts import BROKEN, RUN, CellResult, Mark, Role, unbelievable, verdict
@@ -133,19 +133,6 @@ def test_a_folder_holds_raw_points_a_table_and_a_picture(tmp_path):
         in (tmp_path / "results.md").read_text()
     )
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_points_are_those_of_the_benchmarks():
-    kills = [{"arm": arm, "died_s": 0.1, "serves_s": 0.2, "tokens_s": s, "version": 3, "newest": 3}
-             for arm, s in (("standby", 0.5), ("cold", 20.0))]  # fmt: skip
-    found = failover_points({"kills": kills, "problems": [], "median_tokens_s": {"standby": 0.5, "cold": 20.0}})
-    assert (found["standby_tokens_s"], found["cold_by_standby"], found["older_versions"]) == ([0.5], [40.0], [0.0, 0.0])
-    made = {"standby_trainers=0": [{"after_s": 9.0, "step_s": 1.0}], "standby_trainers=1": [], "violations": ["x"]}
-    killed = trainer_points(made)
-    assert (killed["cold_beyond_a_step_s"], killed["kills"], killed["lost"]) == ([8.0], [1.0], [1.0])
-    one = {"is_right": True, "ends_contaminated": False, "condemned": 0, "thrown_away": 2}
-    restored = restore_points({"runs": [{"cause": "policy collapses", **one}, {"cause": "data", **one}]})
-    assert (restored["thrown_away"], restored["thrown_away_outside"]) == ([2.0], [2.0])
 
 
 def test_every_cell_is_on_its_page_and_has_a_name_of_its_own():

@@ -1,0 +1,95 @@
+"""What the benchmarks of kills and hangs read in the files of a run. Nothing is timed."""
+
+from scripts.benchmark import failover, hangs, trainer_kills
+from scripts.benchmark.failover import Kill, outcome
+from scripts.health.recorded_run import RecordedRun
+
+BEGUN = [
+    {"event": "server.starting", "subject": "server-0"},
+    {"event": "server.ready", "subject": "server-0", "monotonic": 1.0},
+    {"event": "server.joining", "subject": "server-1", "is_standby": True},
+    {"event": "server.starting", "subject": "server-1"},
+    {"event": "server.joined", "subject": "server-1"},
+    {"event": "server.loading", "subject": "server-1"},
+]
+PARKED = {"event": "server.parked", "subject": "server-1"}
+DIED = {"event": "server.died", "subject": "server-0", "monotonic": 10.1}
+PROMOTED = {"event": "server.promoted", "subject": "server-1", "replaces": "server-0", "monotonic": 10.3}
+
+
+def parked(events):
+    view = RecordedRun()
+    for event in events:
+        view.take(event)
+    return failover.parked(view)
+
+
+def test_a_kill_waits_for_a_parked_standby_beside_servers_with_traffic():
+    assert parked(BEGUN) is None
+    assert parked([*BEGUN, PARKED]) == "server-1"
+    assert parked([*BEGUN, PARKED, DIED]) is None
+    assert parked([*BEGUN, PARKED, DIED, PROMOTED, {"event": "server.restarting", "subject": "server-0"}]) is None
+    swapped = [*BEGUN, PARKED, DIED, PROMOTED, {"event": "server.parked", "subject": "server-0"}]
+    assert parked(swapped) == "server-0"
+
+
+def test_the_first_tokens_are_those_of_a_server_that_was_not_killed():
+    events = [*BEGUN, PARKED, DIED, PROMOTED]
+    tokens = [
+        {"monotonic": 9.9, "server": "http://old", "version": 4},
+        {"monotonic": 10.05, "server": "http://old", "version": 4},  # was on its way already
+    ]
+    assert outcome("standby", 10.0, {"http://old"}, events, tokens) is None
+    tokens.append({"monotonic": 10.5, "server": "http://new", "version": 4})
+    made = outcome("standby", 10.0, {"http://old"}, events, tokens)
+    assert made is not None
+    assert [round(s, 3) for s in (made.died_s, made.serves_s, made.tokens_s)] == [0.1, 0.3, 0.5]
+    assert (made.version, made.newest) == (4, 4) and isinstance(made, Kill)
+    assert outcome("standby", 10.2, {"http://old"}, events, tokens) is None, "its death was before the kill"
+
+
+def test_each_arm_has_points_of_its_own():
+    made = [
+        Kill(arm=arm, died_s=0.1, serves_s=0.2, tokens_s=seconds, version=3, newest=3)
+        for arm, seconds in (("standby", 0.5), ("cold", 20.0))
+    ]
+    found = failover.measured(made, ["a prompt twice"])
+    assert (found.points["standby_tokens_s"], found.points["cold_by_standby"]) == ([0.5], [40.0])
+    assert (found.points["older_versions"], found.points["ledger_violations"]) == ([0.0, 0.0], [1.0])
+
+
+def test_a_killed_trainer_s_wait_is_counted_beyond_a_step_too():
+    kill = trainer_kills.Kill(arm="cold", after_s=9.0, noticed_s=None, step_s=1.0, load=2.0)
+    found = trainer_kills.points_of([kill], ["exit code 3"])
+    assert (found["cold_next_step_s"], found["cold_beyond_a_step_s"], found["cold_noticed_s"]) == ([9.0], [8.0], [])
+    assert (found["kills"], found["lost"], found["parked_next_step_s"]) == ([1.0], [1.0], [])
+
+
+# ── hangs ──
+
+AT = 10.0
+HANG = [
+    {"event": "server.ready", "subject": "server-0", "monotonic": 1.0},
+    {"event": "server.ready", "subject": "server-1", "monotonic": 1.5},
+    {"event": "health.dead", "subject": "server-0", "monotonic": 2.0},
+    {"event": "hedge.began", "subject": "server-0", "monotonic": 10.6},
+    {"event": "hedge.began", "subject": "server-1", "monotonic": 10.7},
+    {"event": "hedge.ended", "subject": "server-0", "monotonic": 11.1},
+    {"event": "health.dead", "subject": "server-0", "monotonic": 11.5},
+    {"event": "server.ready", "subject": "server-0", "monotonic": 30.0},
+]
+
+
+def test_what_followed_a_stop_is_of_that_server_and_after_it():
+    made = hangs.outcome(HANG, "server-0", AT, part="http", is_short=False)
+    seconds = (made.silent_s, made.moved_s, made.condemned_s, made.serves_s)
+    assert [round(s, 6) for s in seconds] == [0.6, 1.1, 1.5, 20.0]
+    assert hangs.outcome(HANG, "server-1", AT, part="http", is_short=False).moved_s is None
+
+
+def test_each_verdict_on_a_short_stop_is_an_alarm():
+    suspect = {"event": "health.suspect", "subject": "server-1", "monotonic": 12.0}
+    short = hangs.outcome([*HANG, suspect], "server-0", AT, part="both", is_short=True)
+    quiet = hangs.outcome(HANG[:6], "server-0", AT, part="both", is_short=True)
+    found = hangs.measured([short, quiet], [])
+    assert found.points["alarms"] == [2.0, 0.0] and found.points["condemned_s"] == [], "a short one has no times"
