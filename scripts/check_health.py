@@ -13,10 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-
-if __package__ in (None, ""):  # python scripts/check_health.py
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rich.table import Table
 from rich.text import Text

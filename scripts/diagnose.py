@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-if __package__ in (None, ""):  # started by its path
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from launcher.base.errors import UsageError

@@ -8,10 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-if __package__ in (None, ""):  # python scripts/report.py
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from launcher.base.errors import UsageError
 from launcher.html_report.report_writer import write_report

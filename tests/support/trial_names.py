@@ -4,6 +4,8 @@ from launcher.checkpoints.checkpoint_store import CheckpointName
 from launcher.run_files.run_paths import RunPaths, login_name
 
 EXPERIMENT, TRIAL, USER = "exp", "t1", login_name()
+NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
+"""As a tool is told of it, beside --fileroot."""
 STEPS_PER_EPOCH = 80
 
 

@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -287,19 +285,6 @@ def test_flags_in_the_help_and_in_the_docs_agree():
 def test_exit_codes_in_the_help_and_in_the_docs_agree():
     (told,) = re.findall(r"^Exit codes: (.+)$", DOCS.read_text(), re.M)
     assert re.findall(r"\b\d+\b", told) == re.findall(r"\b\d+\b", diagnose.EXIT_CODES) == ["0", "1", "2", "3", "130"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [["-m", "scripts.diagnose"], [str(REPOSITORY / "scripts" / "diagnose.py")]])
-def test_it_starts_both_ways_and_brings_neither_ray_nor_torch(command, tmp_path):
-    logs = RunMaker(Made(fails="crash", steps=80)).write(tmp_path / "run")
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *command, str(logs)], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.returncode == diagnose.FAILURE, done.stderr
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert not {"ray", "torch", "sglang", "transformers", "wandb"} & loaded
-    assert "launcher" in loaded
 
 
 @pytest.mark.slow

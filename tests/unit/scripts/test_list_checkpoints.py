@@ -3,65 +3,37 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from scripts.list_checkpoints import main
+from scripts import list_checkpoints
 from tests.support.checkpoint_makers import (
     EXPERIMENT,
     TRIAL,
     USER,
     edit_tensors,
     flip,
-    learned,
     make_areal,
-    make_trial,
     snapshot,
     truncate,
     write_rewards,
 )
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
 
-REPOSITORY = Path(__file__).parents[3]
-STEPS = (5, 15, 25, 30, 38)
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    root = tmp_path_factory.mktemp("ours")
-    make_trial(root / "root", learned(root / "model"), STEPS)
-    return root / "root"
+TOOL = list_checkpoints
 
 
 @pytest.fixture
-def root(template, tmp_path):
-    shutil.copytree(template, tmp_path / "root")
-    return tmp_path / "root"
+def tool(tool, root):
+    """It changes nothing."""
 
-
-@pytest.fixture
-def paths(root):
-    from tests.support.checkpoint_makers import trial_paths
-
-    paths = trial_paths(root)
-    write_rewards(paths, HEALTHY)
-    return paths
-
-
-@pytest.fixture
-def tool(root, capsys):
-    """Run it; returns (exit code, stdout, stderr), having changed nothing."""
-
-    def run(*flags, names=("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)):
-        before = snapshot(root) if root.exists() else None
-        code = main(["--fileroot", str(root), *names, *flags])
-        assert (snapshot(root) if root.exists() else None) == before
-        out, err = capsys.readouterr()
-        return code, out, err
+    def run(*flags, **names):
+        before = snapshot(root)
+        found = tool(*flags, **names)
+        assert snapshot(root) == before
+        return found
 
     return run
 
@@ -69,8 +41,8 @@ def tool(root, capsys):
 @pytest.fixture
 def facts(tool):
     def run(*flags):
-        code, out, _ = tool("--json", *flags)
-        return code, json.loads(out)
+        code, said = tool("--json", *flags)
+        return code, json.loads(said)
 
     return run
 
@@ -81,7 +53,7 @@ def states(found):
 
 @pytest.mark.slow
 def test_the_first_line_is_the_answer(tool, paths):
-    code, out, _ = tool()
+    code, out = tool()
     assert code == 0
     assert out.splitlines()[0].startswith("exp/t1: the last good checkpoint is of step 25, ")
     assert out.splitlines()[0].endswith("epoch0epochstep25globalstep25")
@@ -120,7 +92,7 @@ def test_each_flag_does_what_it_says(facts, paths, flags, steps):
 
 
 def test_nothing_fits_is_exit_code_1_and_says_what_there_is(tool, paths):
-    code, out, _ = tool("--before-step", "5")
+    code, out = tool("--before-step", "5")
     assert code == 1
     assert "no checkpoint fits the request; there are checkpoints of steps 5, 15, 25, 30, 38" in out
 
@@ -157,7 +129,7 @@ def test_a_torn_one_is_seen_without_reading_it_and_a_flipped_one_by_verify(tool,
     assert code == 1 and found["last_good"] == 5
     assert [one["verified"] for one in found["checkpoints"]] == [True, False, False, True, True]
     assert "training_state.tensors was changed" in found["checkpoints"][1]["problems"][0]
-    code, out, _ = tool("--verify")
+    code, out = tool("--verify")
     assert code == 1 and "training_state.tensors was changed" in out
 
 
@@ -186,7 +158,7 @@ def test_half_a_manifest_and_an_empty_folder_are_listed_and_never_good(facts, pa
     assert "is empty" in problems[20] and "manifest.json is not a complete manifest" in problems[25]
 
 
-def test_recover_info_says_what_the_next_launch_takes(tool, facts, paths, root):
+def test_recover_info_says_what_the_next_launch_takes(tool, facts, paths):
     assert "nothing is set up: the next launch takes the newest" in tool("--recover-info")[1]
     shutil.copytree(paths.default_checkpoints / "epoch0epochstep15globalstep15", paths.recover_checkpoint)
     prepared = facts("--recover-info")[1]["recover"]["prepared"]
@@ -195,29 +167,18 @@ def test_recover_info_says_what_the_next_launch_takes(tool, facts, paths, root):
     assert "NOT complete" in tool("--recover-info")[1]
 
 
-def test_wrong_names_are_one_message_and_exit_code_2(tool, root):
-    code, out, err = tool(names=("--experiment-name", "expo", "--trial-name", TRIAL, "--user", USER))
-    assert (code, out) == (2, "")
-    assert "--experiment-name expo: there is no such folder" in err and "which holds exp" in err
+def test_wrong_names_are_one_message_and_exit_code_2(tool, paths):
+    code, said = tool(names=("--experiment-name", "expo", "--trial-name", TRIAL, "--user", USER))
+    assert code == 2 and said.startswith("error: ")
+    assert "--experiment-name expo: there is no such folder" in said and "which holds exp" in said
 
 
 @pytest.mark.parametrize("flags", [["--max-step", "x"], ["--max-step", "1", "--before-step", "2"], ["--nope"]])
 def test_wrong_flags_are_exit_code_2(flags, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(flags)
+        TOOL.main(flags)
     assert ended.value.code == 2
     assert "error:" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [["-m", "scripts.list_checkpoints"], ["scripts/list_checkpoints.py"]])
-def test_it_runs_as_a_module_and_as_a_file(how, root, paths):
-    command = [sys.executable, *how, "--fileroot", str(root), "--user", USER]
-    command += ["--experiment-name", EXPERIMENT, "--trial-name", TRIAL]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "the last good checkpoint is of step 25" in done.stdout
 
 
 # ── AReaL's ──
@@ -225,7 +186,6 @@ def test_it_runs_as_a_module_and_as_a_file(how, root, paths):
 
 @pytest.fixture
 def areal(root):
-    shutil.rmtree(root)
     make_areal(root, [20, 40, 60, 99], recover_step=99, rewards=[*HEALTHY, *HEALTHY[:30], *[0.0] * 30])
     return root
 
@@ -260,14 +220,12 @@ def test_a_cut_export_is_seen(facts, areal):
 
 @pytest.mark.parametrize("layout", ["plain", "recover"])
 def test_the_older_layouts(root, tool, layout):
-    shutil.rmtree(root)
     make_areal(root, [20], recover_step=20, layout=layout)
-    code, out, _ = tool("--recover-info")
+    code, out = tool("--recover-info")
     assert code == 0 and "recover_info is of step 20" in out
 
 
 def test_nothing_is_ever_unpickled(root, tool, tmp_path):
-    shutil.rmtree(root)
     trap = tmp_path / "it was unpickled"
     make_areal(root, [20], recover_step=20, trap=str(trap))
     assert tool("--recover-info", "--verify")[0] == 0
@@ -288,7 +246,6 @@ def test_nothing_is_ever_unpickled(root, tool, tmp_path):
     ],
 )
 def test_recover_files_that_areal_could_not_use_name_themselves(root, tool, damage, told):
-    shutil.rmtree(root)
     damage(*make_areal(root, [20], recover_step=20))
     out = tool("--recover-info")[1]
     assert "it can NOT resume" in out and told in out

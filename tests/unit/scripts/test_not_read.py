@@ -1,6 +1,7 @@
 """No tool skips anything in silence: its last line, or a finding, counts what was not read and says why."""
 
 import json
+import shutil
 
 import pytest
 
@@ -8,19 +9,20 @@ from launcher.reporting.figures import Window
 from launcher.run_files.run_paths import RunPaths
 from scripts import check_health, diagnose, list_checkpoints, report, setup_recovery
 from scripts.watch_page.watched_run import Seen, WatchedRun
-from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_trial, write_areal_log, write_rewards
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, write_areal_log, write_rewards
+from tests.support.trial_names import NAMES, trial_paths
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
 
-NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
 TORN = "2 lines of metrics.jsonl are no record of a run"
 FOREIGN = "1 line of events.jsonl is no record of a run"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(made_trial, tmp_path_factory):
     """A run of ours with two torn lines among its steps and one among its events."""
     root = tmp_path_factory.mktemp("ours") / "root"
-    paths = make_trial(root, learned(root.parent / "model"), (5, 15))
+    shutil.copytree(made_trial, root)
+    paths = trial_paths(root)
     write_rewards(paths, HEALTHY, events=({"event": "run.started", "time": 999.0},))
     lines = paths.metrics.read_text().splitlines()
     paths.metrics.write_text("\n".join([*lines[:7], lines[7][:40], "", "[1, 2]", *lines[8:]]) + "\n")

@@ -12,18 +12,8 @@ from launcher.checkpoints.trial_folders import find_trial
 from launcher.policy.checkpoint_status import CheckpointStatus
 from scripts import check_health, diagnose, list_checkpoints, resume_training, setup_recovery
 from scripts.checkpoints.choosing import read_catalog
-from tests.support.checkpoint_makers import (
-    EXPERIMENT,
-    TRIAL,
-    USER,
-    learned,
-    make_trial,
-    name_of,
-    write_areal_log,
-    write_rewards,
-)
-
-NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
+from tests.support.checkpoint_makers import learned, make_trial, write_areal_log, write_rewards
+from tests.support.trial_names import EXPERIMENT, NAMES, TRIAL, USER, name_of
 
 
 def level(step):

@@ -14,21 +14,20 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.pending_restore import read_record
 from launcher.config.compose import compose
 from launcher.config.fingerprint import CONTENT, config_fingerprint
-from launcher.run_files.run_paths import RunLock, RunPaths
+from launcher.run_files.run_paths import RunLock
 from scripts import resume_training
 from tests.support.checkpoint_makers import (
     EXPERIMENT,
     TRIAL,
     USER,
     flip,
-    learned,
     make_areal,
     reseal,
-    save,
     snapshot,
     write_areal_log,
     write_rewards,
 )
+from tests.support.trial_names import NAMES, trial_paths
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
 
 REPOSITORY = Path(__file__).parents[3]
@@ -39,29 +38,18 @@ class Replaced(Exception):
     """The process would be another program now."""
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    """A run whose journal tells its command, as typed in the folder above its fileroot."""
-    folder = tmp_path_factory.mktemp("run")
-    store = CheckpointStore(folder / "root" / "checkpoints" / USER / EXPERIMENT / TRIAL / "default")
-    model = learned(folder / "model")
-    for step in (5, 15, 25, 38):
-        save(store, model, step)
-    shutil.rmtree(folder / "model")
-    return folder
-
-
 @pytest.fixture
-def folder(template, tmp_path, monkeypatch):
-    shutil.copytree(template, tmp_path / "run")
+def folder(tmp_path, monkeypatch):
+    """A run whose journal tells its command, as typed in this folder above its fileroot."""
+    (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path / "run"
 
 
 @pytest.fixture
-def paths(folder):
-    paths = RunPaths(fileroot=folder / "root", user=USER, experiment_name=EXPERIMENT, trial_name=TRIAL)
-    paths.prepare()
+def paths(made_trial, folder):
+    shutil.copytree(made_trial, folder / "root")
+    paths = trial_paths(folder / "root")
     fingerprint = config_fingerprint(compose(SETTINGS))
     for checkpoint in CheckpointStore(paths.default_checkpoints).list():
         reseal(checkpoint.path, config_fingerprint=fingerprint)
@@ -78,7 +66,7 @@ def tell(paths, *events, rewards=HEALTHY, settings=SETTINGS):
 def tool(folder, capsys, monkeypatch):
     """Returns (exit code or the command that took over, what was said). `answer`: what is typed."""
 
-    def run(*flags, answer="", names=("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)):
+    def run(*flags, answer=""):
         became = []
 
         def replaced(program, words):
@@ -88,7 +76,7 @@ def tool(folder, capsys, monkeypatch):
         monkeypatch.setattr(os, "execvp", replaced)
         monkeypatch.setattr("builtins.input", lambda _: answer)
         try:
-            code = resume_training.main(["--fileroot", str(folder / "root"), *names, *flags])
+            code = resume_training.main(["--fileroot", str(folder / "root"), *NAMES, *flags])
         except Replaced:
             code = became
         finally:
@@ -182,7 +170,7 @@ def test_torn_ones_are_passed_over_and_nothing_left_says_why(tool, folder, paths
     store = CheckpointStore(paths.default_checkpoints)
     flip(store.find(38).path / "position.json")
     became, said = tool("--yes")
-    assert became == launched(folder) and "resumes from step 25, the newest" in said
+    assert became == launched(folder) and "resumes from step 30, the newest" in said
     assert "passed over" in said and "position.json was changed" in said
     for checkpoint in store.list():
         flip(checkpoint.path / "model.safetensors")
@@ -242,8 +230,8 @@ def test_wrong_input_is_one_message(tool, paths, flags, told):
 @pytest.mark.slow
 def test_the_run_really_takes_over(folder, paths):
     """The true command, whose plan says that it was composed: dry_run starts nothing."""
-    command = [sys.executable, "-m", "scripts.resume_training", "--fileroot", str(folder / "root"), "--user", USER]
-    command += ["--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "dry_run=true", "--yes"]
+    command = [sys.executable, "-m", "scripts.resume_training", "--fileroot", str(folder / "root"), *NAMES]
+    command += ["dry_run=true", "--yes"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -255,7 +243,6 @@ def test_the_run_really_takes_over(folder, paths):
 
 @pytest.fixture
 def areal(folder):
-    shutil.rmtree(folder / "root")
     top, info = make_areal(
         folder / "root", [20, 40, 60, 99], recover_step=99, rewards=[*HEALTHY, *HEALTHY[:30], *[0.0] * 30]
     )

@@ -10,9 +10,9 @@ import torch
 
 from launcher.checkpoints.areal_folders import DATA_FILE, FREQUENCY_FILES, read_recover_info
 from launcher.checkpoints.trial_folders import find_trial
+from scripts import setup_recovery
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.trial_lock import areal_held
-from scripts.setup_recovery import main
 from tests.support.checkpoint_makers import (
     EXPERIMENT,
     FREQUENCY,
@@ -25,40 +25,7 @@ from tests.support.checkpoint_makers import (
 )
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
 
-NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def tool(root, capsys):
-    def run(*flags):
-        code = main(["--fileroot", str(root), *NAMES, *map(str, flags)])
-        out, err = capsys.readouterr()
-        return code, out + err
-
-    return run
-
-
-@pytest.fixture
-def refused(tool, root):
-    """What is said where nothing may change."""
-
-    def run(*flags, code=1):
-        before = snapshot(root)
-        found, said = tool(*flags)
-        after = snapshot(root)
-        lock = f"logs/{USER}/{EXPERIMENT}/{TRIAL}/.run.lock"
-        assert {**after, lock: None} == {**before, lock: None}
-        assert found == code, said
-        return said
-
-    return run
-
-
+TOOL = setup_recovery
 REWARDS = [*HEALTHY, *HEALTHY[:30], *[0.0] * 30]
 
 

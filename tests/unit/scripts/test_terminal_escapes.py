@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 
@@ -14,9 +15,10 @@ from launcher.config.compose import REPOSITORY
 from launcher.run_files.run_paths import RunPaths
 from scripts import diagnose, inject_fault, report, resume_training, run_control, setup_recovery
 from scripts.benchmark.made_data.made_logs import Made
-from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_trial, trial_paths, write_rewards
+from tests.support.checkpoint_makers import write_rewards
 from tests.support.hostile_text import BIDI, FROM_RICH, HOSTILE, MARKUP, TITLE, obeyed
 from tests.support.long_run import LongRun
+from tests.support.trial_names import trial_paths
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
 from tests.unit.launcher.diagnosis.test_diagnose_causes import made_run
 
@@ -53,12 +55,10 @@ def foreign(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory):
+def trial(made_trial, tmp_path_factory):
     """Checkpoints, one of them with a manifest and a name that nobody expects."""
-    root = tmp_path_factory.mktemp("trial")
-    make_trial(root, learned(root / "model"), (5, 15))
-    paths = trial_paths(root)
-    write_rewards(paths, HEALTHY)
+    root = shutil.copytree(made_trial, tmp_path_factory.mktemp("trial") / "root")
+    write_rewards(trial_paths(root), HEALTHY)
     (manifest,) = root.rglob("*globalstep15/manifest.json")
     facts = json.loads(manifest.read_text())
     facts["files"][f"{HOSTILE.replace('/', '|')}.safetensors"] = next(iter(facts["files"].values()))
@@ -71,16 +71,12 @@ def names_of(paths):
             "--fileroot", str(paths.fileroot)]  # fmt: skip
 
 
-def of_trial(root):
-    return ["--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER, "--fileroot", str(root)]
-
-
 READ = {
     "diagnose ours": ("ended", lambda paths: ["scripts.diagnose", str(paths.logs)]),
     "diagnose AReaL": ("foreign", lambda logs: ["scripts.diagnose", str(logs)]),
     "check_health": ("ended", lambda paths: ["scripts.check_health", *names_of(paths)]),
     "run_control": ("ended", lambda paths: ["scripts.run_control", "status", *names_of(paths)]),
-    "list_checkpoints": ("trial", lambda root: ["scripts.list_checkpoints", "--verify", *of_trial(root)]),
+    "list_checkpoints": ("trial", lambda root: ["scripts.list_checkpoints", "--verify", *names_of(trial_paths(root))]),
 }
 """By name: the files, as a fixture, and the words of the tool that reads them."""
 TYPED = {

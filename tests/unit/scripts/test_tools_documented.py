@@ -1,9 +1,13 @@
 """Every flag of every tool that a page has a table of: in `--help`, in the table, in the same words."""
 
 import argparse
+import os
+import subprocess
+import sys
 
 import pytest
 
+from launcher.config.compose import REPOSITORY
 from scripts.document_flags import DOCS, parser_of, table, tools_in, with_flags
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if tools_in(page.read_text())]
@@ -47,6 +51,19 @@ def test_help_names_each_flag_and_the_exit_codes(tool):
 def test_what_was_promised_is_there(tool):
     shown = table(parser_of(tool))
     assert all(f"`{flag}" in shown for flag in PROMISED[tool])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["check_health", "diagnose", "list_checkpoints", "report"])
+def test_a_tool_can_be_started_by_its_path_and_loads_no_torch(tool):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", f"scripts/{tool}.py", "--help"],
+        cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Exit codes: 0 " in done.stdout, done.stderr
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert not {"torch", "sglang", "transformers", "wandb"} & loaded and ("ray" not in loaded or tool == "check_health")
+    assert "launcher" in loaded
 
 
 def test_a_table_that_fell_behind_is_noticed():

@@ -10,30 +10,17 @@ import pytest
 
 from launcher.checkpoints.areal_log import read_servers
 from launcher.checkpoints.trial_folders import find_trial
+from scripts import setup_recovery
 from scripts.checkpoints.areal_processes import areal_processes, is_of_this_machine
-from scripts.setup_recovery import main
-from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, make_areal, snapshot
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, make_areal
 
-NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
-REWARDS = [0.5] * 60
+TOOL = setup_recovery
 
 
 @pytest.fixture
-def trial(tmp_path):
-    root = tmp_path / "root"
-    make_areal(root, [20], recover_step=40, rewards=REWARDS)
+def trial(root):
+    make_areal(root, [20], recover_step=40, rewards=[0.5] * 60)
     return find_trial(root, USER, EXPERIMENT, TRIAL)
-
-
-@pytest.fixture
-def tool(trial, capsys):
-    def run(*flags):
-        before = snapshot(trial.paths.fileroot)
-        code = main(["--fileroot", str(trial.paths.fileroot), *NAMES, *flags])
-        assert code == 0 or snapshot(trial.paths.fileroot) == before
-        return code, "".join(capsys.readouterr())
-
-    return run
 
 
 @contextlib.contextmanager
@@ -55,25 +42,24 @@ def below(pid):
 WAITS = "import time; print('there', flush=True); time.sleep(600)"
 
 
-def test_the_pipeline_of_its_launcher(trial, tool):
+def test_the_pipeline_of_its_launcher(trial, tool, refused):
     """As AReaL's local launcher starts it: python, through tee, below a shell."""
     line = f'{sys.executable} -u -c "{WAITS}" train.py 2>&1 | tee -a {trial.logs}/trainer.log'
     with started(line, shell=True) as shell:
         pids = {one.pid for one in areal_processes(trial)}
         assert pids == {shell.pid, *below(shell.pid)} and len(pids) == 3
-        code, said = tool("--before-step", "40")
-        assert code == 2 and f"{EXPERIMENT}/{TRIAL} is running: " in said and f"end it first: kill {shell.pid}" in said
-    assert tool("--before-step", "30")[0] == 2, "its log is young, and no server's address says whose machine it was"
+        said = refused("--before-step", "40", code=2)
+        assert f"{EXPERIMENT}/{TRIAL} is running: " in said and f"end it first: kill {shell.pid}" in said
+    refused("--before-step", "30", code=2)  # its log is young, and no server's address says whose machine it was
     os.utime(trial.logs / "trainer.log", (1.79e9, 1.79e9))
     assert tool("--before-step", "30")[0] == 0
 
 
-def test_a_trainer_started_by_hand_is_known_by_its_command(trial, tool):
+def test_a_trainer_started_by_hand_is_known_by_its_command(trial, refused):
     words = (f"experiment_name={EXPERIMENT}", f"trial_name={TRIAL}")
     with started(sys.executable, "-c", WAITS, *words) as trainer:
         assert [one.pid for one in areal_processes(trial)] == [trainer.pid]
-        code, said = tool("--undo")
-        assert code == 2 and "is running" in said
+        assert "is running" in refused("--undo", code=2)
     with started(sys.executable, "-c", WAITS, words[0], "trial_name=another"):
         assert areal_processes(trial) == []
 
@@ -84,14 +70,14 @@ def test_who_reads_its_log_is_not_the_run(trial, tool):
         assert tool("--before-step", "30")[0] == 0
 
 
-def test_a_young_log_may_be_another_machines(trial, tool):
+def test_a_young_log_may_be_another_machines(trial, tool, refused):
     log = trial.logs / "trainer.log"
     os.utime(log)
-    code, said = tool("--before-step", "30")
-    assert code == 2 and "may be running on another machine" in said and "trainer.log was written" in said
+    said = refused("--before-step", "30", code=2)
+    assert "may be running on another machine" in said and "trainer.log was written" in said
     with log.open("a") as file:
         file.write("SGLang server launched at: http://192.0.2.7:23239\n")
-    assert is_of_this_machine(trial) is False and tool("--before-step", "30")[0] == 2
+    assert is_of_this_machine(trial) is False and refused("--before-step", "30", code=2)
     with log.open("a") as file:
         file.write("LLM inference server launched at: AREAL_LLM_SERVER_ADDRS=127.0.0.1:23239,127.0.0.1:23240\n")
     assert read_servers(trial.logs) == ["http://127.0.0.1:23239", "http://127.0.0.1:23240"]

@@ -338,13 +338,3 @@ def test_a_wrong_command_names_what_exists_instead(paths, capsys, arguments, sai
     root = str(paths.fileroot)
     assert check_health.main([argument.replace("{root}", root) for argument in arguments]) == 2
     assert said.replace("{root}", root) in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["check_health", "report"])
-@pytest.mark.parametrize("how", [["-m", "scripts.{}"], ["scripts/{}.py"]])
-def test_both_ways_to_call_a_script_work_from_its_repository(script, how):
-    words = [word.format(script) for word in how]
-    done = subprocess.run([sys.executable, *words, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "Exit codes: 0 " in done.stdout

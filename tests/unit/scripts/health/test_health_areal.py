@@ -13,18 +13,14 @@ import pytest
 from scripts import check_health
 from tests.programs.stand_in_server import running
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, make_areal, write_areal_log
+from tests.support.trial_names import NAMES
 
 WAITS = "import time; print('there', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
-def root(tmp_path):
-    make_areal(tmp_path / "root", [20, 40], recover_step=40)
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def logs(root):
+    make_areal(root, [20, 40], recover_step=40)
     return root / "logs" / USER / EXPERIMENT / TRIAL
 
 
@@ -62,8 +58,7 @@ def trainer(logs):
 @pytest.fixture
 def checked(root, capsys):
     def run(*flags):
-        names = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
-        code = check_health.main(["--fileroot", str(root), *names, "--json", *flags])
+        code = check_health.main(["--fileroot", str(root), *NAMES, "--json", *flags])
         found = json.loads(capsys.readouterr().out)
         return code, {(one["check"], one["subject"]): (one["verdict"], one["said"]) for one in found["findings"]}
 
