@@ -226,7 +226,7 @@ def _strike(
     return None
 
 
-def _starve(hit: Process, run: subprocess.Popen[bytes]) -> bool:
+def _starve(hit: Process, run: Driver) -> bool:
     """It gets nothing more of what it may write to; True once it has ended."""
     with contextlib.suppress(ProcessLookupError):
         _, most = resource.prlimit(hit.pid, resource.RLIMIT_DATA)

@@ -26,8 +26,7 @@ from scripts.health.disk_check import check_checkpoints, check_disk
 from scripts.health.findings import CheckResult, Finding, first_line, is_healthy, run_checks
 from scripts.health.log_check import check_logs
 from scripts.health.machine_check import check_gpus, check_memory
-from scripts.health.recorded_run import read_view
-from scripts.health.run_check import Subject, areal_subject, check_run, find_subject
+from scripts.health.run_check import Subject, check_run, find_subject
 from scripts.health.server_check import check_servers
 from scripts.run_choice import add_run_arguments, chosen_run
 
@@ -62,10 +61,7 @@ def _check(given: argparse.Namespace) -> int:
             f"--timeout {given.timeout:g} or --recent {given.recent:g} is no number of seconds",
             "e.g. --timeout 10 --recent 60",
         )
-    timeout_s, recent_s, servers = given.timeout, given.recent, tuple(given.server)
-    subject = areal_subject(paths, timeout_s=timeout_s, recent_s=recent_s, extra_servers=servers) or find_subject(
-        paths, read_view(paths), timeout_s=timeout_s, recent_s=recent_s, extra_servers=servers
-    )
+    subject = find_subject(paths, timeout_s=given.timeout, recent_s=given.recent, extra_servers=tuple(given.server))
     findings = run_checks({name: partial(check, subject) for name, check in CHECKS.items()}, timeout_s=given.timeout)
     with as_far_as_it_is_read():
         if given.json:

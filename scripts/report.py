@@ -15,7 +15,7 @@ from launcher.reporting.run_facts import RunFacts
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser
 from scripts.ending import DONE, ended, print_json
-from scripts.faults.run_processes import NotLive, find_driver
+from scripts.faults.run_processes import is_live
 from scripts.run_choice import add_run_arguments, chosen_run
 
 
@@ -46,15 +46,6 @@ def parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print the main figures as JSON instead of the file's path alone"
     )
     return made
-
-
-def is_live(paths: RunPaths) -> bool | None:
-    """None: the run is on another machine, so it is not known here."""
-    try:
-        find_driver(paths)
-    except NotLive as error:
-        return None if " runs on " in error.message else False
-    return True
 
 
 def summary_of(facts: RunFacts, paths: RunPaths) -> dict[str, object]:

@@ -14,7 +14,7 @@ import ast
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,11 @@ from actors.serving.server_processes import TITLES, TOKENS
 from actors.serving.sglang_client import CONFIGURED
 from actors.serving.sglang_command import NodeSpan, command
 from actors.serving.sglang_features import BY_LENGTH, ROUTES, STREAMER, sglang_folder
+from launcher.base.errors import UsageError
 from launcher.config.schema import SGLangConfig
 from launcher.reporting.terminal_text import SafeConsole
+from scripts.checkpoints.arguments import Parser
+from scripts.ending import DONE, ended
 from scripts.health.server_check import KV_USE, QUEUED, RUNNING
 
 Sources = Mapping[str, str]
@@ -124,7 +127,7 @@ def _our_arguments() -> Iterator[str]:
 
 def missing(sources: Sources) -> list[Need]:
     """Of what we need, what no file of `sources` has."""
-    tree = cache(lambda path: ast.parse(sources[path]))
+    names = cache(lambda path: frozenset(_defined(ast.parse(sources[path]))))
 
     def has(path: str, need: Need) -> bool:
         match need.kind:
@@ -132,54 +135,30 @@ def missing(sources: Sources) -> list[Need]:
                 return any(name in sources[path] for name in need.name.split(" | "))
             case "route":
                 return re.search(rf'@app\.\w+\(\s*"{re.escape(need.name)}"', sources[path]) is not None
-            case "argument" if f'"--{need.name.replace("_", "-")}"' in sources[path]:
-                return True
-            case kind:
-                return _DEFINED[kind](need.name, tree(path))
+            case "argument":
+                flag = f'"--{need.name.replace("_", "-")}"'
+                return flag in sources[path] or any(name.endswith(f".{need.name}") for name in names(path))
+        return need.name in names(path)
 
     return [need for need in needs() if not any(has(path, need) for path in sources if re.fullmatch(need.files, path))]
 
 
-def _function(name: str, tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name for node in tree.body)
-
-
-def _method(name: str, tree: ast.Module) -> bool:
-    path, _, parameters = name.rstrip(")").partition("(")
-    owner, _, method = path.partition(".")
-    for node in _body(tree, owner):
-        if isinstance(node, ast.FunctionDef) and node.name == method:
-            return [one.arg for one in node.args.args[1:]] == parameters.split(", ")
-    return False
-
-
-def _field(name: str, tree: ast.Module) -> bool:
-    owner, _, wanted = name.partition(".")
-    return wanted in _annotated(_body(tree, owner))
-
-
-def _argument(name: str, tree: ast.Module) -> bool:
-    return any(name in _annotated(node.body) for node in tree.body if isinstance(node, ast.ClassDef))
-
-
-_DEFINED: Mapping[str, Callable[[str, ast.Module], bool]] = {
-    "function": _function,
-    "method": _method,
-    "field": _field,
-    "argument": _argument,
-}
-
-
-def _body(tree: ast.Module, owner: str) -> list[ast.stmt]:
-    return next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), [])
-
-
-def _annotated(body: Iterable[ast.stmt]) -> set[str]:
-    return {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """`function`, `Class.method(its, parameters)`, `Class.field` of a module."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for inner in node.body:
+            if isinstance(inner, ast.FunctionDef):
+                yield f"{node.name}.{inner.name}({', '.join(one.arg for one in inner.args.args[1:])})"
+            elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+                yield f"{node.name}.{inner.target.id}"
 
 
 def read_sources(path: Path) -> Sources:
-    """Raises ValueError where `path` is neither a wheel nor a folder of SGLang."""
+    """Raises UsageError where `path` is neither a wheel nor a folder of SGLang."""
     if path.is_dir():
         found = {str(file.relative_to(path)): file for file in path.glob("**/*.py")}
         sources = {name: file.read_text(encoding="utf-8-sig") for name, file in found.items() if _is_of_use(name)}
@@ -189,9 +168,9 @@ def read_sources(path: Path) -> Sources:
             short = {name: name.removeprefix("sglang/") for name in names}
             sources = {short[name]: wheel.read(name).decode("utf-8-sig") for name in names if _is_of_use(short[name])}
     else:
-        raise ValueError(f"{path} is neither a wheel nor a folder")
+        raise UsageError(f"{path} is neither a wheel nor a folder", "give SGLang's wheel, or its folder `sglang`")
     if "srt/server_args.py" not in sources:
-        raise ValueError(f"{path} has no srt/server_args.py: give SGLang's wheel, or its folder `sglang`")
+        raise UsageError(f"{path} has no srt/server_args.py", "give SGLang's wheel, or its folder `sglang`")
     return sources
 
 
@@ -200,9 +179,10 @@ def _is_of_use(name: str) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.sglang_contract",
-        description="What of our use of SGLang is missing in a version of it, from its source.",
+    made = Parser(
+        "sglang_contract",
+        "What of our use of SGLang is missing in a version of it, from its source.",
+        "0 all is there; 1 something is missing; 2 PATH is no SGLang",
     )
     made.add_argument(
         "path", nargs="?", type=Path, help="a wheel, or the package's folder (default: the installed one)"
@@ -211,20 +191,21 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    path = parser().parse_args(arguments).path
+    return ended(lambda: _look(parser().parse_args(arguments).path))
+
+
+def _look(path: Path | None) -> int:
     try:
-        sources = read_sources(path or sglang_folder())
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    gone = missing(sources)
+        gone = missing(read_sources(path or sglang_folder()))
+    except ModuleNotFoundError as error:
+        raise UsageError("SGLang is not installed", "give the path of a wheel") from error
     if gone:
         table = Table("what", "name", "looked for in", "used by")
         for need in gone:
             table.add_row(need.kind, need.name, need.files, need.use)
         SafeConsole().print(table)
     print(f"{len(list(needs()))} names asked for, {len(gone)} missing")
-    return 1 if gone else 0
+    return 1 if gone else DONE
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from launcher.base.errors import LauncherError, RunError
+from launcher.base.errors import RunError
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.reporting.ledger_audit import Audit
 from launcher.reporting.run_facts import read_facts
-from launcher.reporting.terminal_text import speak_anywhere
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
+from scripts.ending import ended
 from scripts.faults.broken_reward import FUNCTION, SOLVE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
@@ -57,18 +57,13 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    speak_anywhere()
-    given = _parser().parse_args(arguments)
+    return ended(lambda: _run(_parser().parse_args(arguments)), refused=1)
+
+
+def _run(given: argparse.Namespace) -> int:
     fileroot = given.fileroot or Path(tempfile.mkdtemp(prefix="storm-"))
-    try:
-        words = storm_words(fileroot.resolve(), conf=given.conf, overrides=given.overrides)
-        result = run_under_faults(words, given.faults, seed=given.seed)
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return 1 if isinstance(error, RunError) else 2
-    except KeyboardInterrupt:
-        print(f"interrupted; the run was ended, its files are in {fileroot}", file=sys.stderr)
-        return 130
+    words = storm_words(fileroot.resolve(), conf=given.conf, overrides=given.overrides)
+    result = run_under_faults(words, given.faults, seed=given.seed)
     print(table(result))
     if given.json is not None:
         given.json.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")

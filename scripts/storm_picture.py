@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import LauncherError, UsageError
+from launcher.base.errors import UsageError
 from launcher.reporting.downsample import running_mean
 from launcher.reporting.png_figure import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR, hide_spines, write_png
 from launcher.reporting.run_facts import RunFacts, read_facts
 from launcher.reporting.run_view import mean_window
+from scripts.checkpoints.arguments import Parser
+from scripts.ending import DONE, ended
 from scripts.faults.outcome import FaultOutcome
 from scripts.run_choice import add_run_arguments, chosen_run
 from scripts.storm import read_result
@@ -36,21 +38,20 @@ ROWS = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.storm_picture", description=__doc__)
-    add_run_arguments(parser)
-    parser.add_argument("--output", type=Path, default=Path("storm.png"), help="picture to write (default: storm.png)")
-    given = parser.parse_args(arguments)
-    try:
-        paths = chosen_run(given)
-        faults = read_result(paths, seed=0, asked=0, exit_code=0, seconds=0.0).outcomes
-        facts = read_facts(paths)
-        if not faults or not facts.steps:
-            raise UsageError(f"no fault was injected into {paths.logs}", "give the logs of a run of scripts.storm")
-        draw_storm(facts, faults, given.output)
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    made = Parser("storm_picture", "Draw a storm, from the files of its run.", "0 drawn; 2 the command is wrong")
+    add_run_arguments(made)
+    made.add_argument("--output", type=Path, default=Path("storm.png"), help="picture to write (default: storm.png)")
+    return ended(lambda: _picture(made.parse_args(arguments)))
+
+
+def _picture(given: argparse.Namespace) -> int:
+    paths = chosen_run(given)
+    faults = read_result(paths, seed=0, asked=0, exit_code=0, seconds=0.0).outcomes
+    facts = read_facts(paths)
+    if not faults or not facts.steps:
+        raise UsageError(f"no fault was injected into {paths.logs}", "give the logs of a run of scripts.storm")
+    draw_storm(facts, faults, given.output)
+    return DONE
 
 
 def draw_storm(facts: RunFacts, faults: Sequence[FaultOutcome], path: Path) -> None:

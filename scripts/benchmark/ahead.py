@@ -8,16 +8,16 @@ machine does meets all alike. A step lasts from one line of metrics.jsonl to the
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 
-from launcher.run_files.journal import read_lines
-from scripts.benchmark.experiment import run_experiment
-from scripts.benchmark.ratios import paired_ratio, spread
+from launcher.base.errors import UsageError
+from launcher.run_files.journal import Record, number_of, read_lines
+from scripts.benchmark.measured import Measured, Points
+from scripts.benchmark.ratios import Ratio, paired_ratio
+from scripts.faults.started_run import short_lived, until_finished
 
 WARM_UP = 10
 OWN_CORES = (
@@ -46,50 +46,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each run")
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace) -> Measured:
     runs: list[AheadRun] = []
     for number in range(arguments.rounds):
         for ahead in arguments.ahead:
-            with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-                overrides = [
-                    *OWN_CORES,
-                    f"seed={number + 1}",
-                    f"total_train_steps={arguments.steps}",
-                    f"rollout.max_head_offpolicyness={ahead}",
-                    *arguments.overrides,
-                ]
-                runs.append(measured(ahead, list(read_lines(run_experiment(Path(folder), overrides).paths.metrics))))
+            settings = [
+                *OWN_CORES,
+                f"seed={number + 1}",
+                f"total_train_steps={arguments.steps}",
+                f"rollout.max_head_offpolicyness={ahead}",
+                *arguments.overrides,
+            ]
+            with short_lived(settings) as (paths, process):
+                until_finished(process, paths)
+                runs.append(read_run(ahead, list(read_lines(paths.metrics))))
             print(f"round {number}, {ahead} ahead: step {median(runs[-1].step_s):.3f} s", flush=True)
-    return report(runs)
+    return measured(runs)
 
 
-def measured(ahead: int, lines: Sequence[Mapping[str, object]]) -> AheadRun:
-    """Of the lines of metrics.jsonl. Raises ValueError where there are too few steps."""
+def read_run(ahead: int, lines: Sequence[Record]) -> AheadRun:
+    """Of the lines of metrics.jsonl. Raises UsageError where there are too few steps."""
     if len(lines) < WARM_UP + 2:
-        raise ValueError(f"{len(lines)} steps, of which {WARM_UP} are not counted: give more --steps")
-    times = [float(str(line["time"])) for line in lines]
-    lasted = tuple(after - before for before, after in pairwise(times))[WARM_UP:]
-    tokens = sum(float(str(line["rollout/tokens"])) for line in lines[WARM_UP + 1 :])
+        raise UsageError(f"{len(lines)} steps, of which {WARM_UP} are not counted", "give more --steps")
+    lasted = tuple(after - before for before, after in pairwise(number_of(line["time"]) for line in lines))[WARM_UP:]
+    tokens = sum(number_of(line["rollout/tokens"]) for line in lines[WARM_UP + 1 :])
     return AheadRun(
         ahead=ahead,
         step_s=lasted,
-        reward=tuple(float(str(line["rollout/reward"])) for line in lines),
+        reward=tuple(number_of(line["rollout/reward"]) for line in lines),
         tokens_per_s=tokens / sum(lasted),
     )
 
 
-def report(runs: Sequence[AheadRun]) -> dict[str, object]:
+def measured(runs: Sequence[AheadRun]) -> Measured:
+    """Ratios: steps a minute over those of the least that was made ahead, run by run."""
     by_ahead = {ahead: [run for run in runs if run.ahead == ahead] for ahead in sorted({run.ahead for run in runs})}
     (least, without), *_ = by_ahead.items()
-    print("ahead  seconds a step                         steps a minute ÷ none  tokens/s  reward: first, last 10 steps")
-    ratios = {}
+    points, ratios = Points(), dict[str, Ratio]()
     for ahead, some in by_ahead.items():
-        ratio = paired_ratio([fmean(run.step_s) for run in without], [fmean(run.step_s) for run in some])
-        ratios[ahead] = asdict(ratio)
-        reward = [fmean(fmean(run.reward[part]) for run in some) for part in (slice(10), slice(-10, None))]
-        print(
-            f"{ahead:5}  {spread([s for run in some for s in run.step_s], ' s', 3):38} "
-            f"{'–' if ahead == least else ratio!s:22} {fmean(run.tokens_per_s for run in some):8,.0f}  "
-            f"{reward[0]:.3f} → {reward[1]:.3f}"
+        points |= {
+            f"{ahead} ahead: step_s": [seconds for run in some for seconds in run.step_s],
+            f"{ahead} ahead: tokens/s": [run.tokens_per_s for run in some],
+            f"{ahead} ahead: reward of the first 10 steps": [fmean(run.reward[:10]) for run in some],
+            f"{ahead} ahead: reward of the last 10 steps": [fmean(run.reward[-10:]) for run in some],
+        }
+        ratios[f"steps a minute, {ahead} ahead ÷ {least}"] = paired_ratio(
+            [fmean(run.step_s) for run in without], [fmean(run.step_s) for run in some]
         )
-    return {"steps_a_minute_ratio": ratios, "runs": [asdict(run) for run in runs]}
+    return Measured(points=points, ratios=ratios, raw=[asdict(run) for run in runs])

@@ -89,31 +89,25 @@ def check_gpu(kind: str, instead: str, found: RunProcesses) -> None:
         raise UsageError(f"{kind}: this run is not on a GPU", f"{instead} takes the host's memory")
 
 
-LEAVE = Option(256.0, "of each GPU, free", least=16)
-SECONDS = seconds(180.0, "for so long the GPU is held at most")
+def _starved(
+    code: str, whom: str, meant: Callable[[FaultContext], tuple[str, Sequence[Process]]], instead: str, **more: Option
+) -> None:
+    fault(
+        code,
+        f"{whom} out of GPU memory: killed, and another process holds what is free while it starts",
+        role=whom,
+        needs="",
+        check=lambda paths, found: check_gpu(code, instead, found),
+        **more,
+        leave_mib=Option(256.0, "of each GPU, free", least=16),
+        seconds=seconds(180.0, "for so long the GPU is held at most"),
+    )(lambda context: starve(context, *meant(context)))
 
 
-@fault(
-    "C9",
-    "server out of GPU memory: killed, and another process holds what is free while it starts",
-    role="server",
-    check=lambda paths, found: check_gpu("C9", "C3", found),
-    server=SERVER,
-    leave_mib=LEAVE,
-    seconds=SECONDS,
-)
-def starve_starting_server(context: FaultContext) -> Figures:
+def _server(context: FaultContext) -> tuple[str, Sequence[Process]]:
     server = context.server()
-    return starve(context, server.name, server.tree)
+    return server.name, server.tree
 
 
-@fault(
-    "T8",
-    "trainer out of GPU memory: killed, and another process holds what is free while it starts",
-    role="trainer",
-    check=lambda paths, found: check_gpu("T8", "T6", found),
-    leave_mib=LEAVE,
-    seconds=SECONDS,
-)
-def starve_starting_trainer(context: FaultContext) -> Figures:
-    return starve(context, "trainer", [context.trainer()])
+_starved("C9", "server", _server, "C3", server=SERVER)
+_starved("T8", "trainer", lambda context: ("trainer", [context.trainer()]), "T6")

@@ -120,17 +120,23 @@ def find_driver(paths: RunPaths) -> Process:
     return process
 
 
+def is_live(paths: RunPaths) -> bool | None:
+    """None: the run is on another machine, so it is not known here."""
+    try:
+        find_driver(paths)
+    except NotLive as error:
+        return None if " runs on " in error.message else False
+    return True
+
+
 def live_runs(fileroot: Path) -> list[RunPaths]:
     """Runs below `fileroot` whose driver is alive."""
     found = []
     for lock in sorted(fileroot.glob("logs/*/*/*/.run.lock")):
         user, experiment, trial = lock.parts[-4:-1]
         paths = RunPaths(fileroot=fileroot, user=user, experiment_name=experiment, trial_name=trial)
-        try:
-            find_driver(paths)
-        except NotLive:
-            continue
-        found.append(paths)
+        if is_live(paths):
+            found.append(paths)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from launcher.checkpoints.areal_log import read_servers
 from launcher.run_files.run_ends import GONE
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer
-from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers
+from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers, is_live
 from scripts.health.areal_run import (
     ArealRun,
     areal_view,
@@ -23,7 +24,7 @@ from scripts.health.areal_run import (
     trial_of_logs,
 )
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
-from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps
+from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps, read_view
 
 SUPERVISORS = ("health_monitor", "coordinator")
 STALL_FACTOR, STALL_MIN_S = 10.0, 60.0
@@ -50,44 +51,28 @@ class Subject:
         return self.is_live is not False
 
 
-def find_subject(
-    paths: RunPaths, view: RecordedRun, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
-) -> Subject:
+def find_subject(paths: RunPaths, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()) -> Subject:
+    """A run of ours, by its journal and its processes; or one of AReaL's, by its logs and its processes."""
     processes: RunProcesses | None = None
-    is_live: bool | None = True
-    try:
-        processes = find_run(paths)
-    except NotLive as error:
-        is_live = None if " runs on " in error.message else False
+    areal: ArealRun | None = None
+    if is_areals(paths):
+        areal = read_areal(trial_of_logs(paths))
+        live = live_of(areal)
+        view = areal_view(areal, live)
+        extra_servers = extra_servers if live is False else (*read_servers(paths.logs), *extra_servers)
+    else:
+        view, live = read_view(paths), is_live(paths)
+        with contextlib.suppress(NotLive):  # it has ended just now
+            processes = find_run(paths) if live else None
     return Subject(
         paths=paths,
         view=view,
-        is_live=is_live,
+        is_live=live,
         processes=processes,
         timeout_s=timeout_s,
         recent_s=recent_s,
         extra_servers=extra_servers,
-    )
-
-
-def areal_subject(
-    paths: RunPaths, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
-) -> Subject | None:
-    """None where it is a run of ours."""
-    if not is_areals(paths):
-        return None
-    run = read_areal(trial_of_logs(paths))
-    is_live = live_of(run)
-    servers = extra_servers if is_live is False else (*read_servers(paths.logs), *extra_servers)
-    return Subject(
-        paths=paths,
-        view=areal_view(run, is_live),
-        is_live=is_live,
-        processes=None,
-        timeout_s=timeout_s,
-        recent_s=recent_s,
-        extra_servers=servers,
-        areal=run,
+        areal=areal,
     )
 
 

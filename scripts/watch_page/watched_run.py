@@ -23,8 +23,8 @@ from launcher.run_files.control_requests import wanted
 from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_paths import RunPaths
+from scripts.faults.run_processes import is_live
 from scripts.health.recorded_run import SERVER_STATES
-from scripts.report import is_live
 from scripts.watch_page.lanes import lanes_of
 
 PAUSE_FACTOR = 20.0

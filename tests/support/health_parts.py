@@ -2,12 +2,11 @@
 
 import dataclasses
 
-from scripts.health.recorded_run import read_view
 from scripts.health.run_check import find_subject
 
 
 def subject_of(paths, **changes):
-    found = find_subject(paths, read_view(paths), timeout_s=5.0, recent_s=60.0)
+    found = find_subject(paths, timeout_s=5.0, recent_s=60.0)
     return dataclasses.replace(found, **changes)
 
 

@@ -11,11 +11,9 @@ import pytest
 from launcher.config.compose import REPOSITORY, compose
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
-from scripts import check_health, report
 
 TROUBLE = REPOSITORY / "docs" / "troubleshooting"
-HEALTH_PAGE = REPOSITORY / "docs" / "health_and_report.md"
-PAGES = [HEALTH_PAGE, *sorted(TROUBLE.glob("*.md"))]
+PAGES = [REPOSITORY / "docs" / "health_and_report.md", *sorted(TROUBLE.glob("*.md"))]
 TOOLS = {"check_health", "diagnose", "inject_fault", "list_checkpoints", "report", "resume_training", "setup_recovery"}
 KEYS = {setting.key for setting in settings_of(RunConfig)}
 SECTIONS = {key.partition(".")[0] for key in KEYS if "." in key}
@@ -71,29 +69,3 @@ def test_each_value_that_is_proposed_is_accepted():
     assert len(proposed) > 20
     for word in sorted(proposed):
         compose(["conf=arithmetic_cpu", word])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_link_on_a_page_leads_somewhere(page):
-    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / link).is_file(), link
-
-
-@pytest.mark.parametrize(
-    ("tool", "head"), [(check_health, "`python -m scripts.check_health`"), (report, "`report.html`")]
-)
-def test_the_page_has_each_flag_of_the_tool_and_no_other(tool, head):
-    """In the rows of the table of flags that follows the tool's heading; `--json` and its like, without values."""
-    section = next(part for part in HEALTH_PAGE.read_text().split("\n## ") if part.startswith(head))
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    documented = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)", row.split(" | ")[0])}
-    assert documented == flags_of(tool.parser())
-
-
-@pytest.mark.parametrize("tool", [check_health, report])
-def test_help_explains_each_flag_and_the_exit_codes(tool):
-    parser = tool.parser()
-    assert all(action.help for action in parser._actions)
-    assert "Exit codes: 0" in parser.format_help()
-    said = (tool.__doc__ or "").lower()
-    assert all(f"{code} " in said for code in re.findall(r"\b(\d) ", parser.epilog))

@@ -249,11 +249,11 @@ def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
     journal.record("run.started")
     journal.record("run.finished", reason="all steps are done")
     with RunLock(paths, tool="resume_training"):
-        subject = find_subject(paths, read_view(paths), timeout_s=1, recent_s=1)
+        subject = find_subject(paths, timeout_s=1, recent_s=1)
         assert subject.is_live is False
         assert [one.verdict for one in check_run(subject)] == [OK, OK]
     with RunLock(paths):
-        assert find_subject(paths, read_view(paths), timeout_s=1, recent_s=1).is_live is True
+        assert find_subject(paths, timeout_s=1, recent_s=1).is_live is True
 
 
 @pytest.fixture
