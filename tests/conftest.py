@@ -51,6 +51,21 @@ def pytest_addoption(parser):
     parser.addoption("--real-servers", action="store_true", help="the real SGLang in tests/chaos/test_lost_nodes.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist's own
+def pytest_cmdline_main(config):
+    """Where nothing is named, two processes share the tests. A file is one process's: its tests share what one of them
+    has started. Nothing is changed in such a process itself, for -s and --pdb, or where pytest-xdist is missing."""
+    option = config.option
+    if not hasattr(option, "numprocesses") or hasattr(config, "workerinput"):
+        return
+    is_whole = config.args_source is config.ArgsSource.TESTPATHS
+    is_seen = option.capture == "no" or option.usepdb or option.collectonly
+    if option.numprocesses is None and is_whole and not is_seen:
+        option.numprocesses = 2
+    if option.numprocesses and option.dist == "no":
+        option.dist, option.loadscopereorder = "loadfile", False  # whole runs first, as they are collected
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m slow` chooses among them
 def pytest_collection_modifyitems(config, items):
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}

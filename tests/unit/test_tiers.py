@@ -70,6 +70,28 @@ def test_a_system_test_is_chosen_by_the_marker_slow():
     assert not collected(RAY_FILE, "quick").get_closest_marker("slow")
 
 
+@pytest.mark.parametrize(
+    ("source", "changes", "processes", "dist"),
+    [
+        ("TESTPATHS", {}, 2, "loadfile"),
+        ("TESTPATHS", {"numprocesses": 3}, 3, "loadfile"),
+        ("TESTPATHS", {"numprocesses": 0}, 0, "no"),
+        ("TESTPATHS", {"capture": "no"}, None, "no"),
+        ("TESTPATHS", {"usepdb": True}, None, "no"),
+        ("ARGS", {}, None, "no"),
+    ],
+)
+def test_all_tests_are_run_by_two_processes_and_named_ones_by_one(source, changes, processes, dist):
+    given = {"numprocesses": None, "dist": "no", "capture": "fd", "usepdb": False, "collectonly": False} | changes
+    kinds = pytest.Config.ArgsSource
+    config = SimpleNamespace(args_source=kinds[source], ArgsSource=kinds, option=SimpleNamespace(**given))
+    conftest.pytest_cmdline_main(config)
+    assert (config.option.numprocesses, config.option.dist) == (processes, dist)
+    named = SimpleNamespace(args_source=kinds[source], ArgsSource=kinds, option=SimpleNamespace(capture="fd"))
+    conftest.pytest_cmdline_main(named)
+    assert vars(named.option) == {"capture": "fd"}, "without pytest-xdist"
+
+
 def test_a_unit_test_that_hangs_ends_after_a_minute(request):
     assert request.node.get_closest_marker("timeout").args == (conftest.UNIT_TIMEOUT_S,) == (60,)
 
