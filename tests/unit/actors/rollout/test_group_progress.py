@@ -41,10 +41,11 @@ def test_the_next_request_continues_at_the_last_token():
     assert [one.server for one in progress.completions()] == ["b", "a", "a b"]
 
 
-def test_tokens_of_other_weights_are_neither_taken_nor_continued():
+@pytest.mark.parametrize("version", [6, 8])
+def test_tokens_of_other_weights_are_neither_taken_nor_continued(version):
     progress = GroupProgress(PROMPT, [SAMPLING] * 2, 7)
-    old = Samples(completions={0: part((9,), finish="stop", version=6)}, begun={1: part((5,), version=6)}, failure=GONE)
-    assert progress.take(old) == 0
+    whole, begun = part((9,), finish="stop", version=version), part((5,), version=version)
+    assert progress.take(Samples(completions={0: whole}, begun={1: begun}, failure=GONE)) == 0
     assert progress.request()[0] == [PROMPT, PROMPT]
     with pytest.raises(KeyError):
         progress.completions()
