@@ -3,6 +3,7 @@
 `python -m pytest --long tests/mutation` tries all of them: hours on two busy cores, a few minutes for most modules.
 """
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.mutation.verdicts import KNOWN, listed
 REPOSITORY = Path(__file__).parents[2]
 
 
+@functools.cache
 def names_of(path):
     return [mutant.name for mutant in mutants((REPOSITORY / path).read_text(), path)]
 

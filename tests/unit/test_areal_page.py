@@ -64,6 +64,7 @@ def test_the_command_of_before_is_what_the_command_of_now_starts(typed):
     assert code == 0 and shlex.split(started)[1:] == [*theirs[1:], "++recover.retries=0"]
 
 
+@pytest.mark.slow
 def test_the_first_command_starts_nothing_and_shows_the_plan_with_its_notes(typed, folder):
     before = snapshot(folder)
     code, said = typed(TEN_MINUTES)

@@ -46,6 +46,7 @@ def test_what_a_preset_takes_from_the_repository_is_installed(wheel, preset):
     assert f"conf/conf/{preset}.yaml" in installed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top", PACKAGED)
 def test_no_file_is_left_behind(wheel, top):
     files = [path for path in (REPOSITORY / top).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -53,11 +54,13 @@ def test_no_file_is_left_behind(wheel, top):
     assert {str(path.relative_to(REPOSITORY)) for path in files} <= files_in(wheel)
 
 
+@pytest.mark.slow
 def test_nothing_else_is_in_it(wheel):
     tops = {name.partition("/")[0] for name in files_in(wheel)}
     assert tops == {*PACKAGED, f"grpo_launcher-{__version__}.dist-info"}
 
 
+@pytest.mark.slow
 def test_the_version_has_one_place(wheel):
     with zipfile.ZipFile(wheel) as archive:
         metadata = email.message_from_bytes(archive.read(f"grpo_launcher-{__version__}.dist-info/METADATA"))

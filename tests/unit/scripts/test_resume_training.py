@@ -146,6 +146,7 @@ def test_it_asks_and_a_no_changes_nothing(tool, folder, paths):
     assert tool(answer="y")[0] == launched(folder)
 
 
+@pytest.mark.slow
 def test_settings_can_be_changed_on_the_way(tool, folder, paths):
     became, said = tool("sglang.mem_fraction_static=0.5", "--yes", "cluster.fileroot=root")
     kept = [setting for setting in SETTINGS if not setting.startswith("cluster")]

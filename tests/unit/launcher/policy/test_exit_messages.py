@@ -61,6 +61,7 @@ def literals(file):
             yield node.lineno, node.value
 
 
+@pytest.mark.slow
 def test_the_installed_sglang_says_nothing_about_memory_that_is_not_known():
     files = [file for file in SGLANG.rglob("*.py") if OF_MEMORY.search(file.read_text(errors="replace"))]
     found = [(file, line, text) for file in files for line, text in literals(file) if OF_MEMORY.search(text)]

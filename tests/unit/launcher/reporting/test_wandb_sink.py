@@ -91,6 +91,7 @@ def test_offline_keeps_every_line_over_global_step_across_a_restore(paths):
     assert (said, wandb.missed) == ([], 0)
 
 
+@pytest.mark.slow
 def test_an_alert_reaches_wandb_beside_the_metrics(paths):
     wandb = sink(paths, mode="offline")
     wandb.alert("incident 1 began: server_hang", "server-0: stopped for 3.1 s")

@@ -33,6 +33,7 @@ def found_on(config, gib, shape, n_gpus=1):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "n_gpus"), [(AUTO, 1), (NODE, 8)])
 @pytest.mark.parametrize("name", KNOWN_SHAPES)
 def test_what_is_found_fits_with_a_tenth_left_and_a_larger_card_takes_it_too(name, config, n_gpus):

@@ -26,6 +26,7 @@ def wheel():
     return found
 
 
+@pytest.mark.slow
 def test_a_kernel_is_built_where_no_toolkit_is_installed(wheel, tmp_path, monkeypatch):
     """As SGLang's build tools do it: `nvcc` of CUDA_HOME compiles, the host's linker takes its lib64."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
