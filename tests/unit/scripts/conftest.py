@@ -25,8 +25,8 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def paths(made_trial, root):
-    """A trial of ours that learned for 40 steps."""
+def trial(made_trial, root):
+    """Of ours, which learned for 40 steps."""
     shutil.copytree(made_trial, root)
     write_rewards(trial_paths(root), HEALTHY)
     return trial_paths(root)

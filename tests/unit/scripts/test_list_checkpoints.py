@@ -52,7 +52,7 @@ def states(found):
 
 
 @pytest.mark.slow
-def test_the_first_line_is_the_answer(tool, paths):
+def test_the_first_line_is_the_answer(tool, trial):
     code, out = tool()
     assert code == 0
     assert out.splitlines()[0].startswith("exp/t1: the last good checkpoint is of step 25, ")
@@ -61,7 +61,7 @@ def test_the_first_line_is_the_answer(tool, paths):
         assert word in out
 
 
-def test_json_says_all_of_it(facts, paths):
+def test_json_says_all_of_it(facts, trial):
     code, found = facts()
     assert code == 0
     assert found["format"] == "grpo-checkpoints/1"
@@ -86,19 +86,19 @@ def test_json_says_all_of_it(facts, paths):
         (["--latest", "--max-step", "31", "--verify"], [30]),
     ],
 )
-def test_each_flag_does_what_it_says(facts, paths, flags, steps):
+def test_each_flag_does_what_it_says(facts, trial, flags, steps):
     code, found = facts(*flags)
     assert (code, list(states(found))) == (0, steps)
 
 
-def test_nothing_fits_is_exit_code_1_and_says_what_there_is(tool, paths):
+def test_nothing_fits_is_exit_code_1_and_says_what_there_is(tool, trial):
     code, out = tool("--before-step", "5")
     assert code == 1
     assert "no checkpoint fits the request; there are checkpoints of steps 5, 15, 25, 30, 38" in out
 
 
-def test_damage_condemns_and_says_from_where(tool, facts, paths):
-    write_rewards(paths, HEALTHY, events=[began(1, 27)])
+def test_damage_condemns_and_says_from_where(tool, facts, trial):
+    write_rewards(trial, HEALTHY, events=[began(1, 27)])
     _, found = facts()
     assert states(found) == {5: "good", 15: "good", 25: "candidate", 30: "condemned", 38: "condemned"}
     assert found["damage"]["onset_step"] == 27 and found["damage"]["first_damaged_checkpoint"] == 26
@@ -107,8 +107,8 @@ def test_damage_condemns_and_says_from_where(tool, facts, paths):
     assert lines[1].startswith("damage from about step 27 on (incident 1, reward_collapse: it fell)")
 
 
-def test_what_the_run_set_aside_is_listed_as_what_it_is(facts, paths):
-    store = CheckpointStore(paths.default_checkpoints)
+def test_what_the_run_set_aside_is_listed_as_what_it_is(facts, trial):
+    store = CheckpointStore(trial.default_checkpoints)
     store.condemn_after(30)
     store.set_aside_after(25)
     _, found = facts()
@@ -117,8 +117,8 @@ def test_what_the_run_set_aside_is_listed_as_what_it_is(facts, paths):
     assert facts("--latest")[1]["checkpoints"][0]["step"] == 25
 
 
-def test_a_torn_one_is_seen_without_reading_it_and_a_flipped_one_by_verify(tool, facts, paths):
-    folder = paths.default_checkpoints
+def test_a_torn_one_is_seen_without_reading_it_and_a_flipped_one_by_verify(tool, facts, trial):
+    folder = trial.default_checkpoints
     truncate(folder / "epoch0epochstep25globalstep25" / "model.safetensors")
     flip(folder / "epoch0epochstep15globalstep15" / "training_state.tensors")
     code, found = facts()
@@ -133,16 +133,16 @@ def test_a_torn_one_is_seen_without_reading_it_and_a_flipped_one_by_verify(tool,
     assert code == 1 and "training_state.tensors was changed" in out
 
 
-def test_numbers_that_are_not_finite_are_seen_only_by_verify(facts, paths):
-    folder = paths.default_checkpoints / "epoch0epochstep25globalstep25"
+def test_numbers_that_are_not_finite_are_seen_only_by_verify(facts, trial):
+    folder = trial.default_checkpoints / "epoch0epochstep25globalstep25"
     edit_tensors(folder, "model.safetensors", lambda t: t["model.norm.weight"][0].fill_(float("nan")))
     assert facts()[1]["last_good"] == 25
     assert facts("--verify")[1]["last_good"] == 15
     assert facts("--verify", "--good", "--latest")[1]["checkpoints"][0]["step"] == 15
 
 
-def test_half_a_manifest_and_an_empty_folder_are_listed_and_never_good(facts, paths):
-    folder = paths.default_checkpoints
+def test_half_a_manifest_and_an_empty_folder_are_listed_and_never_good(facts, trial):
+    folder = trial.default_checkpoints
     truncate(folder / "epoch0epochstep25globalstep25" / "manifest.json")
     (folder / "epoch0epochstep20globalstep20").mkdir()
     _, found = facts()
@@ -158,16 +158,16 @@ def test_half_a_manifest_and_an_empty_folder_are_listed_and_never_good(facts, pa
     assert "is empty" in problems[20] and "manifest.json is not a complete manifest" in problems[25]
 
 
-def test_recover_info_says_what_the_next_launch_takes(tool, facts, paths):
+def test_recover_info_says_what_the_next_launch_takes(tool, facts, trial):
     assert "nothing is set up: the next launch takes the newest" in tool("--recover-info")[1]
-    shutil.copytree(paths.default_checkpoints / "epoch0epochstep15globalstep15", paths.recover_checkpoint)
+    shutil.copytree(trial.default_checkpoints / "epoch0epochstep15globalstep15", trial.recover_checkpoint)
     prepared = facts("--recover-info")[1]["recover"]["prepared"]
-    assert (prepared["path"], prepared["complete"]) == (str(paths.recover_checkpoint), True)
-    flip(paths.recover_checkpoint / "position.json")
+    assert (prepared["path"], prepared["complete"]) == (str(trial.recover_checkpoint), True)
+    flip(trial.recover_checkpoint / "position.json")
     assert "NOT complete" in tool("--recover-info")[1]
 
 
-def test_wrong_names_are_one_message_and_exit_code_2(tool, paths):
+def test_wrong_names_are_one_message_and_exit_code_2(tool, trial):
     code, said = tool(names=("--experiment-name", "expo", "--trial-name", TRIAL, "--user", USER))
     assert code == 2 and said.startswith("error: ")
     assert "--experiment-name expo: there is no such folder" in said and "which holds exp" in said

@@ -15,103 +15,103 @@ from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
 TOOL = setup_recovery
 
 
-def step_of(paths):
-    return read_record(paths.recover_checkpoint).global_step
+def step_of(trial):
+    return read_record(trial.recover_checkpoint).global_step
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "step"), [(["--good"], 25), (["--before-step", "30"], 25), (["--before-step", "25"], 15)]
 )
-def test_the_newest_that_fits(tool, paths, flags, step):
+def test_the_newest_that_fits(tool, trial, flags, step):
     code, said = tool(*flags)
-    assert code == 0 and step_of(paths) == step
+    assert code == 0 and step_of(trial) == step
     assert said.splitlines()[0] == f"exp/t1: the next launch resumes from step {step}, at step {step + 1}"
     assert "(hard link)" in said and "continue with: " in said
 
 
-def test_a_path(tool, paths):
-    folder = CheckpointStore(paths.default_checkpoints).find(15).path
+def test_a_path(tool, trial):
+    folder = CheckpointStore(trial.default_checkpoints).find(15).path
     assert tool("--checkpoint-path", folder)[0] == 0
-    assert step_of(paths) == 15
+    assert step_of(trial) == 15
 
 
-def test_json(tool, paths):
+def test_json(tool, trial):
     _, said = tool("--good", "--json")
     facts = json.loads(said)
     assert (facts["step"], facts["how"], facts["has_optimizer"]) == (25, "hard link", True)
-    assert facts["recover_checkpoint"] == str(paths.recover_checkpoint)
+    assert facts["recover_checkpoint"] == str(trial.recover_checkpoint)
     assert json.loads(tool("--undo", "--json")[1])["undone"] is True
 
 
-def test_undo(tool, paths, refused):
-    before = snapshot(paths.checkpoints)
+def test_undo(tool, trial, refused):
+    before = snapshot(trial.checkpoints)
     tool("--good")
     code, said = tool("--undo")
     assert code == 0 and "undone" in said
-    assert snapshot(paths.checkpoints) == before
+    assert snapshot(trial.checkpoints) == before
     assert "nothing is prepared" in refused("--undo", code=2)
 
 
-def test_a_torn_one_is_passed_over_and_refused_by_its_path_whatever_is_forced(tool, paths, refused):
-    store = CheckpointStore(paths.default_checkpoints)
+def test_a_torn_one_is_passed_over_and_refused_by_its_path_whatever_is_forced(tool, trial, refused):
+    store = CheckpointStore(trial.default_checkpoints)
     flip(store.find(25).path / "training_state.tensors")
     refusal = refused("--checkpoint-path", store.find(25).path, "--force")
     assert "training_state.tensors was changed" in refusal and "never set up" in refusal
     code, said = tool("--good")
-    assert code == 0 and step_of(paths) == 15
+    assert code == 0 and step_of(trial) == 15
     assert "passed over: step 25: " in said and "training_state.tensors was changed" in said
 
 
-def test_one_with_nan_in_it_is_torn_too(tool, paths):
-    folder = CheckpointStore(paths.default_checkpoints).find(25).path
+def test_one_with_nan_in_it_is_torn_too(tool, trial):
+    folder = CheckpointStore(trial.default_checkpoints).find(25).path
     edit_tensors(folder, "model.safetensors", lambda t: t["model.norm.weight"][0].fill_(float("nan")))
     assert "not finite" in tool("--good")[1]
-    assert step_of(paths) == 15
+    assert step_of(trial) == 15
 
 
-def test_an_export_in_a_run_of_ours_is_nothing_to_go_on_from(tool, paths, refused):
-    folder = make_export(paths.default_checkpoints / str(name_of(27)))
+def test_an_export_in_a_run_of_ours_is_nothing_to_go_on_from(tool, trial, refused):
+    folder = make_export(trial.default_checkpoints / str(name_of(27)))
     assert "without optimizer and data position" in refused("--checkpoint-path", folder)
-    assert tool("--good")[0] == 0 and step_of(paths) == 25
+    assert tool("--good")[0] == 0 and step_of(trial) == 25
 
 
-def test_one_from_after_the_onset_only_by_force(tool, paths, refused):
-    write_rewards(paths, HEALTHY, events=[began(1, 20)])
-    folder = CheckpointStore(paths.default_checkpoints).find(25).path
+def test_one_from_after_the_onset_only_by_force(tool, trial, refused):
+    write_rewards(trial, HEALTHY, events=[began(1, 20)])
+    folder = CheckpointStore(trial.default_checkpoints).find(25).path
     assert "holds damage" in refused("--checkpoint-path", folder)
     code, said = tool("--before-step", "30")
-    assert code == 0 and step_of(paths) == 15
+    assert code == 0 and step_of(trial) == 15
     assert "damage from about step 20 on" in said
-    assert read_record(paths.recover_checkpoint).first_damaged == 19
+    assert read_record(trial.recover_checkpoint).first_damaged == 19
     code, said = tool("--checkpoint-path", folder, "--force")
     assert code == 0 and "FORCED although: checkpoints from step 19 on hold the damage" in said
-    assert step_of(paths) == 25 and read_record(paths.recover_checkpoint).first_damaged is None
-    assert tool("--before-step", "39", "--force")[0] == 0 and step_of(paths) == 38
+    assert step_of(trial) == 25 and read_record(trial.recover_checkpoint).first_damaged is None
+    assert tool("--before-step", "39", "--force")[0] == 0 and step_of(trial) == 38
 
 
-def test_what_was_condemned_only_by_its_path_and_by_force(tool, paths, refused):
-    aside = CheckpointStore(paths.default_checkpoints).condemn_after(20)
+def test_what_was_condemned_only_by_its_path_and_by_force(tool, trial, refused):
+    aside = CheckpointStore(trial.default_checkpoints).condemn_after(20)
     assert "holds damage" in refused("--checkpoint-path", aside[-1])
     tool("--good", "--force")
-    assert step_of(paths) == 15
+    assert step_of(trial) == 15
     assert tool("--checkpoint-path", aside[-1], "--force")[0] == 0
-    assert step_of(paths) == 25
+    assert step_of(trial) == 25
 
 
-def test_nothing_fits_says_why(paths, refused):
+def test_nothing_fits_says_why(trial, refused):
     said = refused("--before-step", "5")
     assert "the oldest is of step 5" in said
-    assert f"list_checkpoints {names_of(paths)} --verify" in said, "to be typed as it stands"
-    write_rewards(paths, HEALTHY[:4])
+    assert f"list_checkpoints {names_of(trial)} --verify" in said, "to be typed as it stands"
+    write_rewards(trial, HEALTHY[:4])
     assert "step 38 is candidate (0 healthy steps after it, 10 are needed)" in refused("--good")
 
 
-def test_a_run_that_is_running_is_left_alone(paths, refused):
-    with RunLock(paths):
+def test_a_run_that_is_running_is_left_alone(trial, refused):
+    with RunLock(trial):
         said = refused("--good", code=2)
         assert "is already running" in said and "trial_name" not in said, "that would not set it up"
-    with RunLock(paths, tool="resume_training"):
+    with RunLock(trial, tool="resume_training"):
         assert "is being worked on by resume_training: pid" in refused("--good", code=2)
 
 
@@ -122,6 +122,6 @@ def test_exactly_one_choice(flags, capsys):
     assert ended.value.code == 2
 
 
-def test_a_path_that_is_no_checkpoint(paths, refused, tmp_path):
+def test_a_path_that_is_no_checkpoint(trial, refused, tmp_path):
     assert "there is no folder" in refused("--checkpoint-path", tmp_path / "nope", code=2)
     assert "is no checkpoint's name" in refused("--checkpoint-path", tmp_path, code=2)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.run_files.journal import append_line
-from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark import scale, start
 from scripts.benchmark.measured import Measured, spread
 from scripts.benchmark.ratios import paired_ratio
@@ -90,13 +89,6 @@ def test_steps_with_an_evaluation_or_a_restart_within_are_left_out():
         line(3, 41.0, attempt=2),
     ]
     assert [time.global_step for time in step_times(lines, [8.5])] == [1, 3, 3]
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="me", experiment_name="sums", trial_name="one")
-    paths.logs.mkdir(parents=True)
-    return paths
 
 
 def test_a_run_is_read_from_its_logs(paths):

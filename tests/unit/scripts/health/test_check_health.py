@@ -17,7 +17,7 @@ from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStor
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_keys import ServerKeys
-from launcher.run_files.run_paths import RunLock, RunPaths
+from launcher.run_files.run_paths import RunLock
 from scripts import check_health
 from scripts.health import log_check
 from scripts.health.disk_check import check_checkpoints, check_disk
@@ -29,13 +29,6 @@ from scripts.health.server_check import check_servers
 from tests.programs.fake_run import run_paths
 from tests.programs.stand_in_server import running
 from tests.support.health_parts import subject_of, verdicts
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():

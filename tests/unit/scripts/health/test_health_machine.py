@@ -2,18 +2,10 @@
 
 import pytest
 
-from launcher.run_files.run_paths import RunPaths
 from scripts.health import machine_check
 from scripts.health.findings import ABSENT, BAD, NOTE, OK
 from scripts.health.machine_check import check_gpus, check_memory
 from tests.support.health_parts import subject_of
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 def test_this_machine_can_be_looked_at(paths):

@@ -5,16 +5,8 @@ import json
 import pytest
 
 from launcher.run_files import line_tail
-from launcher.run_files.run_paths import RunPaths
 from scripts.watch_page import samples
 from scripts.watch_page.samples import samples_of
-
-
-@pytest.fixture
-def paths(tmp_path):
-    made = RunPaths(fileroot=tmp_path, user="me", experiment_name="e", trial_name="t")
-    made.prepare()
-    return made
 
 
 def lines(steps, *, attempt=1, each=3):

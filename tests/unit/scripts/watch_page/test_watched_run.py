@@ -3,23 +3,14 @@
 import json
 import shutil
 
-import pytest
-
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.figures import Window
-from launcher.run_files.run_paths import RunLock, RunPaths
+from launcher.run_files.run_paths import RunLock
 from scripts.watch_page import watched_run
 from scripts.watch_page.watched_run import Seen, WatchedRun
 from tests.support.long_run import LongRun
 
 NOTHING = Seen(window=Window())
-
-
-@pytest.fixture
-def paths(tmp_path):
-    made = RunPaths(fileroot=tmp_path, user="me", experiment_name="e", trial_name="t")
-    made.prepare()
-    return made
 
 
 def append(path, *lines):
