@@ -38,7 +38,7 @@ class DoorServers:
         self._config = config
         self._kept = kept
         self.client = SGLangClient(keys)
-        self.pool = ServerPool(self._weight_version_at, hold_timeout_s=None)
+        self.pool = ServerPool(self._weight_version_at)
         self.publisher = WeightPublisher(
             self.client,
             self.pool,

@@ -19,7 +19,7 @@ from actors.rollout.server_pool import RequestMigrated, ServerPool, Version
 from actors.rollout.stream_pace import TICK_S, ServerKey, StreamPace
 from actors.serving.completions import CompletionStream, Samples
 from actors.serving.sglang_client import SGLangClient
-from launcher.base.errors import RequestFailed, RolloutError
+from launcher.base.errors import RequestFailed
 from launcher.base.messages import ServerInfo
 from launcher.config.schema import RolloutConfig
 from launcher.policy.routing import silent_servers
@@ -86,8 +86,7 @@ class HedgedRequests:
         self._watching: asyncio.Task[None] | None = None
 
     async def ask(self, progress: GroupProgress, *, prompt: str, weight_version: Version, avoid: str) -> Answer:
-        """The answer to what is missing; MIGRATED is the failure of a server that leaves. Raises RolloutError where
-        there is none."""
+        """The answer to what is missing; MIGRATED is the failure of a server that leaves."""
         leader, hedged, lost = self._begin(progress, prompt, weight_version, avoid), 0, 0
         try:
             while (silent := await self._falls_silent(leader)) is not None:
@@ -229,5 +228,5 @@ async def _end(request: _Request) -> None:
     """Abort it, where it has not ended. Raises what only a defect could."""
     request.sent.cancel()
     (ended,) = await asyncio.gather(request.sent, return_exceptions=True)
-    if isinstance(ended, Exception) and not isinstance(ended, RolloutError):  # no server within the time for one
+    if isinstance(ended, Exception):
         raise ended

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from actors.rollout.prefix_affinity import PrefixAffinity
 from actors.rollout.throughput_tracker import ThroughputTracker
-from launcher.base.errors import RolloutError, ServerError
+from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.policy.routing import RoutingCandidate, route
 
@@ -56,13 +56,10 @@ class Load:
 
 
 class ServerPool:
-    """`hold_timeout_s`: how long `acquire` waits for a server before it raises; None: for ever, where a supervisor
-    repairs the servers and decides when to give up.
-    """
+    """Who waits for a server waits for ever: the supervisor repairs servers, and decides when to give up."""
 
-    def __init__(self, probe: Probe, *, hold_timeout_s: float | None) -> None:
+    def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._hold_timeout_s = hold_timeout_s
         self._servers: dict[str, ServerInfo] = {}
         self._loads: dict[ServerKey, Load] = {}
         self._affinity = PrefixAffinity()
@@ -105,17 +102,9 @@ class ServerPool:
     async def unless_ended(self, server: ServerInfo, asking: Awaitable[Answer]) -> Answer:
         """Await an answer of this incarnation of a server. Raises ServerError where it ends first: a machine that is
         gone would keep the caller waiting until the deadline."""
-        answering = asyncio.ensure_future(asking)
-        over = asyncio.ensure_future(self._wait_over((server.name, server.generation)))
-        try:
-            await asyncio.wait((answering, over), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise ServerError(f"{server.name} (generation {server.generation}) ended before it answered")
-            return answering.result()
-        finally:
-            for task in (answering, over):
-                task.cancel()
-            await asyncio.gather(answering, over, return_exceptions=True)
+        over = self._wait_over((server.name, server.generation))
+        error = ServerError(f"{server.name} (generation {server.generation}) ended before it answered")
+        return await _unless(asking, over, error)
 
     async def _wait_over(self, key: ServerKey) -> None:
         async with self._changed:
@@ -234,10 +223,7 @@ class ServerPool:
         self, weight_version: Version, *, avoid: str = "", samples: int = 1, prompt: str = ""
     ) -> AsyncIterator[ServerInfo]:
         """A READY server at `weight_version`, not `avoid` where there is another, for so many samples of `prompt`.
-        A function: of whatever version it names when there is one.
-
-        Raises RolloutError after `hold_timeout_s` without one.
-        """
+        A function: of whatever version it names when there is one."""
         server = await self._wait_for_server(weight_version, avoid, samples, prompt)
         key = (server.name, server.generation)
         load = self._loads[key]
@@ -258,36 +244,20 @@ class ServerPool:
     async def unless_migrated(self, server: ServerInfo, request: Coroutine[Any, Any, Answer]) -> Answer:
         """Await a request to an acquired server. Raises RequestMigrated where the server leaves first."""
         load = self._loads[(server.name, server.generation)]
-        asking, moved = asyncio.ensure_future(request), asyncio.ensure_future(load.migrate.wait())
-        try:
-            await asyncio.wait((asking, moved), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise RequestMigrated(server.name)
-            return asking.result()
-        finally:
-            for task in (asking, moved):
-                task.cancel()
-            await asyncio.gather(asking, moved, return_exceptions=True)
+        return await _unless(request, load.migrate.wait(), RequestMigrated(server.name))
 
     async def _wait_for_server(self, weight_version: Version, avoid: str, samples: int, prompt: str) -> ServerInfo:
-        try:
-            async with asyncio.timeout(self._hold_timeout_s), self._changed:
-                while (server := self._route(weight_version, avoid, samples, prompt)) is None or not self._has_room(
-                    samples
-                ):
-                    await self._changed.wait()
-                load = self._loads.setdefault((server.name, server.generation), Load())
-                load.requests += 1
-                load.samples += samples
-                self._samples += samples
-                self._affinity.asked(prompt, server)
-                return server
-        except TimeoutError as error:
-            raise RolloutError(
-                f"no server answered at weight version {weight_version} within {self._hold_timeout_s} s: "
-                + (", ".join(f"{s.name} {s.state} v{s.weight_version} {s.reason}" for s in self.servers()) or "none"),
-                "see llm_server-<i>.log; rollout.setup_timeout is how long rollouts wait for a server",
-            ) from error
+        async with self._changed:
+            while (server := self._route(weight_version, avoid, samples, prompt)) is None or not self._has_room(
+                samples
+            ):
+                await self._changed.wait()
+            load = self._loads.setdefault((server.name, server.generation), Load())
+            load.requests += 1
+            load.samples += samples
+            self._samples += samples
+            self._affinity.asked(prompt, server)
+            return server
 
     def _has_room(self, samples: int) -> bool:
         """A request larger than the limit goes alone."""
@@ -351,3 +321,17 @@ class ServerPool:
                 await self.confirm(suspected.name, version)
                 return
             await asyncio.sleep(PROBE_INTERVAL_S)
+
+
+async def _unless(asking: Awaitable[Answer], event: Awaitable[object], error: Exception) -> Answer:
+    """What is asked for. Raises `error` where `event` comes first."""
+    answering, coming = asyncio.ensure_future(asking), asyncio.ensure_future(event)
+    try:
+        await asyncio.wait((answering, coming), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise error
+        return answering.result()
+    finally:
+        for task in (answering, coming):
+            task.cancel()
+        await asyncio.gather(answering, coming, return_exceptions=True)

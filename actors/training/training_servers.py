@@ -70,7 +70,7 @@ class TrainingServers:
         """Create the objects of the asyncio loop, on it."""
         config, tokenizer = self._config, self._model.tokenizer
         self._client = SGLangClient(self._keys)
-        self.pool = ServerPool(self._weight_version_at, hold_timeout_s=None)
+        self.pool = ServerPool(self._weight_version_at)
         self._episodes = None if config.rollout.episode is None else await self._begin_episodes()
         engine = RolloutEngine(
             client=self._client,

@@ -139,7 +139,7 @@ class RolloutConfig:
     max_turns: int = setting(16, "answers of the model in one episode; further ones are empty", COUNT)
     setup_timeout: float = setting(
         300.0,
-        "a starting server must have answered a generation by then; rollouts wait this long for one",
+        "a starting server must have answered a generation by then",
         Between(10, 86_400, why="as SGLang can't start in less, and more than a day would never fire"),
     )
 

@@ -83,7 +83,7 @@ async def pool_costs(n: int) -> dict[str, float]:
     async def probe(url: str) -> int | None:
         return None
 
-    pool = ServerPool(probe, hold_timeout_s=None)
+    pool = ServerPool(probe)
     servers = fleet(n)
     began = time.process_time()
     await pool.update(servers)

@@ -58,7 +58,7 @@ async def pool_of(config: RunConfig, servers: Sequence[ServerInfo]) -> ServerPoo
     async def no_probe(_: str) -> None:
         return None
 
-    pool = ServerPool(no_probe, hold_timeout_s=config.rollout.setup_timeout)
+    pool = ServerPool(no_probe)
     await pool.update(servers)
     return pool
 

@@ -73,7 +73,7 @@ class Both:
                     await by_url[url].generate(url, token_ids=(5,), sampling=one, timeout_s=DEADLINE_S)
                 ).weight_version
 
-        self.pool = ServerPool(probe, hold_timeout_s=DEADLINE_S)
+        self.pool = ServerPool(probe)
         self.infos = [
             dataclasses.replace(serving.server.info(), name=f"server-{i}", index=i)
             for i, serving in enumerate(self.servings)

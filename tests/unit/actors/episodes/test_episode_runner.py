@@ -11,16 +11,15 @@ from actors.episodes.episode_runner import EpisodeRunner
 from actors.episodes.turn_tokens import TurnTokens
 from actors.model.micro_batches import sequences_of
 from actors.rollout.rollout_engine import RolloutEngine
-from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import Sampling, SGLangClient
 from launcher.base.errors import RewardError, RewardImportError
-from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Prompt
 from launcher.config.data import ChatConfig
 from launcher.config.schema import GenerationConfig, RewardConfig, RolloutConfig, RunConfig
 from scripts.faults.fault_proxy import FaultProxy
 from tests.programs import stand_in_server
 from tests.support.episodes import chat_templates
+from tests.support.ready_servers import pool_of
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes that import a client
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6))
@@ -51,9 +50,7 @@ async def engine(url, config, *, longest=200):
         async def probe(where):
             return (await client.model_info(where, timeout_s=5)).weight_version
 
-        pool = ServerPool(probe, hold_timeout_s=30)
-        ready = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=url, weight_version=0)
-        await pool.update([ready])
+        pool = await pool_of([url], probe=probe)
         tokens = TurnTokens(chat_templates.tokenizer(), ChatConfig())
         runner = EpisodeRunner(config, tokens, longest=longest)
         await runner.start()

@@ -10,10 +10,11 @@ import pytest
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, SGLangClient
-from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.messages import ServerState
 from launcher.config.schema import RolloutConfig
 from tests.programs import stand_in_server
 from tests.support.machine import scaled
+from tests.support.ready_servers import ready
 from tests.support.replay import prompts
 from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, fault, queue_of
 
@@ -57,7 +58,7 @@ class Rollouts:
 
         self.told = []
         self.urls = urls
-        self.pool = ServerPool(probe, hold_timeout_s=DEADLINE_S)
+        self.pool = ServerPool(probe)
         self.engine = RolloutEngine(
             client=client,
             pool=self.pool,
@@ -99,12 +100,7 @@ def run(urls, work, config=QUICK):
     async def inside():
         async with asyncio.timeout(2 * DEADLINE_S), SGLangClient() as client:
             rollouts = Rollouts(client, urls, config)
-            await rollouts.pool.update(
-                ServerInfo(
-                    name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=0
-                )
-                for i, url in enumerate(urls)
-            )
+            await rollouts.pool.update(ready(url, i) for i, url in enumerate(urls))
             await rollouts.collect(EARLIER)
             try:
                 return await work(rollouts)

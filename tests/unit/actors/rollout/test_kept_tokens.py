@@ -8,8 +8,8 @@ import pytest
 
 from actors.rollout import hedged_requests
 from actors.serving.completions import CompletionStream
-from launcher.base.messages import ServerInfo, ServerState
 from tests.programs import stand_in_server
+from tests.support.ready_servers import ready
 from tests.support.replay import prompts
 from tests.unit.actors.rollout.test_rollout import QUICK, SAMPLING, engine, queue_of
 
@@ -34,7 +34,7 @@ async def test_a_completion_is_continued_from_the_tokens_that_a_server_had_sent(
     with stand_in_server.running("--weight-version", "0") as second, contextlib.ExitStack() as stack:
         slow = stand_in_server.running("--weight-version", "0", "--seconds-per-token", "0.05")
         url = stack.enter_context(slow)
-        other = ServerInfo(name="other", index=1, generation=0, state=ServerState.READY, url=second, weight_version=0)
+        other = ready(second, 1, name="other")
         async with engine([url], config=config) as (rollouts, pool):
             wanted = {"n_samples": 3, "sampling": longer, "weight_version": 0, "concurrent_prompts": 1}
             running = asyncio.create_task(rollouts.collect(queue_of(items), items, want=1, **wanted))

@@ -31,7 +31,7 @@ def held():
             return await super()._wait_for_server(*request)
 
     async def make():
-        client, pool = SGLangClient(), Pool(nobody, hold_timeout_s=None)
+        client, pool = SGLangClient(), Pool(nobody)
         config = RunConfig(experiment_name="held", train_dataset=DatasetConfig(path="none"))
         engine = RolloutEngine(client=client, pool=pool, scorer=None, config=config.rollout, decode=lambda ids: [])
         items = prompts(4)

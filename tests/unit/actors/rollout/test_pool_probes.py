@@ -1,15 +1,11 @@
 """Probes of suspects, and what is given back when a request ends."""
 
 import asyncio
-import contextlib
 import dataclasses
 
-import pytest
-
 from actors.rollout import server_pool
-from launcher.base.errors import RolloutError
 from launcher.base.messages import ServerState
-from tests.unit.actors.rollout.test_server_pool import HOLD_S, leased, pool, server
+from tests.unit.actors.rollout.test_server_pool import HOLD_S, assert_none_is_leased, leased, pool, server
 
 
 async def test_each_request_is_busy_time_of_its_server_and_its_samples_are_free_again():
@@ -45,7 +41,7 @@ async def test_a_suspect_that_does_not_answer_stays_one_and_is_asked_at_interval
         asked.append(url)
         return None if len(asked) < 3 else 0
 
-    servers = server_pool.ServerPool(probe, hold_timeout_s=HOLD_S)
+    servers = server_pool.ServerPool(probe)
     await servers.update([server()])
     await servers.suspect("server-0", "reset")
     for _ in range(20):
@@ -61,7 +57,7 @@ async def test_an_answer_that_comes_after_other_news_of_a_suspect_changes_nothin
     async def probe(url):
         return await late
 
-    servers = server_pool.ServerPool(probe, hold_timeout_s=HOLD_S)
+    servers = server_pool.ServerPool(probe)
     await servers.update([server()])
     await servers.suspect("server-0", "reset")
     await asyncio.sleep(0)
@@ -72,24 +68,17 @@ async def test_an_answer_that_comes_after_other_news_of_a_suspect_changes_nothin
     assert servers.servers()[0] == server(state=ServerState.STALE)
 
 
-async def test_without_any_server_the_message_says_none():
-    with pytest.raises(RolloutError, match=r"no server answered at weight version 3 within 0\.01 s: none"):
-        await leased(pool(hold_s=0.01), 3)
-
-
 async def test_a_parked_server_gets_each_version_and_no_traffic_until_it_is_promoted():
-    servers = pool(hold_s=0.02)
+    servers = pool()
     parked = server(state=ServerState.PARKED)
     await servers.update([parked])
     for version in (1, 2):
         await servers.mark_stale("server-0", "loading")
         await servers.confirm("server-0", version)
         assert servers.servers()[0].state is ServerState.PARKED
-        with pytest.raises(RolloutError, match="PARKED"):
-            await leased(servers, version)
+        await assert_none_is_leased(servers, version)
     await servers.mark_stale("server-0", "loading")
-    with contextlib.suppress(RolloutError):
-        await leased(servers, 2)
+    await assert_none_is_leased(servers, 2)
     await servers.confirm("server-0", 3)
     await servers.update([dataclasses.replace(servers.servers()[0], state=ServerState.READY)])
     assert await leased(servers, 3) == "server-0"

@@ -6,7 +6,7 @@ import pytest
 
 from actors.rollout import server_pool
 from actors.rollout.server_pool import RequestMigrated, ServerPool
-from launcher.base.errors import RolloutError, ServerError
+from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerState
 
 HOLD_S = 5.0
@@ -18,19 +18,27 @@ def server(name="server-0", index=0, *, generation=0, state=ServerState.READY, v
     )
 
 
-def pool(*, hold_s=HOLD_S, answers=None):
+def pool(*, answers=None):
     """A pool whose probe answers from the list `answers`, then with its last element."""
     left = list(answers or [None])
 
     async def probe(url):
         return left.pop(0) if len(left) > 1 else left[0]
 
-    return ServerPool(probe, hold_timeout_s=hold_s)
+    return ServerPool(probe)
 
 
 async def leased(servers, version, **options):
-    async with servers.acquire(version, **options) as info:
+    async with asyncio.timeout(HOLD_S), servers.acquire(version, **options) as info:
         return info.name
+
+
+async def assert_none_is_leased(servers, version):
+    waiting = asyncio.create_task(leased(servers, version))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
 
 
 async def test_the_least_busy_server_is_leased():
@@ -50,10 +58,9 @@ async def test_a_retry_goes_to_another_server_where_there_is_one():
 
 @pytest.mark.parametrize("state", [s for s in ServerState if s is not ServerState.READY])
 async def test_a_server_that_is_not_ready_gets_no_traffic(state):
-    with pytest.raises(RolloutError, match=state):
-        servers = pool(hold_s=0.02)
-        await servers.update([server(state=state)])
-        await leased(servers, 0)
+    servers = pool()
+    await servers.update([server(state=state)])
+    await assert_none_is_leased(servers, 0)
 
 
 async def test_a_server_with_other_weights_gets_no_traffic_until_it_confirms_them():
@@ -76,16 +83,13 @@ async def test_a_suspect_comes_back_when_it_says_its_version():
     assert name == "server-0"
 
 
-@pytest.mark.slow
 async def test_a_suspect_that_lost_its_weights_gets_no_traffic():
-    with pytest.raises(RolloutError, match=r"server-0 READY v2"):
-        servers = pool(hold_s=1.0, answers=[2])
-        await servers.update([server(version=3)])
-        await servers.suspect("server-0", "reset")
-        try:
-            await leased(servers, 3)
-        finally:
-            await servers.close()
+    servers = pool(answers=[2])
+    await servers.update([server(version=3)])
+    await servers.suspect("server-0", "reset")
+    await assert_none_is_leased(servers, 3)
+    assert (servers.servers()[0].state, servers.servers()[0].weight_version) == (ServerState.READY, 2)
+    await servers.close()
 
 
 async def test_an_older_generation_is_not_believed():

@@ -5,14 +5,13 @@ import dataclasses
 import json
 
 from actors.rollout.rollout_engine import RolloutEngine
-from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
-from launcher.base.messages import ServerInfo, ServerState
 from launcher.config.schema import RolloutConfig
 from tests.programs import stand_in_server
 from tests.support.machine import scaled
+from tests.support.ready_servers import pool_of
 from tests.support.replay import prompts
 from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, queue_of
 
@@ -29,10 +28,7 @@ def export(folder):
 async def batches(url, root, *, finish_s):
     """The batch of step 0, and that of step 1, which is made at two versions."""
     async with asyncio.timeout(scaled(60.0)), SGLangClient() as client:
-        pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=None)
-        await pool.update(
-            [ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=url, weight_version=0)]
-        )
+        pool = await pool_of([url])
         folders = WeightFolders(root / "weights", export)
         publisher = WeightPublisher(
             client, pool, folders=folders, weights=dict, tp_size=1, timeout_s=scaled(20.0), finish_s=finish_s

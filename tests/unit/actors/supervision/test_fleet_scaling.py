@@ -235,15 +235,22 @@ async def test_the_hands_take_in_and_let_go(tmp_path):
     await fleet.hands.close()
 
 
-async def test_a_joining_server_that_does_not_start_is_the_plans_to_mend_and_ends_no_run(tmp_path):
-    fleet = Fleet(tmp_path, start=UsageError("port 30001 is in use", "choose another sglang.port"))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (UsageError("port 30001 is in use", "choose another sglang.port"), "port 30001"),
+        (KeyError("a defect"), "a defect"),
+    ],
+)
+async def test_a_joining_server_that_does_not_start_is_the_plans_to_mend_and_ends_no_run(tmp_path, error, said):
+    fleet = Fleet(tmp_path, start=error)
     await fleet.hands.join("server-4")
     await asyncio.wait_for(fleet.changed.wait(), 10)
     slot = fleet.eyes.slots["server-4"]
     seen = slot.facts(None, None, is_publishing=False)
     await fleet.hands.close()
     await slot.close()
-    assert seen.state is ServerState.DEAD and "port 30001" in seen.verdict.reason
+    assert seen.state is ServerState.DEAD and said in seen.verdict.reason
     assert fleet.events() == [("start.failed", "server-4")]
     assert Halt not in kinds(decide(observed(server(0), dead(1))))
 
@@ -272,15 +279,3 @@ def test_a_trainer_that_is_away_keeps_nobody(tmp_path):
     assert kinds(decide(observed(server(0), server(1), leaving=ASKED, trainer=trainer(is_publishing=True)))) == [
         LeaveServer
     ]
-
-
-async def test_a_newcomer_whose_start_meets_a_defect_is_dead_and_in_the_journal_and_not_starting_for_ever(tmp_path):
-    fleet = Fleet(tmp_path, start=KeyError("a defect"))
-    await fleet.hands.join("server-4")
-    await asyncio.wait_for(fleet.changed.wait(), 10)
-    slot = fleet.eyes.slots["server-4"]
-    seen = slot.facts(None, None, is_publishing=False)
-    await fleet.hands.close()
-    await slot.close()
-    assert seen.state is ServerState.DEAD and "a defect" in seen.verdict.reason
-    assert fleet.events() == [("start.failed", "server-4")]

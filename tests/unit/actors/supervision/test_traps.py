@@ -22,6 +22,7 @@ from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.policy import retention
 from launcher.run_files.run_paths import RunPaths
 from tests.programs import stand_in_server
+from tests.support.ready_servers import nobody
 from tests.unit.actors.rollout.test_rollout import fault
 from tests.unit.actors.training.test_step_loop import Trial
 
@@ -32,13 +33,9 @@ def server(name="server-0", *, url="http://same", generation=0, state=ServerStat
     return ServerInfo(name=name, index=0, generation=generation, state=state, url=url, weight_version=version)
 
 
-async def nobody(url):
-    return None
-
-
 async def test_a_restarted_server_at_the_same_address_gets_traffic_again():
     """A list of bad addresses, kept apart from the lives at them, shuts out the replacement for good."""
-    pool = ServerPool(nobody, hold_timeout_s=5.0)
+    pool = ServerPool(nobody)
     await pool.update([server()])
     await pool.suspect("server-0", "refused")
     await pool.update([server(state=ServerState.DEAD)])
@@ -56,7 +53,7 @@ async def test_a_publish_waits_for_a_server_that_hangs_no_longer_than_its_deadli
     start = ("--weight-version", "0")
     with stand_in_server.running(*start) as hung, stand_in_server.running(*start) as well:
         async with SGLangClient() as client:
-            pool = ServerPool(nobody, hold_timeout_s=5.0)
+            pool = ServerPool(nobody)
             await pool.update(
                 [server(url=hung), server("server-1", url=well), server("server-2", url="http://[::1]:9")]
             )

@@ -3,7 +3,6 @@
 import pytest
 
 from actors.training.training import Training
-from launcher.base.messages import ServerInfo, ServerState
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.reporting.ledger_audit import audit
@@ -12,6 +11,7 @@ from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from tests.programs import stand_in_server
 from tests.programs.supervised_run import ASSETS, run_config
+from tests.support.ready_servers import ready
 
 STEPS = 3
 
@@ -32,19 +32,7 @@ def test_steps_on_episodes_are_on_tokens_of_the_trainer_s_own_weights(tmp_path, 
         training = Training(config, paths, attempt=1)
         try:
             training.restore(FIRST_WEIGHTS, 0)
-            training.servers.set_servers(
-                [
-                    ServerInfo(
-                        name="server-0",
-                        index=0,
-                        generation=0,
-                        state=ServerState.READY,
-                        url=url,
-                        weight_version=0,
-                        lineage=0,
-                    )
-                ]
-            )
+            training.servers.set_servers([ready(url, lineage=0)])
             training.allow()
             assert training.run().finished
         finally:

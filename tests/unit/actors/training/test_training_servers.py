@@ -19,6 +19,7 @@ from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Completion
 from launcher.config.schema import RunConfig
 from tests.support.machine import scaled
+from tests.support.ready_servers import nobody
 
 DEADLINE_S = scaled(30.0)
 STALE = ServerInfo(name="server-0", index=0, generation=3, state=ServerState.STALE, url="http://gone", weight_version=7)
@@ -31,7 +32,7 @@ class Trial:
 
     def __init__(self, answer, own=-0.5):
         self.thread = LoopThread("rollouts")
-        self.pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=1.0)
+        self.pool = ServerPool(nobody)
         self._weights_lock = threading.RLock()
         self.asked = threading.Event()
 

@@ -39,7 +39,7 @@ class Run:
         self.folder, self.client, self.urls = folder, client, urls
 
     async def begin(self):
-        self.pool = ServerPool(lambda url: None, hold_timeout_s=10)
+        self.pool = ServerPool(lambda url: None)
         await self.pool.update(
             ServerInfo(name=url, index=i, generation=0, state=ServerState.READY, url=url, weight_version=0)
             for i, url in enumerate(self.urls)

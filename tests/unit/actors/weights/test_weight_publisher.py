@@ -10,15 +10,14 @@ import time
 import pytest
 import torch
 
-from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights import weight_publisher
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
-from launcher.base.messages import ServerInfo, ServerState
-from tests.programs import stand_in_server
+from launcher.base.messages import ServerState
 from tests.support.machine import scaled
+from tests.support.ready_servers import pool_of
 from tests.unit.actors.rollout.test_rollout import fault
 
 pytestmark = pytest.mark.slow
@@ -26,66 +25,52 @@ pytestmark = pytest.mark.slow
 DEADLINE_S = scaled(60.0)
 
 
-@pytest.fixture
-def servers():
-    with (
-        stand_in_server.running("--weight-version", "0") as one,
-        stand_in_server.running("--weight-version", "0") as two,
-    ):
-        yield one, two
-
-
 def export(folder):
     (folder / "config.json").write_text(json.dumps({"vocab_size": 60}))
     (folder / "model.safetensors").write_bytes(b"weights")
 
 
-def publish(urls, version, *, folders, before=None):
+@contextlib.asynccontextmanager
+async def publishing_to(urls, folders, *, timeout_s):
+    """A publisher, and its pool of READY servers at version 0."""
+    async with SGLangClient() as client:
+        pool = await pool_of(urls)
+        publisher = WeightPublisher(
+            client, pool, folders=folders, weights=lambda: {"w": torch.zeros(3)}, tp_size=1, timeout_s=timeout_s
+        )
+        yield publisher, pool
+        await publisher.close()
+
+
+async def publish(urls, version, *, folders, before=()):
     """Publish once to fresh servers; the pool's word on each afterwards."""
-
-    async def scenario():
-        async with SGLangClient() as client:
-            pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=1)
-            await pool.update(
-                ServerInfo(
-                    name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=0
-                )
-                for i, url in enumerate(urls)
-            )
-            for url, body in before or []:
-                await fault(url, body)
-            publisher = WeightPublisher(
-                client, pool, folders=folders, weights=lambda: {"w": torch.zeros(3)}, tp_size=1, timeout_s=2
-            )
-            try:
-                await publisher.publish(version)
-            finally:
-                states = [(s.state, s.weight_version) for s in pool.servers()]
-            return states
-
-    return asyncio.run(scenario())
+    async with publishing_to(urls, folders, timeout_s=2) as (publisher, pool):
+        for url, body in before:
+            await fault(url, body)
+        await publisher.publish(version)
+        return word(pool)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_every_server_confirms_the_version(servers, tmp_path, on_disk):
+async def test_every_server_confirms_the_version(servers, tmp_path, on_disk):
     folders = WeightFolders(tmp_path / "weights", export) if on_disk else None
-    assert publish(servers, 4, folders=folders) == [(ServerState.READY, 4)] * 2
+    assert await publish(servers, 4, folders=folders) == [(ServerState.READY, 4)] * 2
 
 
-def test_a_server_that_refuses_is_stale_and_does_not_hold_up_the_other(servers, tmp_path):
+async def test_a_server_that_refuses_is_stale_and_does_not_hold_up_the_other(servers, tmp_path):
     refuse = {"kind": "500", "path": "/update_weights_from_disk", "times": 1}
-    states = publish(servers, 4, folders=WeightFolders(tmp_path / "w", export), before=[(servers[0], refuse)])
+    states = await publish(servers, 4, folders=WeightFolders(tmp_path / "w", export), before=[(servers[0], refuse)])
     assert states == [(ServerState.STALE, 0), (ServerState.READY, 4)]
 
 
-def test_a_server_that_is_not_there_is_stale_and_does_not_hold_up_the_other(servers, tmp_path):
-    states = publish(["http://127.0.0.1:9", servers[1]], 4, folders=WeightFolders(tmp_path / "w", export))
+async def test_a_server_that_is_not_there_is_stale_and_does_not_hold_up_the_other(servers, tmp_path):
+    states = await publish(["http://127.0.0.1:9", servers[1]], 4, folders=WeightFolders(tmp_path / "w", export))
     assert states == [(ServerState.STALE, 0), (ServerState.READY, 4)]
 
 
-def test_no_server_that_takes_them_halts_with_each_ones_reason(tmp_path):
+async def test_no_server_that_takes_them_halts_with_each_ones_reason(tmp_path):
     with pytest.raises(WeightsRefused, match=r"version 4: server-0: POST .*server-1: POST"):
-        publish(["http://127.0.0.1:9", "http://127.0.0.1:7"], 4, folders=WeightFolders(tmp_path / "w", export))
+        await publish(["http://127.0.0.1:9", "http://127.0.0.1:7"], 4, folders=WeightFolders(tmp_path / "w", export))
 
 
 def test_folders_are_whole_and_only_the_newest_stay(tmp_path):
@@ -116,22 +101,6 @@ def test_a_full_memory_leaves_nothing_half_written_and_names_the_way_out(tmp_pat
 
 
 # ── one that stalls ──
-
-
-@contextlib.asynccontextmanager
-async def publishing_to(urls, folders, *, timeout_s):
-    """A publisher, and its pool of READY servers at version 0."""
-    async with SGLangClient() as client:
-        pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=DEADLINE_S)
-        await pool.update(
-            ServerInfo(name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=0)
-            for i, url in enumerate(urls)
-        )
-        publisher = WeightPublisher(
-            client, pool, folders=folders, weights=lambda: {"w": torch.zeros(3)}, tp_size=1, timeout_s=timeout_s
-        )
-        yield publisher, pool
-        await publisher.close()
 
 
 async def until(holds):
