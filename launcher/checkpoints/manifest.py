@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,10 @@ KEEP_MARK = ".keep"
 given and revoked without touching what was hashed."""
 FORMAT = "grpo-checkpoint/1"
 HASHING_THREADS = 4
+PIECE_BYTES = 64 * 2**20
+"""A longer file is hashed in pieces of this length: one thread hashes about 1 GB/s, and a state has one large file."""
+LEAST_PIECE_BYTES = 2**20
+READ_BYTES = 2**20
 
 FAULT_HINT = "use an older checkpoint: recover.mode=auto passes this one over"
 
@@ -59,10 +62,15 @@ def stored_name(learned: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """One file of a checkpoint: its length in bytes and the SHA-256 of its content, in hex."""
+    """One file of a checkpoint: its length in bytes and the SHA-256 of its content, in hex.
+
+    `piece_bytes`, where it is not 0: `sha256` is that of the SHA-256s of the file's pieces of that length, one after
+    another, which are hashed in parallel. Manifests of before have none.
+    """
 
     bytes: int
     sha256: str
+    piece_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,11 @@ class Manifest:
     health: Mapping[str, object]
 
     def encode(self) -> bytes:
-        return encode(asdict(self))
+        content = asdict(self)
+        for record in content["files"].values():
+            if not record["piece_bytes"]:
+                del record["piece_bytes"]
+        return encode(content)
 
     @property
     def total_bytes(self) -> int:
@@ -131,6 +143,10 @@ def _check_types(manifest: Manifest) -> None:
     for name in ("config_fingerprint", "health"):
         if not isinstance(getattr(manifest, name), dict):
             raise TypeError(f"{name} is not an object")
+    for name, record in manifest.files.items():
+        pieces = record.piece_bytes
+        if type(pieces) is not int or (pieces != 0 and pieces < LEAST_PIECE_BYTES):
+            raise ValueError(f"piece_bytes of {name} is {pieces!r}, neither 0 nor {LEAST_PIECE_BYTES} and more")
     if not manifest.files:
         raise ValueError("it lists no files")
 
@@ -143,27 +159,43 @@ def inside(name: str) -> str:
     return name
 
 
-def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Hash every file below `folder`, and sync each to the disk. Raises CheckpointError where there are none,
-    or something else than files."""
+def record_files(folder: Path, *, piece_bytes: int = PIECE_BYTES) -> dict[str, FileRecord]:
+    """Hash every file below `folder`, longer ones in pieces, and sync each to the disk. Raises CheckpointError where
+    there are none, or something else than files."""
     paths = list_files(folder)
     if not paths:
         raise CheckpointError(f"{folder} holds no files", "write the files of a checkpoint before its commit")
+    sizes = [path.stat().st_size for path in paths]
+    pieces = [piece_bytes if size > piece_bytes else 0 for size in sizes]
     with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing and fsync release the interpreter lock
-        records = list(pool.map(_record_and_sync, paths))
+        digests = [_begin_hash(pool, *one) for one in zip(paths, sizes, pieces, strict=True)]
+        syncing = [pool.submit(sync_file, path) for path in paths]
+        records = [
+            FileRecord(bytes=size, sha256=digest(), piece_bytes=piece)
+            for size, digest, piece in zip(sizes, digests, pieces, strict=True)
+        ]
+        for synced in syncing:
+            synced.result()
     return dict(zip((path.relative_to(folder).as_posix() for path in paths), records, strict=True))
 
 
-def _record_and_sync(path: Path) -> FileRecord:
-    record = _record(path)
-    sync_file(path)
-    return record
+def _begin_hash(pool: ThreadPoolExecutor, path: Path, size: int, piece_bytes: int) -> Callable[[], str]:
+    """Begin to hash a file; what is returned waits for its SHA-256 in hex. Raises OSError then."""
+    length = piece_bytes or size
+    pieces = [pool.submit(_hash_piece, path, start, length) for start in range(0, size, length)] if size else []
+    if piece_bytes:
+        return lambda: hashlib.sha256(b"".join(piece.result() for piece in pieces)).hexdigest()
+    return lambda: (pieces[0].result() if pieces else hashlib.sha256().digest()).hex()
 
 
-def _record(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileRecord(bytes=os.fstat(file.fileno()).st_size, sha256=digest)
+def _hash_piece(path: Path, start: int, length: int) -> bytes:
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(READ_BYTES, length)))
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while length > 0 and (count := file.readinto(buffer[:length])):
+            digest.update(buffer[:count])
+            length -= count
+    return digest.digest()
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -183,7 +215,11 @@ def find_faults(folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
     if faults:
         return faults
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        return list(filter(None, pool.map(lambda item: _hash_fault(folder / item[0], item[1]), files.items())))
+        begun = [
+            (folder / name, record, _begin_hash(pool, folder / name, record.bytes, record.piece_bytes))
+            for name, record in files.items()
+        ]
+        return list(filter(None, (_hash_fault(*one) for one in begun)))
 
 
 def find_size_faults(folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
@@ -199,11 +235,11 @@ def find_size_faults(folder: Path, files: Mapping[str, FileRecord]) -> list[str]
     return faults
 
 
-def _hash_fault(path: Path, expected: FileRecord) -> str:
+def _hash_fault(path: Path, expected: FileRecord, digest: Callable[[], str]) -> str:
     try:
-        found = _record(path)
+        found = digest()
     except OSError as error:
         return f"{path} can't be read: {error.strerror}"
-    if found == expected:
+    if found == expected.sha256:
         return ""
-    return f"{path} was changed: its SHA-256 is {found.sha256[:12]}…, its manifest says {expected.sha256[:12]}…"
+    return f"{path} was changed: its SHA-256 is {found[:12]}…, its manifest says {expected.sha256[:12]}…"

@@ -7,6 +7,7 @@ until all of it is whole; it makes one copy more than it would have to, which `c
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from actors.training.checkpointing import CHECKPOINT_S, STATE_S, Checkpointer
 from actors.training.run_position import RunPosition
 from launcher.base.messages import StepReport
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
+from launcher.checkpoints.manifest import PIECE_BYTES, list_files, record_files
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
@@ -139,6 +141,7 @@ def measure(config: RunConfig, times: int, step_s: float) -> Points:
             checkpointer.wait_to_step()
             found["checkpoint_beside_s"] = checkpointer.stalls()[CHECKPOINT_S]
             checkpointer.conclude(required=True)
+            found |= time_hashing(newest(RunPaths.of(config)))
             if number:
                 for name, second in found.items():
                     seconds.setdefault(name, []).append(second)
@@ -146,3 +149,18 @@ def measure(config: RunConfig, times: int, step_s: float) -> Points:
         checkpointer.settle()
         InMemoryCheckpoints(RunPaths.of(config)).remove()
     return seconds
+
+
+def newest(paths: RunPaths) -> Path:
+    return max(paths.default_checkpoints.glob("epoch*"), key=lambda folder: folder.stat().st_mtime)
+
+
+def time_hashing(folder: Path) -> dict[str, float]:
+    """Seconds for a GB of a checkpoint that is on the disk already, each file in one piece and in several."""
+    gigabytes = sum(path.stat().st_size for path in list_files(folder)) / 1e9
+    found = {}
+    for name, piece_bytes in (("whole_hash_s_per_gb", sys.maxsize), ("hash_in_pieces_s_per_gb", PIECE_BYTES)):
+        began = time.monotonic()
+        record_files(folder, piece_bytes=piece_bytes)
+        found[name] = (time.monotonic() - began) / gigabytes
+    return found
