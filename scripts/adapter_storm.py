@@ -47,6 +47,7 @@ from scripts.health.recorded_run import read_view
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
 ZERO, OOM = "zero", "oom"
+ENDS_IT, STARTS = frozenset({"kill", "stop", OOM}), "trainer.starting"
 HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
 """As AReaL's client says it."""
@@ -125,8 +126,8 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
             begin = log.stat().st_size if log.exists() else 0
             if (moment := _strike(fault, paths, adapter, run, chance, broken)) is None:
                 break
-            _wait(run, functools.partial(_has_stepped, paths, moment))
-            costs.append(_cost(paths, log, begin, moment))
+            _wait(run, functools.partial(_has_stepped, paths, moment, fault))
+            costs.append(_cost(paths, log, begin, moment, fault))
             print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
     steps = [number_of(line.get("global_step")) for line in current_lines(read_lines(paths.metrics))]
@@ -162,26 +163,27 @@ def _learned(paths: RunPaths) -> str:
     return f"{reward}, {median(times):.2f} s a step (median)" if times else reward
 
 
-def _cost(paths: RunPaths, log: Path, begin: int, moment: float) -> Cost:
+def _cost(paths: RunPaths, log: Path, begin: int, moment: float, fault: str) -> Cost:
     """`begin`: bytes of the trainer's log before the fault."""
     with log.open("rb") as text:
         text.seek(begin)
         said = text.read()
     times = [number_of(event.get("time")) for event in read_lines(paths.events) if event.get("event") in NOTICED]
     return dataclasses.replace(
-        cost_of(list(read_lines(paths.metrics)), moment),
+        cost_of(list(read_lines(paths.metrics)), moment, _begins_again(paths, moment, fault)),
         noticed_s=next((round(time - moment, 1) for time in times if time >= moment), None),
         http_errors=len(HTTP_ERROR.findall(said)),
         groups_dropped=len(DROPPED.findall(said)),
     )
 
 
-def cost_of(lines: Sequence[Record], at: float) -> Cost:
-    """`lines`: all of metrics.jsonl. `at`: unix seconds of the fault."""
+def cost_of(lines: Sequence[Record], at: float, since: float | None = None) -> Cost:
+    """`lines`: all of metrics.jsonl. `at`: unix seconds of the fault, `since`: from when on a step can be new."""
+    begin = at if since is None else since
     seen = [(number_of(line.get("time")), int(number_of(line.get("global_step")))) for line in lines]
-    last = max((step for moment, step in seen if moment < at), default=-1)
-    new = next((moment for moment, step in seen if moment >= at and step > last), None)
-    again = sum(at <= moment and step <= last for moment, step in seen if new is None or moment < new)
+    last = max((step for moment, step in seen if moment < begin), default=-1)
+    new = next((moment for moment, step in seen if moment >= begin and step > last), None)
+    again = sum(begin <= moment and step <= last for moment, step in seen if new is None or moment < new)
     return Cost(after_step=last, seconds=None if new is None else round(new - at, 1), steps_again=again)
 
 
@@ -244,8 +246,17 @@ def _is_due(paths: RunPaths, step: int, n_servers: int) -> bool:
     return _last_step(paths) >= step and len(_servers(paths, WHOLE)) >= n_servers
 
 
-def _has_stepped(paths: RunPaths, moment: float) -> bool:
-    return cost_of(list(read_lines(paths.metrics)), moment).seconds is not None
+def _has_stepped(paths: RunPaths, moment: float, fault: str) -> bool:
+    since = _begins_again(paths, moment, fault)
+    return cost_of(list(read_lines(paths.metrics)), moment, since).seconds is not None
+
+
+def _begins_again(paths: RunPaths, moment: float, fault: str) -> float:
+    """What a trainer had said before it was killed is read after it: its next incarnation's steps are new."""
+    if fault not in ENDS_IT:
+        return moment
+    started = [number_of(event.get("time")) for event in read_lines(paths.events) if event.get("event") == STARTS]
+    return next((time for time in started if time >= moment), math.inf)
 
 
 def _is_updating(paths: RunPaths, known: Set[Path]) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from actors.processes.process_tree import identify
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.adapter_storm import Cost, _cost, _learned, _starve, cost_of, main
+from scripts.adapter_storm import Cost, _cost, _has_stepped, _learned, _starve, cost_of, main
 
 TOOK = [(1.0, 0), (2.0, 1), (3.0, 2), (13.0, 1), (14.0, 2), (15.0, 3), (16.0, 4)]
 LINES = [{"time": moment, "global_step": step} for moment, step in TOOK]
@@ -27,6 +27,21 @@ def test_a_fault_costs_the_time_to_a_new_step_and_the_steps_taken_again(at, cost
     assert cost_of(LINES, at) == cost
 
 
+def test_a_step_that_a_killed_trainer_had_taken_is_not_the_first_of_the_next_one(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    paths.trainer_log.touch()
+    late = [*LINES[:3], {"time": 3.6, "global_step": 3}, *LINES[3:]]
+    for line in late[:4]:
+        append_line(paths.metrics, line)
+    append_line(paths.events, {"time": 0.5, "event": "trainer.starting", "subject": "trainer"})
+    assert not _has_stepped(paths, 3.5, "kill") and _has_stepped(paths, 3.5, "server")
+    append_line(paths.events, {"time": 5.0, "event": "trainer.starting", "subject": "trainer"})
+    for line in late[4:]:
+        append_line(paths.metrics, line)
+    assert _cost(paths, paths.trainer_log, 0, 3.5, "kill") == Cost(after_step=3, seconds=12.5, steps_again=3)
+
+
 def test_errors_that_its_client_logged_after_the_fault_are_counted_and_its_first_event_dates_it(tmp_path):
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
     paths.prepare()
@@ -40,7 +55,7 @@ def test_errors_that_its_client_logged_after_the_fault_are_counted_and_its_first
     for at, name in ((2.0, "server.died"), (3.75, "weights.refused"), (4.0, "server.died"), (5.0, "incident.began")):
         append_line(paths.events, {"time": at, "event": name, "subject": "server-0"})
     cost = Cost(after_step=2, seconds=11.5, steps_again=2, noticed_s=0.5, http_errors=2, groups_dropped=1)
-    assert _cost(paths, paths.trainer_log, begin, 3.5) == cost
+    assert _cost(paths, paths.trainer_log, begin, 3.5, "server") == cost
 
 
 def test_rewards_are_broken_only_where_the_reward_function_is_this_tools(capsys, tmp_path, monkeypatch):
