@@ -16,6 +16,7 @@ from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.health.recorded_run import read_view
+from scripts.health.run_check import Subject, check_run
 from tests.support.fake_actors import FakeActor, never
 
 BAD, OTHER = (GpuName(host="node7", number=number, uuid=f"GPU-{number}") for number in "02")
@@ -110,7 +111,17 @@ def test_a_later_attempt_does_without_it_too(run):
     run.coordinator(attempt=2)
     run.starts()
     assert run.asked[-1] == (BAD,)
-    assert [str(one.gpu) for one in read_view(run.paths).quarantine.gpus] == ["GPU 0 of node7"], "check_health's view"
+    checked = Subject(
+        paths=run.paths,
+        view=read_view(run.paths),
+        is_live=False,
+        processes=None,
+        timeout_s=1.0,
+        recent_s=1.0,
+        extra_servers=(),
+    )
+    (told,) = [finding.said for finding in check_run(checked) if finding.subject == "GPUs"]
+    assert told.startswith("set aside for a fault: GPU 0 of node7: its GPU reports a fault"), "check_health"
 
 
 def test_where_no_other_is_free_it_goes_on_and_that_is_told(tmp_path):
