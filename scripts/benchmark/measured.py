@@ -36,4 +36,4 @@ def spread(figures: Sequence[float]) -> str:
 
 
 def shown(figure: float) -> str:
-    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
+    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.4g}"

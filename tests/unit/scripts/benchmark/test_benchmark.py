@@ -50,7 +50,7 @@ def test_figures_that_make_no_ratio_are_refused(ours, theirs, said):
 
 
 def test_a_spread_says_the_median_the_ends_and_how_often():
-    assert spread([3.0, 0.01234, 2000.0]) == "3 (0.0123 to 2,000, 3 times)"
+    assert spread([3.0, 0.01234, 2000.0]) == "3 (0.01234 to 2,000, 3 times)"
     assert spread([0.5]) == "0.5"
 
 
