@@ -109,6 +109,7 @@ def test_a_later_attempt_does_without_it_too(run):
     run.starts()
     run.dies(0)
     run.coordinator(attempt=2)
+    run.history.event("run.started", subject="run", reason="resumed")
     run.starts()
     assert run.asked[-1] == (BAD,)
     checked = Subject(
