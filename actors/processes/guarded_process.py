@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.processes.guard_options import MODULE, with_options
 from actors.processes.process_guard import TOLD
-from actors.processes.process_tree import bearing, identify, send, wait_ended
+from actors.processes.process_tree import Process, bearing, identify, send, wait_ended
 from launcher.base.errors import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,8 @@ class ProcessLaunch:
     The child ends with any of the processes `watch`. `vital`: prefix of the names of those of its children without
     which it is useless. `mark` ("NAME=value") is set in its environment; processes of an earlier incarnation that
     still have it are ended before the start. After the end, the folder `scratch` is removed, and so are files made
-    meanwhile whose paths begin with `files` and that nobody holds open.
+    meanwhile whose paths begin with `files` and that nobody holds open. `inherit`: a descriptor that the child gets
+    too; `frees_orphans`: what it forks and leaves is not ended with it.
     """
 
     command: Sequence[str]
@@ -43,6 +45,8 @@ class ProcessLaunch:
     vital: str = ""
     files: str = ""
     scratch: Path | None = None
+    inherit: int | None = None
+    frees_orphans: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,34 +75,45 @@ class GuardedProcess:
         self._listening = asyncio.create_task(self._listen(lines))
 
     @classmethod
-    async def launch(cls, launch: ProcessLaunch) -> GuardedProcess:
-        """Start the child under its guard. Raises ServerError where it can't be started."""
-        await asyncio.to_thread(_end_bearing, launch.mark)
+    async def launch(cls, launch: ProcessLaunch, *, spared: Process | None = None) -> GuardedProcess:
+        """Start the child under its guard. `spared` bears the same mark, and is not ended. Raises ServerError where
+        it can't be started."""
+        await asyncio.to_thread(end_bearing, launch.mark, but=spared)
         readable, writable = os.pipe()
         try:
             launcher = await asyncio.create_subprocess_exec(
-                *_guard_command(launch, writable),
+                *with_options(guard_command(launch), {"--report": writable}),
                 env=_environment(launch),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(writable,),
+                pass_fds=(writable, *(() if launch.inherit is None else (launch.inherit,))),
             )
+        except BaseException:
+            os.close(readable)
+            raise
         finally:
             os.close(writable)
-        lines = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(readable, "rb", buffering=0)
-        )
         await launcher.wait()
+        return await cls.reported(readable, launch.log, within_s=LAUNCH_TIMEOUT_S)
+
+    @classmethod
+    async def reported(cls, report: int, log: Path, *, within_s: float) -> GuardedProcess:
+        """The child that a guard reports through the pipe `report`, which is closed at its end. Raises ServerError."""
+        lines = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(report, "rb", buffering=0)
+        )
         try:
-            first = await asyncio.wait_for(lines.readline(), LAUNCH_TIMEOUT_S)
+            first = await asyncio.wait_for(lines.readline(), within_s)
         except TimeoutError as error:
+            transport.close()
             raise ServerError(
-                f"the server's guard did not start within {LAUNCH_TIMEOUT_S:g} s", "the machine is overloaded"
+                f"the server's guard did not start within {within_s:g} s", "the machine is overloaded"
             ) from error
         told = json.loads(first or "{}")
         if told.get("event") != "started":
+            transport.close()
             why = told.get("reason", "its guard ended at once")
-            raise ServerError(f"the server process could not be started: {why}", f"see {launch.log}")
+            raise ServerError(f"the server process could not be started: {why}", f"see {log}")
         return cls(pid=told["server"], guard_pid=told["guard"], sentinel_pid=told["sentinel"], lines=lines)
 
     @property
@@ -137,9 +152,9 @@ class GuardedProcess:
         self._ended.set_result(Ended(exit_code=exit_code, cause=cause, monotonic=monotonic, time=wall))
 
 
-def _guard_command(launch: ProcessLaunch, report: int) -> list[str]:
+def guard_command(launch: ProcessLaunch) -> list[str]:
+    """Without `--report`. Raises ServerError where a process that it belongs to is gone."""
     options: dict[str, object] = {
-        "--report": report,
         "--log": launch.log,
         "--mark": launch.mark,
         "--grace-s": launch.grace_s,
@@ -148,12 +163,15 @@ def _guard_command(launch: ProcessLaunch, report: int) -> list[str]:
     }
     if launch.scratch is not None:
         options["--scratch"] = launch.scratch
+    if launch.inherit is not None:
+        options["--inherit"] = launch.inherit
     watched = [process for process in map(identify, launch.watch) if process is not None]
     if len(watched) < len(launch.watch):
         raise ServerError("the server belongs to a process that is gone", "its actor was being ended")
     words = [word for name, value in options.items() for word in (name, str(value))]
     words += [word for process in watched for word in ("--watch", str(process))]
-    return [sys.executable, "-S", "-m", "actors.processes.process_guard", *words, "--", *launch.command]
+    words += ["--frees-orphans"] if launch.frees_orphans else []
+    return [sys.executable, "-S", "-m", MODULE, *words, "--", *launch.command]
 
 
 def _environment(launch: ProcessLaunch) -> dict[str, str]:
@@ -162,9 +180,10 @@ def _environment(launch: ProcessLaunch) -> dict[str, str]:
     return {**launch.environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def _end_bearing(mark: str) -> None:
-    """An earlier incarnation whose guard and sentinel were both killed may have left a daemon behind."""
-    left = [process for process in bearing(mark) if send(process, signal.SIGKILL)]
+def end_bearing(mark: str, *, but: Process | None = None) -> None:
+    """An earlier incarnation whose guard and sentinel were both killed may have left a daemon behind. `but` lives on.
+    Raises ServerError."""
+    left = [process for process in bearing(mark) if process != but and send(process, signal.SIGKILL)]
     if not wait_ended(left, timeout_s=10.0):
         raise ServerError(
             f"an earlier incarnation of this server does not end: pids {[process.pid for process in left]}",

@@ -37,14 +37,15 @@ AGAIN_S = 0.5
 
 
 class LogDrain:
-    """`entrance` for the process that prints, once; then `begin`. `dropped`: bytes that found no room in the buffer."""
+    """`entrance` for the process that prints, once; then `begin`. `dropped`: bytes that found no room in the buffer.
 
-    def __init__(self, log: Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+    `source`: the reading end of a pipe that is printed to already; it has no `entrance` then.
+    """
+
+    def __init__(self, log: Path, *, buffer_bytes: int = BUFFER_BYTES, source: int | None = None) -> None:
         self._log = log
         self._buffer_bytes = buffer_bytes
-        self._source, self._entrance = os.pipe()
-        with contextlib.suppress(OSError):  # not granted: the kernel's default stays
-            fcntl.fcntl(self._entrance, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._source, self._entrance = printing_pipe() if source is None else (source, -1)
         self._chunks: deque[bytes] = deque()
         self._held = 0
         self._is_writing = False
@@ -149,6 +150,14 @@ class LogDrain:
         self._why = ""
 
 
+def printing_pipe() -> tuple[int, int]:
+    """Where to read, and where to print, with room for what is printed meanwhile."""
+    source, entrance = os.pipe()
+    with contextlib.suppress(OSError):  # not granted: the kernel's default stays
+        fcntl.fcntl(entrance, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return source, entrance
+
+
 def write_to(log: Path) -> None:
     """This process's own output goes to the log, or nowhere where a disk refuses the file."""
     try:
@@ -157,5 +166,7 @@ def write_to(log: Path) -> None:
         descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     for standard in (sys.stdout, sys.stderr):
         os.dup2(descriptor, standard.fileno())
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, sys.stdin.fileno())
+    for opened in (descriptor, null):
+        os.close(opened)

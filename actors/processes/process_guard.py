@@ -1,5 +1,5 @@
 """Ends a server's process tree when its owner is gone: `python -S -m actors.processes.process_guard [options] --
-command`.
+command`. A server that is forked instead of run (forked_start.py) gets its guards by exec, and is theirs all the same.
 
     actor ─ launcher (ends at once)
             sentinel     own session, child subreaper: all that loses its parent below here becomes its child
@@ -23,7 +23,6 @@ through a pipe that the guard empties (log_drain.py).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -34,11 +33,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from actors.processes.exit_notifier import VARIABLE, ExitNotifier
+from actors.processes.guard_options import Options, parse
 from actors.processes.log_drain import LogDrain, write_to
 from actors.processes.process_tree import (
     Process,
@@ -46,49 +44,21 @@ from actors.processes.process_tree import (
     children,
     descendants,
     dying_with,
+    end_all,
     identify,
     name,
     open_pidfd,
-    send,
-    wait_ended,
+    reap,
+    started_at,
 )
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """From a terminal, and from SGLang's children to their parent, which is the guard once the server has ended."""
 SENTINEL, GUARD = "server-sentinel", "server-guard"
+LET_GO = b"!"
 TICK_MS, GIVE_UP_S, STUCK_S = 1000, 60.0, 3.0
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The guard's command line. `watch`: the processes whose end is the server's; `report`: the pipe to its actor."""
-
-    watch: tuple[Process, ...]
-    report: int
-    log: Path
-    mark: str  # NAME=value, set for the server only: a later start must not end the guards as leftovers
-    grace_s: float
-    vital: str  # prefix of the names of those children without which the server is useless; may be empty
-    files: str  # a path prefix: such files, made by the tree and held open by nobody after it, are removed
-    scratch: Path | None  # a folder made before the tree and removed after it
-    command: tuple[str, ...]
-
-
-def parse(arguments: list[str]) -> Options:
-    parser = argparse.ArgumentParser(prog="process_guard")
-    parser.add_argument("--watch", type=Process.parse, action="append", default=[])
-    parser.add_argument("--report", type=int, required=True)
-    parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--mark", required=True)
-    parser.add_argument("--grace-s", type=float, required=True)
-    parser.add_argument("--vital", default="")
-    parser.add_argument("--files", default="")
-    parser.add_argument("--scratch", type=Path)
-    parser.add_argument("command", nargs="+")
-    given = parser.parse_args(arguments)
-    return Options(**{**vars(given), "watch": tuple(given.watch), "command": tuple(given.command)})
 
 
 def tell(options: Options, event: str, **facts: object) -> None:
@@ -98,33 +68,37 @@ def tell(options: Options, event: str, **facts: object) -> None:
         os.write(options.report, line.encode() + b"\n")
 
 
-def end_all() -> list[Process]:
-    """SIGKILL everything below this process until nothing is there; returns what would not die in time."""
-    deadline = time.monotonic() + GIVE_UP_S
-    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
-        for process in left:
-            send(process, signal.SIGKILL)
-        wait_ended(left, timeout_s=1.0)
-    reap()
-    return left
-
-
-def reap() -> dict[int, int]:
-    """Collect the ended children, own and adopted, so that none stays as a zombie; their wait statuses by pid."""
-    collected = {}
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            collected[ended[0]] = ended[1]
-    return collected
-
-
-def become(title: str) -> None:
+def become(title: str, *, frees_orphans: bool = False) -> None:
     """Lead a new session that adopts all orphans below it and ignores a terminal's signals."""
     os.setsid()
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(PR_SET_NAME, title.encode(), 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, int(not frees_orphans), 0, 0, 0)
+    be_called(title)
     for number in NOT_MEANT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
+
+
+def be_called(title: str) -> None:
+    libc.prctl(PR_SET_NAME, title.encode(), 0, 0, 0)
+
+
+def begin_as_sentinel(options: Options) -> Process:
+    """What the sentinel does before it forks the guard; returns itself. Raises OSError."""
+    become(SENTINEL, frees_orphans=options.frees_orphans)
+    write_to(options.log)
+    if options.scratch is not None:  # made by who removes it: an owner that is killed in between leaves none behind
+        options.scratch.mkdir(mode=0o700)
+    me = identify(os.getpid())
+    assert me is not None
+    return me
+
+
+def die_with(guard: int) -> None:
+    """In a child of `guard`: to be killed when that ends."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for number in NOT_MEANT_FOR_US:
+        signal.signal(number, signal.SIG_DFL)  # what is ignored stays so across exec
+    if os.getppid() != guard:  # it ended before the line above took effect
+        os._exit(1)
 
 
 # ── sentinel ──
@@ -133,10 +107,10 @@ def become(title: str) -> None:
 class Sentinel:
     """Waits for the guard's end, then ends everything below and removes its files."""
 
-    def __init__(self, options: Options, guard_pid: int) -> None:
+    def __init__(self, options: Options, me: Process, guard_pid: int) -> None:
         self._options = options
         self._guard_pid = guard_pid
-        self._started = time.time() - 1  # files carry the clock of the kernel's last tick
+        self._started = started_at(me) - 1  # files carry the clock of the kernel's last tick
         self._owner_missing_since: float | None = None
 
     def run(self) -> None:
@@ -145,7 +119,7 @@ class Sentinel:
         while not ended.poll(TICK_MS):
             self._see_to_the_guard()
         orphans = descendants(os.getpid())
-        left = end_all()
+        left = end_all(GIVE_UP_S)
         if self._options.files:  # shared memory: its names can't be known before, and it outlives a killed process
             for file in abandoned(self._options.files, self._started):
                 file.unlink(missing_ok=True)
@@ -195,13 +169,14 @@ class Guard:
 
     def __init__(self, options: Options, sentinel: Process) -> None:
         self._options = options
+        self._sentinel = sentinel
         self._causes: dict[int, EndReason] = {}
         self._poll = select.poll()
         self._vital: set[Process] = set()
         self._locks = None if options.scratch is None else ExitNotifier.make(options.scratch / LOCKS)
         self._locked: set[int] = set()
         self._exit_code: int | None = None
-        self._output = LogDrain(options.log)
+        self._output = LogDrain(options.log, source=None if options.forked is None else options.forked.output)
         self._wait_for_sigterm()
         self._owners_alive = all(
             [self._wait_for(owner, "the process that it belongs to") for owner in options.watch]
@@ -211,6 +186,7 @@ class Guard:
     def run(self) -> None:
         if not self._owners_alive:
             tell(self._options, "failed", reason="the process that it belongs to was gone before it was started")
+            remove_scratch(self._options)
             return
         try:
             self._server = self._start()
@@ -218,7 +194,7 @@ class Guard:
         except OSError as error:
             tell(self._options, "failed", reason=f"{self._options.command[0]}: {error.strerror}")
             return
-        tell(self._options, "started", guard=os.getpid(), sentinel=os.getppid(), server=self._server)
+        tell(self._options, "started", guard=os.getpid(), sentinel=self._sentinel.pid, server=self._server)
         self._end(self._first_cause())
         remove_scratch(self._options)
 
@@ -250,15 +226,13 @@ class Guard:
 
     def _start(self) -> int:
         """The server's pid. Raises OSError where the command can't be run."""
-        me = os.getpid()
-
-        def die_with_guard() -> None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            for number in NOT_MEANT_FOR_US:
-                signal.signal(number, signal.SIG_DFL)  # what is ignored stays so across exec
-            if os.getppid() != me:  # the guard ended before the line above took effect
-                os._exit(1)
-
+        if (forked := self._options.forked) is not None:
+            self._output.begin()
+            with contextlib.suppress(ConnectionError):  # it has ended, which is seen as any end
+                os.write(forked.gate, LET_GO)
+            os.close(forked.gate)
+            return forked.server
+        me, inherit = os.getpid(), self._options.inherit
         name, _, value = self._options.mark.partition("=")
         locks = {} if self._locks is None else {VARIABLE: str(self._locks.path)}
         with self._output.entrance() as output:
@@ -269,8 +243,11 @@ class Guard:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=die_with_guard,  # this process has a single thread as yet
+                pass_fds=() if inherit is None else (inherit,),
+                preexec_fn=lambda: die_with(me),  # this process has a single thread as yet
             ).pid
+        if inherit is not None:
+            os.close(inherit)
         self._output.begin()
         return server
 
@@ -310,7 +287,7 @@ class Guard:
         self._output.settle()
         if cause.may_end_itself:
             tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
-        end_all()
+        end_all(GIVE_UP_S)
         self._output.finish()
 
     def _end_server(self, number: signal.Signals, timeout_s: float) -> None:
@@ -329,21 +306,31 @@ class Guard:
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    if os.fork():
-        os._exit(0)
-    become(SENTINEL)
-    write_to(options.log)
+    if options.forked is not None:
+        be_called(GUARD)
+        Guard(options, options.forked.sentinel).run()
+    elif options.guard is not None:
+        be_called(SENTINEL)
+        watch(options, options.guard)
+    else:
+        if os.fork():
+            os._exit(0)
+        me = begin_as_sentinel(options)
+        if (guard := os.fork()) == 0:
+            become(GUARD, frees_orphans=options.frees_orphans)
+            Guard(options, sentinel=me).run()
+        else:
+            watch(options, guard)
+
+
+def watch(options: Options, guard: int) -> None:
+    """As the sentinel."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if options.inherit is not None:
+        os.close(options.inherit)
     me = identify(os.getpid())
     assert me is not None
-    if options.scratch is not None:  # made by who removes it: an owner that is killed in between leaves none behind
-        options.scratch.mkdir(mode=0o700)
-    guard = os.fork()
-    if guard == 0:
-        become(GUARD)
-        Guard(options, sentinel=me).run()
-    else:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        Sentinel(options, guard).run()
+    Sentinel(options, me, guard).run()
 
 
 if __name__ == "__main__":

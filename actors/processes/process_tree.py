@@ -80,6 +80,11 @@ def command_line(process: Process) -> list[str]:
     return text.removesuffix("\0").split("\0") if text else []  # a title that was written over it may have no end
 
 
+def started_at(process: Process) -> float:
+    """Unix seconds."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started / TICKS_PER_S
+
+
 def dying_with(pid: int) -> int | None:
     """The exit code of a process of ours that is ending, negative for a signal.
 
@@ -193,6 +198,26 @@ def wait_ended(processes: Iterable[Process], timeout_s: float) -> bool:
         finally:
             os.close(descriptor)
     return True
+
+
+def end_all(within_s: float) -> list[Process]:
+    """SIGKILL everything below this process until nothing is there; returns what would not die in time."""
+    deadline = time.monotonic() + within_s
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for process in left:
+            send(process, signal.SIGKILL)
+        wait_ended(left, timeout_s=1.0)
+    reap()
+    return left
+
+
+def reap() -> dict[int, int]:
+    """Collect the ended children, own and adopted, so that none stays as a zombie; their wait statuses by pid."""
+    collected = {}
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            collected[ended[0]] = ended[1]
+    return collected
 
 
 def may_raise_priority() -> bool:

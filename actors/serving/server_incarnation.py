@@ -19,6 +19,7 @@ from actors.processes.process_tree import set_niceness
 from actors.serving.auth_middleware import VARIABLE
 from actors.serving.readiness_proof import SHORT, ReadinessProof
 from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
+from actors.serving.server_template import ServerTemplate
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_command import (
     CPU_ENTRY,
@@ -101,7 +102,9 @@ class ServerIncarnation:
         self.url = url(spec.config, port)
 
     @classmethod
-    async def launch(cls, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder) -> ServerIncarnation:
+    async def launch(
+        cls, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder, template: ServerTemplate | None = None
+    ) -> ServerIncarnation:
         """Raises ResourceError where the port is in use or CUDA's tools can't be had, ServerError where it fails."""
         port = choose_port(spec.config, spec.index)
         device = device_for(spec.config.device, await asyncio.to_thread(find_hardware))
@@ -118,25 +121,32 @@ class ServerIncarnation:
             span=spec.span,
         )
         log_start = _mark(spec.log, order.generation, words)
-        scratch = Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"  # short: a socket's has 107 characters
-        launch = ProcessLaunch(
-            command=words,
-            environment={
-                **environment(
-                    spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
-                ),
-                **(_tools() if device == "cuda" else {}),
-                VARIABLE: str(spec.keys),
-            },
-            log=spec.log,
-            mark=f"GRPO_SERVER_LOG={spec.log}",
-            watch=owners,
-            grace_s=GRACE_S,
-            vital=VITAL,
-            files=SHARED_MEMORY,
-            scratch=scratch,
-        )
-        process = await GuardedProcess.launch(launch)
+        tools = _tools() if device == "cuda" else {}
+
+        def make() -> ProcessLaunch:
+            scratch = (
+                Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
+            )  # short: a socket's has 107 characters
+            own = environment(
+                spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
+            )
+            return ProcessLaunch(
+                command=words,
+                environment={**own, **tools, VARIABLE: str(spec.keys)},
+                log=spec.log,
+                mark=f"GRPO_SERVER_LOG={spec.log}",
+                watch=owners,
+                grace_s=GRACE_S,
+                vital=VITAL,
+                files=SHARED_MEMORY,
+                scratch=scratch,
+            )
+
+        if template is not None and template.forks(words):
+            niceness = BACKGROUND if order.in_background else None
+            process = await template.start(make, model_path=model, niceness=niceness)
+        else:
+            process = await GuardedProcess.launch(make())
         server = cls(spec, process, order, port=port, log_start=log_start)
         if server.in_background:
             set_niceness(server.pid, BACKGROUND)

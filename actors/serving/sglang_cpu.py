@@ -9,6 +9,7 @@ lacks on a machine without CUDA, and makes it start in a fifth of the time and d
 - Decode attention is computed for all requests in one call (`batched_decode.py`).
 - Scheduler and detokenizer are forked from this process, with everything imported, instead of spawned, while this
   process has a single thread.
+- With `--orders` it is a *template*: it imports everything, and servers are forked of it (`server_template.py`).
 
 Measured on two cores, 0.4 M parameters. From command to first token: 46 → 9 s of processor time, nearly all of it
 imports; 42 → 10 s on the clock at load 3, 85 → 21 s at load 6. A generated token: 285 → 200 µs of the scheduler's
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.processes.exit_notifier import hold_one
+from actors.processes.forked_start import ORDERS, serve_orders
 from actors.serving import auth_middleware, sgl_kernel_stand_in
 from actors.serving.sglang_features import sglang_folder
 
@@ -128,23 +130,44 @@ def keep_the_rendezvous_private(server_args: Any) -> None:
         os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", meeting)
 
 
-def main() -> None:
-    """Serve until asked to stop. `sys.argv` holds SGLang's arguments."""
-    arguments = with_cpu_arguments(sys.argv[1:])
-    auth_middleware.keys_or_exit()
-    leave_out_other_models(argument(arguments, "--model-path"))
+def import_sglang(model_path: str | None) -> None:
+    """All that a server of that model needs, and its children too, which are forked of it."""
+    leave_out_other_models(model_path)
     gc.disable()  # nothing to collect while importing, and looking for it took a quarter of the time
-    import sglang.srt.entrypoints.http_server as http  # what the children need too, imported before they are forked
-    import sglang.srt.models.registry  # noqa: F401
-    from sglang.launch_server import run_server
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
+    import sglang.launch_server
+    import sglang.srt.entrypoints.http_server
+    import sglang.srt.models.registry
+    import sglang.srt.server_args  # noqa: F401
 
     from actors.serving import batched_decode  # torch
 
     batched_decode.install()
     gc.freeze()
     gc.enable()
+
+
+def be_forked(orders: int) -> list[str]:
+    """Import all, and fork servers from then on; returns in each, with its arguments (forked_start.py)."""
+    import_sglang(argument(sys.argv[1:], "--model-path"))
+    words = serve_orders(orders)
+    from sglang.srt.model_loader import weight_utils
+
+    weight_utils.temp_dir = tempfile.gettempdir()  # read at import: the template's
+    return list(words[words.index(__spec__.name) + 1 :])
+
+
+def main() -> None:
+    """Serve until asked to stop. `sys.argv` holds SGLang's arguments, or the template's."""
+    if (orders := argument(sys.argv[1:], ORDERS)) is not None:
+        sys.argv[1:] = be_forked(int(orders))
+    arguments = with_cpu_arguments(sys.argv[1:])
+    auth_middleware.keys_or_exit()
+    import_sglang(argument(arguments, "--model-path"))
+    import sglang.srt.entrypoints.http_server as http
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
     server_args = prepare_server_args(arguments)
     auth_middleware.refuse_bypasses(server_args)
     auth_middleware.protect(http.app)

@@ -32,6 +32,7 @@ from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
 from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec, exit_words
+from actors.serving.server_template import ServerTemplate
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
@@ -52,12 +53,22 @@ T = TypeVar("T")
 class SGLangProcess:
     """Starts, watches and ends the server of `spec`, which ends with any of the processes `owners`. On one loop."""
 
-    def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...], workers: WorkerNodes | None = None) -> None:
-        """`workers`: the other nodes, where the server spans several."""
+    def __init__(
+        self,
+        spec: ServerSpec,
+        *,
+        owners: tuple[int, ...],
+        workers: WorkerNodes | None = None,
+        template: ServerTemplate | None = None,
+    ) -> None:
+        """`workers`: the other nodes, where the server spans several. `template`: another than SGLang's."""
         self._spec = spec
         self._owners = owners
+        self._template = template or ServerTemplate(within_s=spec.setup_timeout_s)
         self._launch_server = (
-            ServerIncarnation.launch if workers is None else partial(MultiNodeServer.launch_over, workers)
+            partial(ServerIncarnation.launch, template=self._template)
+            if workers is None
+            else partial(MultiNodeServer.launch_over, workers)
         )
         self._workers = workers
         self._info = ServerInfo(
@@ -79,8 +90,9 @@ class SGLangProcess:
     async def start(
         self, *, generation: int, model_path: str, weight_version: int, in_background: bool = False
     ) -> ServerInfo:
-        """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING. `in_background`: at a
-        low priority until it is READY, where this process may raise it again.
+        """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING; one that waits for its
+        template has no pid yet. `in_background`: at a low priority until it is READY, where this process may raise it
+        again.
 
         Raises ResourceError where its port is in use, ServerError where the one before has not ended.
         """
@@ -104,7 +116,11 @@ class SGLangProcess:
         self._launch = _task(self._begin(self._launch, order))
         self._ready = _task(self._become_ready(self._launch))
         self._begun.set()
-        await asyncio.shield(self._launch)
+        imports = _task(self._template.imports())
+        await asyncio.wait([self._launch, imports], return_when=asyncio.FIRST_COMPLETED)
+        imports.cancel()
+        if self._launch.done():
+            self._launch.result()
         return self._info
 
     async def wait_ready(self) -> ServerInfo:
@@ -128,6 +144,7 @@ class SGLangProcess:
         self._stopping = True
         launch, generation = self._launch, self._info.generation
         if launch is not None:
+            self._template.stop_waiting()
             await asyncio.wait([launch])
             if launch.exception() is None:
                 await launch.result().end()
@@ -139,6 +156,11 @@ class SGLangProcess:
             return self._info
         self._info = replace(self._info, state=ServerState.STOPPED, reason="told to stop")
         return self._info
+
+    async def close(self) -> None:
+        """Stop it, and end what the next one would have been forked of."""
+        await self.stop()
+        await self._template.end()
 
     # ── within one incarnation ──
 

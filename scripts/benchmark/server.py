@@ -48,7 +48,7 @@ def running_server(
             thread.call(server.start(generation=0, model_path=config.sglang.model_path, weight_version=0))
             yield thread.call(server.wait_ready()), ServerKeys.read_file(spec.keys)
         finally:
-            thread.call(server.stop())
+            thread.call(server.close())
             thread.close()
 
 

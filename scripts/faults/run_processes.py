@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.processes.forked_start import ORDERS
 from actors.processes.process_tree import (
     PROC,
     Process,
@@ -156,13 +155,13 @@ def _first_to_log(trainers: Sequence[Process], paths: RunPaths) -> Process | Non
 
 def find_servers(paths: RunPaths) -> Iterator[LiveServer]:
     """Those whose guard says that it writes this run's logs, STARTING ones too."""
-    guards: dict[int, set[Process]] = {}
+    guards: dict[int, dict[Process, list[str]]] = {}
     for process in all_processes():
         words = command_line(process)
-        if GUARD in words and "--log" in words:
+        if GUARD in words and "--log" in words and ORDERS not in words:  # not a template's
             index = _index_of(words[words.index("--log") + 1], paths)
             if index is not None:
-                guards.setdefault(index, set()).add(process)
+                guards.setdefault(index, {})[process] = words
     for index, group in sorted(guards.items()):
         if server := _server_below(index, group):
             yield server
@@ -173,15 +172,16 @@ def _index_of(log: str, paths: RunPaths) -> int | None:
     return int(match[1]) if match and paths.server_log(int(match[1])) == Path(log) else None
 
 
-def _server_below(index: int, guards: set[Process]) -> LiveServer | None:
-    """The guard's oldest child that isn't a guard; orphans that it adopted are younger."""
+def _server_below(index: int, guards: Mapping[Process, list[str]]) -> LiveServer | None:
+    """The guard's oldest child that isn't a guard; orphans that it adopted are younger. Its arguments are among the
+    guard's: a server that was forked has its template's."""
     heads = [child for guard in guards for child in children(guard.pid) if child not in guards and not _is_guard(child)]
     if not heads:
         return None
     http = min(heads, key=lambda head: (head.started, head.pid))
     members = {process for guard in guards for process in descendants(guard.pid)}
     tree = tuple(process for process in members if process not in guards and not _is_guard(process))
-    return LiveServer(index=index, http=http, url=_url(command_line(http)), tree=tree)
+    return LiveServer(index=index, http=http, url=_url(next(iter(guards.values()))), tree=tree)
 
 
 def _is_guard(process: Process) -> bool:
@@ -223,12 +223,6 @@ def environment(process: Process) -> dict[str, str]:
         return {}
     pairs = (entry.decode(errors="replace").partition("=") for entry in data.split(b"\0"))
     return {key: value for key, _, value in pairs}
-
-
-def started_at(process: Process) -> float:
-    """Unix seconds."""
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + process.started / os.sysconf("SC_CLK_TCK")
 
 
 def all_processes() -> Iterator[Process]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from actors.processes.process_tree import started_at
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.run_processes import RunProcesses, started_at
+from scripts.faults.run_processes import RunProcesses
 
 
 class LiveProgress:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from actors.processes.process_tree import Process, command_line, stat_fields
+from actors.processes.process_tree import Process, command_line, started_at, stat_fields
 from launcher.base.errors import LauncherError
 from launcher.checkpoints.areal_log import STEP_LINE, StepTable, log_of_steps, read_ends, read_step
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -20,7 +20,7 @@ from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.areal_processes import YOUNG_S, areal_processes, is_of_this_machine, newest_log
 from scripts.checkpoints.choosing import read_catalog
-from scripts.faults.run_processes import started_at, state
+from scripts.faults.run_processes import state
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding
 from scripts.health.recorded_run import LAST_STEPS, LastSteps, RecordedRun, read_run_settings
 

@@ -26,5 +26,5 @@ def test_a_damaged_model_is_said_by_name(tmp_path):
     ) as caught:
         broken.run(work)
     assert str(broken.log) in caught.value.hint
-    broken.run(lambda _: broken.server.stop())
+    broken.run(lambda _: broken.server.close())
     broken.loop.close()

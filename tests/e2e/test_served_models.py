@@ -41,7 +41,7 @@ def served(request, tmp_path):
     serving.prompt = PROMPT
     serving.start()
     yield policy, serving
-    serving.run(lambda _: serving.server.stop())
+    serving.run(lambda _: serving.server.close())
     serving.loop.close()
 
 

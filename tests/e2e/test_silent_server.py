@@ -38,7 +38,7 @@ def servings(tmp_path_factory):
         yield both
     finally:
         for serving in both:
-            serving.run(lambda _, serving=serving: serving.server.stop())
+            serving.run(lambda _, serving=serving: serving.server.close())
             serving.loop.close()
 
 

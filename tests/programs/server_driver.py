@@ -21,12 +21,14 @@ import ray
 
 from actors.cluster.fencing import raylet_pid
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT, start_patiently
-from actors.processes.process_tree import Process, descendants, identify, open_files, send, wait_ended
+from actors.processes.forked_start import ORDERS
+from actors.processes.process_tree import Process, command_line, descendants, identify, open_files, send, wait_ended
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_server import SGLangServer
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
+from scripts.faults.run_processes import GUARD, all_processes
 
 PROMISE_S = 10.0
 """P8 (docs/design.md): within this time no process of the server is left."""
@@ -126,13 +128,22 @@ class Driven:
         shutil.rmtree(self._ray_folder, ignore_errors=True)
 
     def server_tree(self, index: int) -> list[Process]:
-        """A server's processes and its guards: all that bear its environment, or descend from one that does."""
+        """A server's processes, its template's, and the guards of both: who writes its log, and all below."""
         top = identify(self._servers[index]["pid"])
         assert top is not None
-        guard = parent(top.pid)
-        sentinel = parent(guard)
-        found = [identify(sentinel), *descendants(sentinel)]
-        return [process for process in found if process is not None]
+        found = dict[Process, None]()
+        for process in all_processes():
+            words = command_line(process)
+            log = Path(words[words.index("--log") + 1]) if GUARD in words else Path()
+            if log.name == f"llm_server-{index}.log" and log.is_relative_to(self._folder):
+                found |= dict.fromkeys([process, *descendants(process.pid)])
+        assert top in found
+        return list(found)
+
+    def is_forked(self, index: int) -> bool:
+        """Whether the server has its template's command, and another process has it too: the template."""
+        commands = [command_line(process) for process in self.server_tree(index)]
+        return sum(ORDERS in words and GUARD not in words for words in commands) == 2
 
     def kill(self, victim: str, index: int) -> list[Process]:
         """SIGKILL it; returns what of the server's tree is left after `PROMISE_S`. "actor" is the first server's."""
@@ -150,10 +161,6 @@ class Driven:
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return trial.connect_ex(("127.0.0.1", self._servers[index]["port"])) != 0
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 if __name__ == "__main__":

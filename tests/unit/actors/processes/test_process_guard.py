@@ -24,6 +24,8 @@ DEADLINE_S = scaled(30.0)
 class World:
     """A guarded tree, and the owner that it belongs to."""
 
+    start = staticmethod(GuardedProcess.launch)
+
     def __init__(self, folder: Path) -> None:
         self.owner = subprocess.Popen(["sleep", "1000"])
         self.file = folder / "held open"
@@ -33,7 +35,7 @@ class World:
 
     async def launch(self, *command: str, grace_s: float = 0.0, vital: str = "") -> None:
         module = [sys.executable, "-S", "-m", "tests.programs.fake_tree", str(self.file), *([vital] if vital else [])]
-        self.process = await GuardedProcess.launch(
+        self.process = await self.start(
             ProcessLaunch(
                 command=command or module,
                 environment=dict(os.environ),

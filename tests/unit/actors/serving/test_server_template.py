@@ -1,0 +1,157 @@
+"""Incarnations as forks of one template, with the stand-in as the server: real processes under the real guards."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from actors.processes.process_tree import bearing, identify
+from actors.serving.server_incarnation import ServerSpec
+from actors.serving.server_template import ServerTemplate
+from actors.serving.sglang_server import SGLangProcess
+from launcher.base.errors import ServerError
+from launcher.base.messages import ServerState
+from launcher.config.schema import SGLangConfig
+from launcher.run_files.run_keys import ServerKeys
+from tests.support.machine import scaled
+
+ENTRY = (sys.executable, "-m", "tests.programs.forked_program", "tests.programs.stand_in_server")
+DEADLINE_S = scaled(120.0)
+
+pytestmark = pytest.mark.slow
+
+
+class Forked:
+    """A server, and the template that it has now."""
+
+    def __init__(self, folder):
+        self.log = folder / "llm_server-0.log"
+        self.model = folder / "model"
+        self.model.mkdir()
+        self.is_of("Qwen2ForCausalLM")
+        config = SGLangConfig(dtype="float32", device="cpu", random_seed=1)
+        spec = ServerSpec(
+            index=0,
+            config=config,
+            log=self.log,
+            keys=ServerKeys.make(folder / "keys"),
+            setup_timeout_s=DEADLINE_S,
+            entry=ENTRY,
+        )
+        self.source = ServerTemplate(ENTRY, within_s=DEADLINE_S)
+        self.server = SGLangProcess(spec, owners=(os.getpid(),), template=self.source)
+
+    def is_of(self, architecture):
+        (self.model / "config.json").write_text(json.dumps({"architectures": [architecture], "vocab_size": 8}))
+
+    @property
+    def template(self):
+        return self.source._template and self.source._template.identity
+
+    async def begin(self, generation):
+        return await self.server.start(generation=generation, model_path=str(self.model), weight_version=3)
+
+    async def serve(self, generation):
+        await self.begin(generation)
+        return await self.server.wait_ready()
+
+    async def lose(self):
+        os.kill(self.server.info().pid, signal.SIGKILL)
+        await self.server.wait_exit()
+
+    def run(self, work):
+        async def inside():
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    await work()
+            finally:
+                await self.server.close()
+
+        asyncio.run(inside())
+        assert bearing(f"GRPO_SERVER_LOG={self.log}") == []
+
+
+@pytest.fixture
+def forked(tmp_path):
+    return Forked(tmp_path)
+
+
+def test_later_lives_are_forked_of_the_same_template(forked):
+    async def work():
+        starting = await forked.begin(0)
+        assert (starting.state, starting.pid) == (ServerState.STARTING, None), "it imports yet"
+        first = await forked.server.wait_ready()
+        template = forked.template
+        await forked.lose()
+        assert (await forked.begin(1)).pid is not None
+        second = await forked.server.wait_ready()
+        assert (first.generation, second.generation, second.state) == (0, 1, ServerState.READY)
+        assert first.pid != second.pid
+        assert forked.template == template == identify(template.pid)
+
+    forked.run(work)
+    assert forked.log.read_text().count("template: ") == 1
+
+
+def test_a_lost_template_is_made_anew_and_so_is_one_for_another_model(forked):
+    async def work():
+        await forked.serve(0)
+        first = forked.template
+        os.kill(first.pid, signal.SIGKILL)
+        await forked.source._template._process.wait_swept()
+        assert forked.server.info().state is ServerState.READY
+        await forked.lose()
+        await forked.serve(1)
+        second = forked.template
+        await forked.lose()
+        forked.is_of("LlamaForCausalLM")
+        await forked.serve(2)
+        assert len({first, second, forked.template}) == 3
+        assert identify(second.pid) != second
+
+    forked.run(work)
+    assert "a new template: it is gone" in forked.log.read_text()
+    assert "a new template: it was made for ['Qwen2ForCausalLM'], not ['LlamaForCausalLM']" in forked.log.read_text()
+
+
+def test_where_the_template_does_not_answer_the_server_is_run(forked, monkeypatch):
+    async def work():
+        await forked.serve(0)
+        monkeypatch.setattr("actors.processes.process_template.ANSWER_S", 0.5)
+        os.kill(forked.template.pid, signal.SIGSTOP)
+        await forked.lose()
+        assert (await forked.serve(1)).state is ServerState.READY
+        assert forked.template is None
+
+    forked.run(work)
+    assert "started without its template: the server's guard did not start within 0.5 s" in forked.log.read_text()
+
+
+def test_where_no_template_comes_about_the_server_is_run(forked, monkeypatch):
+    monkeypatch.setenv("THREAD", "1")
+
+    async def work():
+        assert (await forked.serve(0)).state is ServerState.READY
+        assert forked.template is None
+        assert not forked.source.forks(ENTRY)
+
+    forked.run(work)
+    assert "started without its template: it has 2 threads" in forked.log.read_text()
+
+
+def test_a_stop_does_not_wait_for_the_imports(forked):
+    async def work():
+        await forked.begin(0)
+        template = forked.template
+        os.kill(template.pid, signal.SIGSTOP)
+        assert (await forked.server.stop()).state is ServerState.STOPPED
+        with pytest.raises(ServerError, match="it was stopped while its template imported"):
+            await forked.server.wait_ready()
+        os.kill(template.pid, signal.SIGCONT)
+        assert (await forked.serve(1)).state is ServerState.READY
+        assert forked.template == template
+
+    forked.run(work)
