@@ -7,6 +7,7 @@ of each: where Ray put what, which GPUs an actor was given, or what was said.
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -17,7 +18,9 @@ from ray.cluster_utils import Cluster
 
 from actors.cluster.placement_group import RunPlacement
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
+from actors.cluster.server_gpus import ServerGpus
 from launcher.base.errors import LauncherError
+from launcher.base.gpu_names import GpuName
 from launcher.config.compose import compose
 from launcher.run_files.run_keys import make_ray_token
 
@@ -32,6 +35,38 @@ class Who:
 
     def pid(self):
         return os.getpid()
+
+
+@ray.remote
+class Moves:
+    """As a server's actor."""
+
+    def __init__(self):
+        self.gpus = ServerGpus(tuple(map(str, ray.get_gpu_ids())))
+
+    async def choose(self, avoid):
+        return list(await self.gpus.choose([GpuName(host=socket.gethostname(), number=number) for number in avoid]))
+
+
+def moved():
+    """A server whose GPU is set aside, on a node of which all others but two are taken: what it gets each time, as each
+    is set aside too, and what Ray has free then and when its actor has ended."""
+    actor = Moves.options(num_gpus=1, num_cpus=0).remote()
+    got = [ray.get(actor.choose.remote([]), timeout=120)]
+    taken = [Who.options(num_gpus=1, num_cpus=0, scheduling_strategy="SPREAD").remote() for _ in range(2 * GPUS - 1)]
+    at = ray.get([one.is_at.remote() for one in taken], timeout=120)
+    busiest = max({one["node"] for one in at}, key=[one["node"] for one in at].count)
+    for one in [one for one, where in zip(taken, at, strict=True) if where["node"] != busiest][:2]:
+        ray.kill(one)
+    wait(lambda: ray.available_resources().get("GPU") == 2)
+    for _ in range(3):
+        avoid = [number for numbers in got for number in numbers]
+        got.append(ray.get(actor.choose.remote(avoid), timeout=120))
+    held = ray.available_resources().get("GPU", 0)
+    for one in (actor, *taken):
+        ray.kill(one)
+    wait(lambda: ray.available_resources().get("GPU") == 2 * GPUS)
+    return {"got": got, "free_then": held}
 
 
 def run(*overrides):
@@ -112,6 +147,7 @@ def main() -> None:
                 "spread": placed("sglang.n_servers=2", "actor.dp_size=2", "cluster.placement=SPREAD"),
                 "killed": killed(),
                 "held": held_by_another(),
+                "moved": moved(),
                 "too_large": placed("actor.dp_size=10"),
                 "too_few": placed("cluster.n_nodes=3", "cluster.n_gpus_per_node=null"),
             }

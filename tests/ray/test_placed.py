@@ -52,6 +52,14 @@ def test_a_server_over_two_nodes_has_a_part_on_each(came):
     assert run["nodes"]["server-0"] != run["nodes"]["server-0.1"]
 
 
+def test_a_server_leaves_gpus_that_are_set_aside_for_free_ones_of_its_node(came):
+    """Which stay reserved: Ray gives them to nobody until the server's actor ends."""
+    first, second, third, fourth = (numbers for (numbers,) in came["moved"]["got"])
+    assert len({first, second, third}) == 3
+    assert fourth == first, "no other is free"
+    assert came["moved"]["free_then"] == 0
+
+
 def test_spread_over_both_nodes(came):
     run = came["spread"]
     assert len(on(run, "")) == 2
