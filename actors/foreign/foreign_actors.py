@@ -14,16 +14,14 @@ from typing import Any
 
 import ray
 
-from actors.cluster.fencing import bind_to_cluster
-from actors.cluster.node_identity import alive_nodes, this_node
+from actors.cluster.node_identity import alive_nodes
 from actors.foreign.door_actor import DOOR, DoorActor
 from actors.foreign.fleet import Fleet, ServedSupervisor, asked
 from actors.foreign.foreign_process import inherited
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
-from actors.processes.background_tasks import BackgroundTasks
-from actors.supervision.coordinator_actor import RunActor, find_servers, follow_requests, take_place
+from actors.supervision.coordinator_actor import RunActor, find_servers
 from actors.supervision.fleet_record import server_names
 from actors.supervision.run_actors import NO_GPU, RANK_0, RunActors
 from actors.supervision.run_history import RunHistory
@@ -32,7 +30,6 @@ from launcher.base.errors import ResourceError, StateError
 from launcher.base.messages import RunOutcome, Snapshot, TrainerStatus
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_history import MemoryHistory
-from launcher.run_files.control_requests import wanted
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
@@ -56,19 +53,11 @@ class ForeignTrainerActor(RunActor):
     ) -> None:
         """`has_servers`: they are the launcher's, and the door is an actor before this one. `book`, `on_gpu`: of their
         memory. The door is found by its name: a handle as an argument is an object that a restart could miss."""
-        super().__init__()
-        bind_to_cluster(config)
+        super().__init__(config, paths, attempt)
         self._has_servers, self._book, self._on_gpu = has_servers, book, on_gpu
         self._fleet: Fleet | None = None
-        self._config = config
-        self._paths = paths
-        self._attempt = attempt
         self._variables = variables
         self._supervisor: ForeignSupervisor | None = None
-
-    async def abort(self, reason: str) -> None:
-        if self._supervisor is not None:
-            self._supervisor.abort(reason)
 
     async def snapshot(self, since: int) -> Snapshot:
         """What is shown of it. Raises StateError before it has begun."""
@@ -88,14 +77,7 @@ class ForeignTrainerActor(RunActor):
         servers = () if self._fleet is None else tuple(self._fleet.servers)
         return Snapshot(status=status, servers=servers, reports=reports, evals=(), committed=made.steps.committed)
 
-    async def _begin(self) -> RunOutcome:
-        journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
-        node, events = this_node(), self._paths.events
-        await take_place(self._config, self._paths, journal)
-        await journal.flush()
-        history = await asyncio.to_thread(
-            RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node
-        )
+    async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
         made = (self._config, self._paths, journal, history)
         if self._has_servers:
             return await self._with_servers(history, journal, made)
@@ -107,14 +89,6 @@ class ForeignTrainerActor(RunActor):
             if alerts is not None:
                 await asyncio.to_thread(alerts.finish, self._config.alerts.timeout)
 
-    async def _following(self, supervisor: ForeignSupervisor, journal: Journal) -> RunOutcome:
-        requests = BackgroundTasks()
-        requests.start(follow_requests(supervisor, lambda: wanted(self._paths), journal))
-        try:
-            return await supervisor.run()
-        finally:
-            await requests.close()
-
     async def _with_servers(self, history: RunHistory, journal: Journal, made: tuple[Any, ...]) -> RunOutcome:
         """The command and the servers side by side; the end of one is that of the other."""
         within_s = self._config.rollout.setup_timeout
@@ -122,7 +96,7 @@ class ForeignTrainerActor(RunActor):
         addresses = await asked(lambda: door.addresses.remote(), within_s=within_s)
         name = self._config.trainer.addresses_env
         supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=door)
-        steps, self._supervisor = supervisor.steps, supervisor
+        steps, self._supervisor, self._leader = supervisor.steps, supervisor, supervisor
         members, joining = history.fleet.members(server_names(self._config)), history.fleet.joining
         self._fleet = fleet = Fleet(
             *(self._config, self._paths, history),

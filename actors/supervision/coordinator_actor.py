@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import ray
@@ -61,13 +62,30 @@ def _find_standby(config: RunConfig, trainer: str) -> tuple[str, Any] | None:
     return None if other is None else (other, ray.get_actor(other))
 
 
-class RunActor:
-    """What the actors that lead a run share: one `run`, whose outcome several may wait for, and `ping`. `_begin` sets
-    `_journal` first."""
+class RunLeader(Protocol):
+    """Leads a run to its end. What a person may ask of it: asking twice changes nothing."""
 
-    def __init__(self) -> None:
+    async def run(self) -> RunOutcome: ...
+
+    def hold(self, reason: str) -> None: ...
+
+    def abort(self, reason: str) -> None: ...
+
+    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None: ...
+
+
+class RunActor:
+    """What the actors that lead a run share: one `run`, whose outcome several may wait for, `ping` and `abort`. `_lead`
+    is each one's own."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
+        bind_to_cluster(config)
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
         self._running: asyncio.Task[RunOutcome] | None = None
         self._journal: Journal | None = None
+        self._leader: RunLeader | None = None
 
     async def run(self) -> RunOutcome:
         """To the run's end. Raises UsageError where it can't begin."""
@@ -82,8 +100,31 @@ class RunActor:
         self._journal.write_waiting()
         return self._journal.unwritten()
 
+    async def abort(self, reason: str) -> None:
+        if self._leader is not None:
+            self._leader.abort(reason)
+
     async def _begin(self) -> RunOutcome:
+        """Files are read in threads: this loop answers `ping`."""
+        events, node = self._paths.events, this_node()
+        journal = self._journal = Journal(events, self._attempt, time.time, in_background=True)
+        await take_place(self._config, self._paths, journal)
+        await journal.flush()
+        read = partial(RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node)
+        return await self._lead(journal, await asyncio.to_thread(read))
+
+    async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
         raise NotImplementedError
+
+    async def _following(self, leader: RunLeader, journal: Journal) -> RunOutcome:
+        """Run to the end, and carry out meanwhile what a person asks for."""
+        self._leader = leader
+        requests = BackgroundTasks()
+        requests.start(follow_requests(leader, lambda: wanted(self._paths), journal))
+        try:
+            return await leader.run()
+        finally:
+            await requests.close()
 
 
 @ray.remote
@@ -101,37 +142,15 @@ class CoordinatorActor(RunActor):
         shares_gpu: bool = False,
         book: MemoryHistory | None = None,
     ) -> None:
-        super().__init__()
-        bind_to_cluster(config)
-        self._config = config
-        self._paths = paths
-        self._attempt = attempt
+        super().__init__(config, paths, attempt)
         self._has_monitor = has_monitor
         self._on_gpu = on_gpu
         self._shares_gpu = shares_gpu
         self._book = book
-        self._coordinator: Coordinator | None = None
 
-    async def abort(self, reason: str) -> None:
-        if self._coordinator is not None:
-            self._coordinator.abort(reason)
-
-    async def _begin(self) -> RunOutcome:
-        journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
-        await take_place(self._config, self._paths, journal)
-        coordinator = await self._make(journal)
-        requests = BackgroundTasks()
-        requests.start(follow_requests(coordinator, lambda: wanted(self._paths), journal))
-        try:
-            return await coordinator.run()
-        finally:
-            await requests.close()
-
-    async def _make(self, journal: Journal) -> Coordinator:
-        """Files and the cluster's store are read in threads: this loop answers `ping`."""
-        await journal.flush()
-        events, attempt, to_thread = self._paths.events, self._attempt, asyncio.to_thread
-        history = await to_thread(RunHistory.read, journal, events, attempt, clock=time.monotonic, node=this_node())
+    async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
+        """The cluster's store is asked in threads too."""
+        to_thread = asyncio.to_thread
         members, joining = history.fleet.members(server_names(self._config)), history.fleet.joining
         memory = OomBackoff(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
         observer = ClusterObserver(
@@ -143,12 +162,11 @@ class CoordinatorActor(RunActor):
             standby=await to_thread(_find_standby, self._config, history.trainer_actor),
             monitor=await to_thread(ray.get_actor, MONITOR) if self._has_monitor else None,
             memory=memory,
-            furthest=await to_thread(furthest_step, self._paths.metrics, attempt),
+            furthest=await to_thread(furthest_step, self._paths.metrics, self._attempt),
         )
         executor = ActionExecutor(self._config, history, observer, shares_gpu=self._shares_gpu)
         artifacts = ArtifactCollector(self._paths, pids=observer.pids)
-        self._coordinator = Coordinator(self._config, executor, history, artifacts=artifacts)
-        return self._coordinator
+        return await self._following(Coordinator(self._config, executor, history, artifacts=artifacts), journal)
 
 
 async def take_place(config: RunConfig, paths: RunPaths, journal: Journal) -> None:
@@ -160,19 +178,7 @@ async def take_place(config: RunConfig, paths: RunPaths, journal: Journal) -> No
     journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
 
 
-class TakesRequests(Protocol):
-    """What a person may ask of a run; asking twice changes nothing."""
-
-    def hold(self, reason: str) -> None: ...
-
-    def abort(self, reason: str) -> None: ...
-
-    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None: ...
-
-
-async def follow_requests(
-    coordinator: TakesRequests, read: Callable[[], RequestEntry | None], journal: Journal
-) -> None:
+async def follow_requests(coordinator: RunLeader, read: Callable[[], RequestEntry | None], journal: Journal) -> None:
     """Carry out what a person wants of the run, as its file contains it now: a state, not an order, so that the request
     outlives a Coordinator. An error is recorded once, and costs neither the run nor the next request."""
     error_before = ""
@@ -187,7 +193,7 @@ async def follow_requests(
         await asyncio.sleep(REQUESTS_S)
 
 
-def carry_out(asked: RequestEntry | None, coordinator: TakesRequests) -> None:
+def carry_out(asked: RequestEntry | None, coordinator: RunLeader) -> None:
     wish = ControlRequest.RUN if asked is None else asked.wish
     coordinator.hold(f"a pause {asked.description}" if asked is not None and wish is ControlRequest.PAUSE else "")
     if asked is not None and wish is ControlRequest.STOP:
