@@ -326,9 +326,7 @@ def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_continues_it
     assert samples.failure.kind in {"reset", "truncated"}
     assert f"its sglang::schedul (pid {scheduler.pid}) is gone" in exit_.reason
     assert serving.server.info().state is ServerState.DEAD
-    template = serving.server._template._template.identity
     serving.start(generation=1)
-    assert template == serving.server._template._template.identity == identify(template.pid), "both were forked of it"
     second = serving.server.info()
     assert (second.generation, second.weight_version, second.state) == (1, version, ServerState.READY)
     assert [process for process in tree if identify(process.pid) == process] == []
