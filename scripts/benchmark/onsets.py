@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from launcher.checkpoints.onset import find_falls
-from scripts.benchmark import hidden_steps
+from scripts.benchmark.made_data import hidden_steps
 from scripts.benchmark.made_data.made_rewards import FALLS, HEALTHY, Drawn
 from scripts.benchmark.measured import Measured
 
