@@ -172,6 +172,8 @@ def _ending_of_server(one: OpenIncident, server: ServerFacts, seen: Observed) ->
         return Ending(incident=one, reason=seen.replaced.get(server.name, "it stands by now"))
     if server.state is ServerState.FAILED:
         return Ending(incident=one, reason="given up; the run continues without it", is_mended=False)
+    if any(getattr(action, "name", "") == server.name for action in seen.under_way):
+        return None  # what it does may be seen before it is done, and belongs to the incident
     if server.state is ServerState.READY and (trainer.is_publishing or is_current(server, trainer)):
         return Ending(incident=one, reason="it serves again")
     return None

@@ -6,7 +6,7 @@ import pytest
 
 from actors.supervision.incident_history import IncidentHistory
 from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, TerminalStatus, Verdict
-from launcher.policy.actions import Halt, LoadWeights, PauseTrainer, RestartServer
+from launcher.policy.actions import AdmitServer, Halt, LoadWeights, PauseTrainer, RestartServer
 from launcher.policy.incident_policy import OpenIncident, Trouble, incident_changes, repair_text
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung
@@ -255,6 +255,8 @@ def test_only_weights_that_are_loaded_again_by_a_living_server_s_fault_are_an_in
         (SERVER, look(OLD), None),
         (SERVER, look(OLD, trainer=dataclasses.replace(STEPS, is_publishing=True)), "it serves again"),
         (SERVER, look(), "it serves again"),
+        (SERVER, look(under_way=(AdmitServer(name="server-0"),)), None),
+        (SERVER, look(under_way=(AdmitServer(name="server-1"),)), "it serves again"),
         (TRAINER, look(), "training continues"),
         (TRAINER, look(trainer=dataclasses.replace(STEPS, is_finished=True, is_paused=True)), "training is done"),
         (TRAINER, look(trainer=PAUSED), None),
