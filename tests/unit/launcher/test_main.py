@@ -276,6 +276,7 @@ def test_completion(command, monkeypatch):
         "conf=gsm8k_one_24gb",
         "conf=gsm8k_one_80gb",
         "conf=trl",
+        "conf=verl",
     ]
     monkeypatch.setenv("COMP_LINE", "launcher conf=arithmetic_cpu actor.optimizer.wei")
     assert command("-sc", "query=bash")[1].split() == ["actor.optimizer.weight_decay="]

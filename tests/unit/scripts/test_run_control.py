@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from launcher.base.gpu_names import GpuName
 from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.base.own_python import python
 from launcher.cli import attach as attach_module
@@ -301,10 +302,11 @@ def test_a_link_in_the_place_of_a_request_is_not_followed(paths, tmp_path):
 
 def test_what_a_run_is_at_survives_its_file(paths):
     file = CurrentStatusFile(paths, 3, address="auto", is_detached=False)
-    file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
+    server = dataclasses.replace(SERVER, gpus=(GpuName(host="one", number="3", uuid="GPU-3"),))
+    file.heard(Snapshot(status=STATUS, servers=(server,), reports=(), evals=()))
     file.write_if_due()
     found = read_now(paths)
-    assert (found.attempt, found.status, found.servers) == (3, STATUS, (SERVER,))
+    assert (found.attempt, found.status, found.servers) == (3, STATUS, (server,))
     paths.now.write_text("{")
     assert read_now(paths) is None
     assert dataclasses.is_dataclass(found)

@@ -235,8 +235,8 @@ def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     line = json.dumps({"global_step": 1, "prompt_ids": ["p"] * 100}) + "\n"
     path.write_text(line * 20_000 + line.replace("1,", "7,", 1))
-    read, parse = [], line_tail._parse
-    monkeypatch.setattr(line_tail, "_parse", lambda line: read.append(line) or parse(line))
+    read, parse = [], line_tail.parse_line
+    monkeypatch.setattr(line_tail, "parse_line", lambda line: read.append(line) or parse(line))
     assert line_tail.current_line(path, 7)["global_step"] == 7
     assert sum(map(len, read)) <= line_tail.WINDOW
 
