@@ -124,9 +124,8 @@ class ServerIncarnation:
         tools = _tools() if device == "cuda" else {}
 
         def make() -> ProcessLaunch:
-            scratch = (
-                Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
-            )  # short: a socket's has 107 characters
+            # short: the path of a socket in it may have 107 characters
+            scratch = Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
             own = environment(
                 spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
             )

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
 from actors.processes.process_template import ProcessTemplate
 from actors.processes.process_tree import PROC, bearing, descendants, identify, name, send, wait_ended
 from launcher.base.errors import ServerError
-from tests.unit.actors.processes.test_process_guard import DEADLINE_S, TREE, VICTIMS, World
+from tests.unit.actors.processes.test_process_guard import DEADLINE_S, TREE, VICTIMS, World, how_it_ends
 
 ENTRY = (sys.executable, "-S", "-m", "tests.programs.forked_program")
 
@@ -48,17 +49,7 @@ class ForkedWorld(World):
         if self.template is None:
             await self.begin()
         environment = {**launch.environment, **self.variables, "TMPDIR": str(self.scratch)}
-        self.launched = ProcessLaunch(
-            command=launch.command,
-            environment=environment,
-            log=launch.log,
-            mark=launch.mark,
-            watch=launch.watch,
-            grace_s=launch.grace_s,
-            vital=launch.vital,
-            files=launch.files,
-            scratch=launch.scratch,
-        )
+        self.launched = replace(launch, environment=environment)
         await asyncio.wait_for(asyncio.shield(self.template.ready), DEADLINE_S)
         assert self.template.why_not(self.launched) == ""
         return await self.template.fork(self.launched)
@@ -103,13 +94,7 @@ def test_whoever_is_killed_nothing_is_left(world, victim):
         return world.process.ended
 
     ended = asyncio.run(work())
-    expected = {
-        "owner": (-9, f"the process that it belongs to (pid {world.owner.pid}) is gone"),
-        "guard": (None, f"its guard (pid {world.process.guard_pid}) was killed"),
-        "sentinel": (-9, f"its sentinel (pid {world.process.sentinel_pid}) is gone"),
-        "server": (-9, ""),
-    }
-    assert (ended.exit_code, ended.cause) == expected[victim]
+    assert (ended.exit_code, ended.cause) == how_it_ends(world, victim)
     assert list(world.scratch.parent.glob("*scratch*")) == []
     assert not world.scratch.with_name("of the template").exists()
 
@@ -287,9 +272,7 @@ def test_another_environment_is_named(world):
         await world.launch()
         for changes, named in (({"OMP_NUM_THREADS": "7"}, "OMP_NUM_THREADS"), ({"TMPDIR": "/elsewhere"}, "")):
             environment = {**world.launched.environment, **changes}
-            launch = ProcessLaunch(
-                command=[], environment=environment, log=world.log, mark=world.mark, watch=[], grace_s=0.0
-            )
+            launch = replace(world.launched, environment=environment)
             assert world.template.why_not(launch) == (f"it was made with another {named}" if named else "")
         await world.process.end()
         await world.template.end()

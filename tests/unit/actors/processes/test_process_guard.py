@@ -94,6 +94,16 @@ VICTIMS = {
 }
 
 
+def how_it_ends(world: World, victim: str) -> tuple[int | None, str]:
+    """Exit code and cause of the server, when the victim was killed."""
+    return {
+        "owner": (-9, f"the process that it belongs to (pid {world.owner.pid}) is gone"),
+        "guard": (None, f"its guard (pid {world.process.guard_pid}) was killed"),
+        "sentinel": (-9, f"its sentinel (pid {world.process.sentinel_pid}) is gone"),
+        "server": (-9, ""),
+    }[victim]
+
+
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_whoever_is_killed_nothing_is_left(world, victim):
     await world.launch()
@@ -101,13 +111,7 @@ async def test_whoever_is_killed_nothing_is_left(world, victim):
     os.kill(VICTIMS[victim](world), signal.SIGKILL)
     await world.nothing_left(tree)
     ended = world.process.ended
-    expected = {
-        "owner": (-9, f"the process that it belongs to (pid {world.owner.pid}) is gone"),
-        "guard": (None, f"its guard (pid {world.process.guard_pid}) was killed"),
-        "sentinel": (-9, f"its sentinel (pid {world.process.sentinel_pid}) is gone"),
-        "server": (-9, ""),
-    }
-    assert (ended.exit_code, ended.cause) == expected[victim]
+    assert (ended.exit_code, ended.cause) == how_it_ends(world, victim)
     assert not world.scratch.exists()
 
 
