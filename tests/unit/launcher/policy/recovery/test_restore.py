@@ -90,6 +90,16 @@ def test_a_collapse_again_at_the_same_place_goes_further_back_and_the_third_halt
     assert third.reason == "reward_collapse at about step 60, 3 times: restoring does not help"
 
 
+def test_a_collapse_again_with_nothing_older_takes_the_oldest_from_before_it_and_the_third_halts():
+    """The checkpoint of step 4 was restored, and retention has removed it since."""
+    shelf = [saved(9), saved(14), saved(19), saved(24)]
+    again = dataclasses.replace(incident(22), had_learned=True)
+    choice = choose(shelf, again, [restored(20, 4)], SETTINGS)
+    assert choice.global_step == 9 and "step 4 was restored before" in choice.reason
+    assert choose(shelf[3:], again, [restored(20, 4)], SETTINGS).global_step is None, "none is from before the onset"
+    assert choose(shelf, again, [restored(20, 4), restored(22, 9)], SETTINGS).global_step is None
+
+
 def test_numbers_that_are_not_finite_again_go_back_as_far_as_a_collapse_would():
     again = [restored(62, 59, Cause.NONFINITE)]
     assert choose(SHELF, incident(62, Cause.NONFINITE), [], SETTINGS).global_step == 59
