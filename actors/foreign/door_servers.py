@@ -15,8 +15,7 @@ from statistics import fmean
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, SGLangClient
-from actors.training.training_servers import ONE_TOKEN, PROMOTE_WITHIN_S, SOON_S, golden_limit
-from actors.weights.weight_consistency_check import GREEDY
+from actors.weights.weight_consistency_check import GREEDY, ONE_TOKEN, PROMOTE_WITHIN_S, SOON_S, golden_limit
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +20,14 @@ from actors.rollout.live_rollouts import LiveRollouts, LoopThread
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, SGLangClient
-from actors.weights.weight_consistency_check import GREEDY, golden_distance
+from actors.weights.weight_consistency_check import (
+    GREEDY,
+    ONE_TOKEN,
+    PROMOTE_WITHIN_S,
+    SOON_S,
+    golden_distance,
+    golden_limit,
+)
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.disk_faults import Refusal, fault_of
@@ -32,10 +38,6 @@ from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
-
-PROMOTE_WITHIN_S = 2.0
-SOON_S = 0.02
-ONE_TOKEN = dataclasses.replace(GREEDY, max_new_tokens=1)
 
 
 class TrainingServers:
@@ -279,10 +281,3 @@ class TrainingServers:
         await self.publisher.close()
         await self.pool.close()
         await self._client.close()
-
-
-def golden_limit(config: RunConfig) -> float:
-    """The distance of one server's log-probs that its rounding explains, as at the gate."""
-    is_exact = {config.sglang.dtype, config.actor.dtype} == {"float32"}
-    limit = config.gate.distance_float32 if is_exact else config.gate.distance_unknown
-    return math.inf if limit is None else limit

@@ -6,6 +6,7 @@ differ, in float32, by orders of magnitude more than with the same weights (thre
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -13,14 +14,26 @@ from statistics import fmean
 from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
+from launcher.config.schema import RunConfig
 
 GOLDEN_TOKENS = 16
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=0)
+ONE_TOKEN = dataclasses.replace(GREEDY, max_new_tokens=1)
+PROMOTE_WITHIN_S = 2.0
+"""In which a server that is given traffic must have generated a token."""
+SOON_S = 0.02
 TRIES = 3
 """While other servers serve, the trainer keeps stepping; an answer from an older version is asked for again."""
 
 Own = Callable[[Sequence[int]], tuple[int, list[float]]]
 """The trainer's policy version and its log-probs of a completion."""
+
+
+def golden_limit(config: RunConfig) -> float:
+    """The distance of one server's log-probs that its rounding explains, as at the gate."""
+    is_exact = {config.sglang.dtype, config.actor.dtype} == {"float32"}
+    limit = config.gate.distance_float32 if is_exact else config.gate.distance_unknown
+    return math.inf if limit is None else limit
 
 
 def golden_distance(generate: Callable[[], Completion], own: Own, *, limit: float, name: str) -> float:

@@ -18,14 +18,16 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from actors.rollout.server_pool import OVER, ServerKey, ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights.weight_folders import WeightFolders
 from launcher.base.errors import RequestFailed, ServerError, WeightsRefused
 from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
+
+if TYPE_CHECKING:
+    import torch  # takes seconds, and the driver imports this without a tensor in sight
 
 PATIENCE_S = 1.0
 """The others are waited for at least so long, and at least as long again as the first one took."""
@@ -34,7 +36,7 @@ FAST_TRIES = 2
 """Failures in a row of one server to take tensors, after which weights go through files."""
 NOBODY_THERE = "refused"
 
-NamedWeights = Mapping[str, torch.Tensor]
+NamedWeights: TypeAlias = "Mapping[str, torch.Tensor]"
 Send = Callable[[str], Awaitable[None]]
 """Sends one version to the server at a url."""
 
@@ -264,5 +266,5 @@ def _key(server: ServerInfo) -> ServerKey:
 
 
 def _copies(weights: NamedWeights) -> NamedWeights:
-    """Copies of the tensors that share the model's memory; those of another dtype are copies already."""
-    return {name: tensor.clone() if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()}
+    """Copies of the float32 tensors, which share the model's memory; those of fewer bytes are copies already."""
+    return {name: tensor.clone() if tensor.dtype.itemsize == 4 else tensor for name, tensor in weights.items()}

@@ -1,4 +1,4 @@
-"""The trainer's imports: what is hidden while they last, and nothing after."""
+"""The trainer's imports: what is hidden while they last, and nothing after. And who imports no torch at all."""
 
 import subprocess
 import sys
@@ -7,7 +7,13 @@ import pytest
 
 from launcher.config.compose import REPOSITORY
 
-pytestmark = pytest.mark.slow
+WITHOUT_TORCH = """
+import sys
+import launcher.driver
+import actors.training.trainer, actors.ranks.trainer_rank, actors.serving.sglang_server
+print("imports", *{"torch", "transformers", "sglang", "pandas", "sympy"} & set(sys.modules))
+"""
+"""The driver imports the actors' classes, and each actor its own: what takes 8 s there delays each start by 8 s."""
 
 TRAINER = """
 import gc, importlib.util, sys
@@ -57,14 +63,21 @@ def said(program: str) -> str:
     return done.stdout.strip() or done.stderr
 
 
+def test_neither_the_driver_nor_an_actor_imports_torch_before_it_needs_it():
+    assert said(WITHOUT_TORCH) == "imports"
+
+
+@pytest.mark.slow
 def test_the_trainer_is_imported_without_what_it_does_not_need_and_all_is_there_afterwards():
     assert said(TRAINER) == "whole"
 
 
+@pytest.mark.slow
 def test_what_was_imported_before_stays_and_an_error_passes():
     assert said(ALREADY) == "whole"
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_a_hidden_package_can_be_made_and_the_package_stays():
     pytest.importorskip("torchao")
     assert said(NEEDED) == "whole"
