@@ -54,6 +54,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     """Run the command line in sys.argv. `run_alone`: Python's arguments for a single run, as a sweep starts them."""
     Interrupts.hold_back_notice()
     speak_anywhere()
+    keep_bytecode()
     if "--version" in sys.argv[1:]:
         kind = "from the checkout" if (REPOSITORY / "pyproject.toml").exists() else "installed in"
         print(f"grpo-launcher {__version__} {kind} {REPOSITORY} (python {platform.python_version()})")
@@ -92,6 +93,13 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
             raise
         return _refuse(explain(error, sys.argv[1:]))
     return next((code for code in codes if code), 0)
+
+
+def keep_bytecode() -> None:
+    """In this process and those that it starts. A run starts a dozen, and each would compile thousands of modules again
+    where PYTHONDONTWRITEBYTECODE is set, as it is in many containers."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def ordered_arguments(arguments: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@
 
 import asyncio
 import inspect
+import os
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.machine import factor
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start some thousand processes
+sys.dont_write_bytecode = False
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")  # how fast examples are drawn and tried says how busy the machine is
 
