@@ -40,7 +40,9 @@ class HealthConfig:
 class RewardHealthConfig:
     """When rewards show that something broke. Drops are in shares of the range of the rewards seen."""
 
-    zero_alert_steps: int | None = setting(5, "steps in a row with only zeros: alert; null: never", COUNT)
+    zero_alert_steps: int | None = setting(
+        5, "steps of zeros in a row (more where they are usual): alert; null: never", COUNT
+    )
     zero_breaker_steps: int | None = setting(10, "and: stop training and find the cause; null: never", COUNT)
     fall_threshold: float | None = setting(5.0, "standard errors of a fall that stops training; null: never", POSITIVE)
     fall_min_drop: float = setting(0.05, "no fall is smaller", Between(0, 1))

@@ -14,6 +14,7 @@ what changed.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ WITNESS_STEPS = 20
 """Steps up to a checkpoint, whose mean reward is what it earned when it was saved."""
 LEAST_STEPS = 5
 """Fewer say nothing about what is usual."""
+ZEROS_BY_CHANCE = 1e-6
+"""A streak of zeros that a hard task, where steps without a reward are usual, shows more often than that is chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +98,25 @@ def _tightening(step: int, restored_step: int | None, settings: RewardHealthConf
 
 
 def _judge_zeros(series: Sequence[RewardPoint], settings: RewardHealthConfig, factor: float) -> RewardVerdict:
-    streak = 0
-    for point in reversed(series):
-        if not point.is_zero:
-            break
-        streak += 1
-    limits = ((Level.BREAK, settings.zero_breaker_steps), (Level.ALERT, settings.zero_alert_steps))
-    for level, steps in limits:
-        if steps is not None and streak >= max(1, math.floor(steps * factor)):
-            reason = f"every reward was 0 for {streak} steps in a row"
+    streak = sum(1 for _ in itertools.takewhile(lambda point: point.is_zero, reversed(series)))
+    before = series[: len(series) - streak][-settings.baseline_steps :]
+    usual = sum(point.is_zero for point in before)
+    by_chance = _longest_by_chance(usual, len(before))
+    limits = (
+        (Level.BREAK, settings.zero_breaker_steps, by_chance),
+        (Level.ALERT, settings.zero_alert_steps, by_chance // 2),
+    )
+    for level, steps, usual_steps in limits:
+        if steps is not None and streak >= max(1, math.floor(steps * factor), usual_steps):
+            seldom = f", as in {usual} of the {len(before)} steps before" if usual else ""
+            reason = f"every reward was 0 for {streak} steps in a row{seldom}"
             return RewardVerdict(level=level, reason=reason, onset_step=series[-streak].step)
     return RewardVerdict(level=Level.SOUND, reason="")
+
+
+def _longest_by_chance(zeros: int, steps: int) -> int:
+    """Steps in a row without a reward that are chance, where so many of so many steps had none (rule of succession)."""
+    return math.ceil(math.log(ZEROS_BY_CHANCE) / math.log((zeros + 1) / (steps + 2))) if zeros else 0
 
 
 def _judge_fall(series: Sequence[RewardPoint], settings: RewardHealthConfig, factor: float) -> RewardVerdict:

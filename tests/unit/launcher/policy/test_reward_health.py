@@ -183,6 +183,21 @@ def test_on_probation_the_streak_is_shorter():
     assert judge_rewards(zeros(9, after=60), settings, restored_step=2).level is Level.ALERT
 
 
+def test_where_steps_without_a_reward_are_usual_a_longer_streak_is_needed_and_still_stops_it():
+    """A hard task: every other batch without any reward. Ten in a row come once in a thousand steps."""
+    settings = with_settings(fall_threshold=None)
+    usual = [dataclasses.replace(p, mean=0.01 * (p.step % 2), high=float(p.step % 2)) for p in zeros(0, after=50)]
+    streak = [dataclasses.replace(p, step=50 + p.step) for p in zeros(30)]
+    verdicts = [judge_rewards([*usual, *streak[:length]], settings) for length in range(1, 31)]
+    levels = [verdict.level for verdict in verdicts]
+    assert levels == [Level.SOUND] * 9 + [Level.ALERT] * 10 + [Level.BREAK] * 11
+    assert verdicts[-1].reason == "every reward was 0 for 30 steps in a row, as in 25 of the 50 steps before"
+    assert (
+        judge_rewards([*usual, *streak], with_settings(fall_threshold=None, zero_breaker_steps=None)).level
+        is Level.ALERT
+    )
+
+
 def test_one_reward_ends_the_streak_and_small_ones_are_none():
     settings = with_settings(fall_threshold=None)
     point = RewardPoint(step=99, mean=0.01, low=0.0, high=1.0)
