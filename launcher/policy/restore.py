@@ -21,8 +21,12 @@ from launcher.policy.checkpoint_status import CheckpointFacts, newest_first
 from launcher.policy.restart_budget import RepairAttempt, Rung
 
 FIRST_WEIGHTS = -1
-"""The step of the weights that the run began with: always complete, always from before any onset."""
+"""The step of the weights that the run began with: always complete, and from before any onset but step 0."""
 
+FROM_THE_START = (
+    "; the first weights show it too: the task, the chat template or the reward function may not suit the model "
+    "(reward_health.zero_breaker_steps=null trains on without any reward)"
+)
 SEEN_IN_THE_NEXT_STEP = frozenset({Cause.REWARD_COLLAPSE, Cause.NONFINITE})
 """Causes that a step shows because the weights it began with are damaged."""
 
@@ -67,6 +71,7 @@ def choose(
     times = len(restored_before) + 1
     if times >= settings.same_place_collapses:
         reason = f"{incident.cause} at about step {incident.onset_step}, {times} times: restoring does not help"
+        reason += FROM_THE_START if damaged <= FIRST_WEIGHTS else ""
         return RestoreChoice(global_step=None, reason=reason)
     is_suspected = bool(restored_before) and incident.cause in SEEN_IN_THE_NEXT_STEP
     if (incident.cause in ONSET_IS_EXACT or incident.is_sharp) and not is_suspected:

@@ -100,6 +100,12 @@ def test_a_collapse_again_with_nothing_older_takes_the_oldest_from_before_it_and
     assert choose(shelf, again, [restored(20, 4), restored(22, 9)], SETTINGS).global_step is None
 
 
+def test_a_run_without_any_reward_since_its_first_step_is_told_where_to_look():
+    before = [restored(0, FIRST_WEIGHTS), restored(0, FIRST_WEIGHTS)]
+    assert "the first weights show it too" in choose([], incident(0), before, SETTINGS).reason
+    assert "the first weights" not in choose([], incident(1), before, SETTINGS).reason
+
+
 def test_numbers_that_are_not_finite_again_go_back_as_far_as_a_collapse_would():
     again = [restored(62, 59, Cause.NONFINITE)]
     assert choose(SHELF, incident(62, Cause.NONFINITE), [], SETTINGS).global_step == 59
