@@ -28,7 +28,7 @@ from scripts.ending import ended
 from scripts.faults.broken_reward import FUNCTION, SOLVE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.outcome import FaultOutcome, outcomes
+from scripts.faults.outcome import FaultOutcome, outcomes, role_of
 from scripts.faults.schedule import ScheduledFault, storm
 from scripts.faults.started_run import END_S, started, until_committed
 
@@ -174,7 +174,7 @@ def _medians(of: Sequence[FaultOutcome]) -> Iterator[str]:
     for what, seconds in {
         "a kill in the journal": [o.died_s for o in killed],
         "a hang noticed": [o.noticed_s for o in of if o.kind in {"C2", "T2"}],
-        "a server serves again": [o.serves_s for o in of],
+        "a server serves again": [o.serves_s for o in of if role_of(o.kind) == "server"],
         "the next step": [o.next_step_s for o in of],
     }.items():
         known = [s for s in seconds if s is not None]

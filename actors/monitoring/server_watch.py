@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from actors.monitoring.generation_probe import GenerationProbe
@@ -112,7 +113,10 @@ class ServerWatch:
         self._evidence = (
             ServerEvidence(look=look) if self._evidence is None else observe(self._evidence, look, self._settings)
         )
-        self._report_change(self.verdict())
+        verdict = self.verdict()
+        if verdict.health is Health.DEAD:  # while it is ended, none of it may be stopped any more
+            self._evidence = replace(self._evidence, dead_at=now)
+        self._report_change(verdict)
         if self._task is None or not is_recent:  # a server at a task owes no answer, and a load would abort the probe
             self._probe.send_if_due(makes_tokens=self._makes_tokens(now))
         self._ask_when_in_doubt()

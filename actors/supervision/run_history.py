@@ -120,7 +120,8 @@ class RunHistory:
 
     def attempted(self, attempt: RepairAttempt) -> None:
         facts = dataclasses.asdict(attempt)
-        self._record(ATTEMPT, subject=facts.pop("subject"), reason=f"{attempt.cause}: {attempt.rung}", **facts)
+        reason = f"counts against the restart budget of {attempt.cause} ({attempt.rung})"
+        self._record(ATTEMPT, subject=facts.pop("subject"), reason=reason, **facts)
 
     def owes_proof(self, subject: str) -> bool:
         """It was repaired since the run last got further with its help."""

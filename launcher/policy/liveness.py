@@ -14,6 +14,7 @@ its GPU works, or while a kernel is compiled for it. The health endpoint is no w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -116,8 +117,10 @@ def _alive_or_unknown(evidence: ServerEvidence, settings: HealthConfig, now: flo
         return Verdict(health=Health.HEALTHY, reason="; ".join(filter(None, [reason, *doubts])))
     if task is not None:
         reason = f"{task.name} for {now - task.since:.1f} s of at most {task.deadline_s:g} s"
+    elif proof_at is None:
+        reason = "no token seen yet" if math.isinf(evidence.dead_at) else "no token since it was found dead"
     else:
-        reason = "no token seen yet" if proof_at is None else f"last token {now - proof_at:.1f} s ago"
+        reason = f"last token {now - proof_at:.1f} s ago"
     return Verdict(health=Health.UNKNOWN, reason=reason)
 
 

@@ -70,7 +70,8 @@ class ServerEvidence:
     """One incarnation of one server so far: the last look, and for how many seconds (as defined above) it has been …
 
     `stopped_s`: with a process stopped; `frozen_s`: with work, its scheduler asleep; `unanswered_s`: owing a probe;
-    `dry_s`: owing clients a token; `alone_s`: owing one to nobody but a probe. `token_at`: when its count last grew.
+    `dry_s`: owing clients a token; `alone_s`: owing one to nobody but a probe. `token_at`: when its count last grew;
+    `dead_at`: when it was last found dead, before which nothing proves that it lives.
     """
 
     look: ServerLook
@@ -80,12 +81,14 @@ class ServerEvidence:
     dry_s: float = 0.0
     alone_s: float = 0.0
     token_at: float | None = None
+    dead_at: float = float("-inf")
     stopped: frozenset[str] = field(default=frozenset())
 
     @property
     def proof_at(self) -> float | None:
         """When it last made a token, for whomever."""
-        return max((at for at in (self.look.answered_at, self.token_at) if at is not None), default=None)
+        seen = (self.look.answered_at, self.token_at)
+        return max((at for at in seen if at is not None and at > self.dead_at), default=None)
 
 
 def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) -> ServerEvidence:

@@ -90,7 +90,7 @@ def silent_servers(looks: Mapping[Server, StreamLook], settings: RolloutConfig) 
             continue
         slower = [looks[other].lately_s / usual[other] for other in others if other in usual]
         if silent_s >= patience_s * max(1.0, median(slower) if slower else 1.0):
-            found[server] = f"no tokens for {silent_s:.1f} s, usually within {looks[server].usual_s:.1f} s"
+            found[server] = f"no tokens for {silent_s:.1f} s, usually within {looks[server].usual_s:.2g} s"
     return found
 
 

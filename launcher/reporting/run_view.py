@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from launcher.base.messages import EvalReport, ServerInfo, TrainerStatus
@@ -94,6 +94,10 @@ class RunProgress:
     def view(
         self, status: TrainerStatus, *, servers: Sequence[ServerInfo], evals: Sequence[EvalReport] = (), now: float
     ) -> RunView:
+        """A step counts once its line has come: the trainer counts it a moment earlier, and the last reward is not its."""
+        if self._lines:
+            told = int(number_of(self._lines[-1].get("global_step"))) + 1
+            status = replace(status, next_step=min(status.next_step, told))
         tokens = self._figures(TOKENS_PER_S)[-MEAN_OVER_STEPS:]
         return RunView(
             title=self._title,

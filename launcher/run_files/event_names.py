@@ -118,7 +118,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "memory.not_kept": "they could not be written for the next attempt",
     "memory.book_damaged": "the file of reduced settings could not be read",
     "recovery.taken": "the checkpoint that setup_recovery chose was taken",
-    "repair.begun": "a repair counts against its restart budget",
+    "repair.begun": "a repair, or a load that may fail, counts against the restart budget of `cause`",
     "repair.proved": "progress after a repair resets the budget",
     "incident.began": "an incident begins, with its cause and subject",
     "incident.joined": "a rejected batch belongs to an open incident",

@@ -93,8 +93,10 @@ def load_stale_weights(context: FaultContext) -> Figures:
     first = str(setting(context.paths, "sglang.model_path"))
     with _just_published(context, server) as said:
         version = "0" if context.word("label") == "true" else said
+        at = time.monotonic()
         server_api.load_weights(server.url, first, context.keys, version=version)
-    return {"target": server.name, "loaded": first, "weight_version": said, "labelled": version}
+    done = {"loaded": first, "weight_version": said, "labelled": version, "signalled_monotonic": at}
+    return {"target": server.name, **done}
 
 
 @fault(
@@ -108,8 +110,9 @@ def load_damaged_weights(context: FaultContext) -> Figures:
     folder = FaultPaths.of(context.paths).damaged_weights
     with _just_published(context, server) as said:
         what = server_api.damaged_weights(context.paths, folder, context.draw.randrange)
+        at = time.monotonic()
         server_api.load_weights(server.url, str(folder), context.keys, version=said)
-    return {"target": server.name, "tensor": what, "weight_version": said}
+    return {"target": server.name, "tensor": what, "weight_version": said, "signalled_monotonic": at}
 
 
 @contextlib.contextmanager

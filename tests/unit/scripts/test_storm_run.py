@@ -7,8 +7,9 @@ import pytest
 from launcher.config.compose import REPOSITORY, compose
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
+from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.started_run import started
-from scripts.storm import read_result
+from scripts.storm import read_result, table
 
 
 @pytest.mark.slow
@@ -36,3 +37,20 @@ def test_tokens_of_older_weights_are_stale_where_the_run_does_not_allow_them(tmp
         append_line(paths.ledger, line)
     found = read_result(paths, seed=1, asked=0, exit_code=0, seconds=1.0)
     assert (found.audit.stale_steps, found.survived) == (stale, not stale)
+
+
+def test_a_fault_of_the_trainer_is_not_counted_as_a_server_that_never_served_again(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    FaultPaths.of(paths).record.parent.mkdir(parents=True)
+    (paths.logs / "config.yaml").write_text("rollout:\n  max_head_offpolicyness: 0\n")
+    for at, (kind, target) in enumerate([("T1", "trainer"), ("C1", "server-0")]):
+        append_line(
+            FaultPaths.of(paths).record, {"what": "fired", "kind": kind, "target": target, "monotonic": at + 1.0}
+        )
+    append_line(paths.events, {"time": 1.0, "event": "trainer.started", "attempt": 1, "prompts": 1})
+    append_line(paths.events, {"time": 3.0, "monotonic": 3.0, "event": "server.ready", "subject": "server-0"})
+    append_line(paths.metrics, {"time": 2.0, "global_step": 0, "attempt": 1})
+    append_line(paths.ledger, {"global_step": 0, "attempt": 1, "prompt_ids": ["a"], "weight_versions": [0]})
+    said = table(read_result(paths, seed=1, asked=2, exit_code=0, seconds=1.0))
+    assert "a server serves again: median 1.0 s, at most 1.0 s (1 of 1)" in said

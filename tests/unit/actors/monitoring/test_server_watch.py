@@ -265,6 +265,40 @@ def test_without_any_answer_yet_a_server_is_unknown(tmp_path):
         assert asyncio.run(inside(process.pid)).health is Health.UNKNOWN
 
 
+def test_one_that_was_condemned_is_not_healthy_while_it_is_ended(tmp_path):
+    """Its processes end one after the other, none of them stopped any more; what it made before proves nothing."""
+    now = 0.0
+
+    async def until(watch, health):
+        nonlocal now
+        async with asyncio.timeout(DEADLINE_S):
+            while watch.verdict().health is not health:
+                now += QUICK.look_interval_s
+                watch.look()
+                await asyncio.sleep(0.001)
+
+    async def inside(process):
+        async with SGLangClient() as client:
+            alone = ServerWatch(server(process.pid, URL_OF_NOBODY), QUICK, client, clock=lambda: now)
+            await until(alone, Health.HEALTHY)
+            seen = alone.pids()
+            for pid in seen.values():
+                os.kill(pid, signal.SIGSTOP)
+            await until(alone, Health.DEAD)
+            os.kill(seen["scheduler"], signal.SIGKILL)
+            os.kill(seen["detokenizer"], signal.SIGKILL)
+            os.kill(seen["http"], signal.SIGCONT)
+            while (left := alone._tree.look()).keys() != {"http"} or left["http"].state == "T":
+                pass
+            alone.look()
+            await asyncio.gather(alone._probe.close(), alone._metrics.close(), alone._health.close())
+            return alone.verdict()
+
+    with tree(tmp_path) as process:
+        verdict = asyncio.run(inside(process))
+    assert (verdict.health, verdict.reason) == (Health.UNKNOWN, "no token since it was found dead")
+
+
 # ── a part taken away: what it is there for goes wrong ──
 
 

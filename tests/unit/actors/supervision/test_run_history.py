@@ -8,7 +8,7 @@ from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
-from launcher.run_files.journal import Journal
+from launcher.run_files.journal import Journal, read_lines
 
 HOUR_S = 3600.0
 
@@ -32,6 +32,14 @@ def placed(journal, node):
 
 def read(journal, node="this"):
     return RunHistory.read(journal, journal.path, 1, clock=time.monotonic, node=node)
+
+
+def test_a_load_of_the_state_is_not_called_a_damaged_checkpoint(journal):
+    """Each start has one: it counts as a try in case it fails, and nothing is known to be damaged."""
+    load = RepairAttempt(at=1.0, cause=Cause.CHECKPOINT_CORRUPT, subject="trainer", rung=Rung.RETRY)
+    RunHistory(journal).attempted(load)
+    (event,) = read_lines(journal.path)
+    assert event["reason"] == "counts against the restart budget of checkpoint_corrupt (retry)"
 
 
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])

@@ -152,6 +152,20 @@ def test_a_view_is_gathered_from_reports():
     assert (shown.tokens_per_s, shown.last_event) == (900.0, "server.ready")
 
 
+def test_a_step_is_shown_with_its_own_reward_not_with_that_of_the_step_before():
+    """The trainer counts a step a moment before it tells of it."""
+    gathered = progress()
+    gathered.add([report(8, 0.3), report(9, 0.4)])
+    assert render_line(gathered.view(status(11), servers=[], now=160.0)).startswith(
+        "step 10/20  epoch 2/2  reward 0.400"
+    )
+    gathered.add([report(10, 0.5)])
+    assert render_line(gathered.view(status(11), servers=[], now=160.0)).startswith(
+        "step 11/20  epoch 2/2  reward 0.500"
+    )
+    assert gathered.view(status(7), servers=[], now=160.0).steps_done == 7  # restored
+
+
 def test_a_restore_takes_the_later_rewards_back():
     gathered = progress()
     gathered.add([report(step, 0.1 * step) for step in range(4)])
