@@ -78,7 +78,17 @@ def _look(process: Process) -> ProcessLook | None:
     if fields is None or fields[0] in "ZX" or int(fields[19]) != process.started:
         return None
     switches = _switches(process) if fields[0] == STOPPED else None
-    return ProcessLook(state=fields[0], cpu_s=cpu_seconds(fields), switches=switches)
+    ran_s, waited_s = _turns(process)
+    return ProcessLook(state=fields[0], cpu_s=cpu_seconds(fields), switches=switches, ran_s=ran_s, waited_s=waited_s)
+
+
+def _turns(process: Process) -> tuple[float, float]:
+    """For how long its first thread ran, and waited for a CPU; zeros where the kernel doesn't say, or it has ended."""
+    try:
+        ran, waited, *_ = (PROC / str(process.pid) / "schedstat").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0.0
+    return int(ran) / 1e9, int(waited) / 1e9
 
 
 def _switches(process: Process) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,7 @@ class ClusterObserver:
         incident = self.incident(now)
         in_pool = {info.name: info for info in self.trainer.view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
-        self._note_pace(self.trainer.view.slow)
+        self._note_pace(self.trainer.view.slow, frozenset() if self.monitor is None else self.monitor.crowded())
         self._note_fleet()
         view = self.trainer.view
         self.disks.refused(view.refusal)
@@ -272,8 +272,10 @@ class ClusterObserver:
         for name, slot in self.slots.items():
             slot.progress_at = self._progress.at(name)
 
-    def _note_pace(self, slow: Mapping[str, str]) -> None:
-        """Recorded when it begins and when it ends; nobody acts on it: slow is not dead."""
+    def _note_pace(self, slow: Mapping[str, str], crowded: Set[str]) -> None:
+        """Recorded when it begins and when it ends; nobody acts on it: slow is not dead. One of the `crowded` is not
+        called slow: the machine is."""
+        slow = {name: slow[name] for name in slow if name in self._slow or name not in crowded}
         for name in slow.keys() - self._slow:
             self._history.event("server.slow", subject=name, reason=slow[name])
         for name in self._slow - slow.keys():

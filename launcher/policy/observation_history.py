@@ -16,6 +16,8 @@ STOPPED = "T"
 RUNNABLE = "R"
 LONGEST_GAP = 2.0
 """Look intervals that one gap between two looks counts at most."""
+TURNS_HALVE_S = 3.0
+"""Seconds in which a scheduler ran or waited for a CPU, after which those before count half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +25,14 @@ class ProcessLook:
     """One process of a tree: its state letter in /proc/PID/stat and the CPU seconds it has used.
 
     `switches`: of a stopped one, how often it has left the CPU. Two looks with one count have seen one stop.
+    `ran_s`, `waited_s`: its first thread had a CPU, and wanted one that others had.
     """
 
     state: str
     cpu_s: float
     switches: int | None = None
+    ran_s: float = 0.0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +76,8 @@ class ServerEvidence:
 
     `stopped_s`: with a process stopped; `frozen_s`: with work, its scheduler asleep; `unanswered_s`: owing a probe;
     `dry_s`: owing clients a token; `alone_s`: owing one to nobody but a probe. `token_at`: when its count last grew;
-    `dead_at`: when it was last found dead, before which nothing proves that it lives.
+    `dead_at`: when it was last found dead, before which nothing proves that it lives. `ran_s`, `waited_s`: of its
+    scheduler, lately.
     """
 
     look: ServerLook
@@ -83,6 +89,13 @@ class ServerEvidence:
     token_at: float | None = None
     dead_at: float = float("-inf")
     stopped: frozenset[str] = field(default=frozenset())
+    ran_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def is_crowded(self) -> bool:
+        """It waits for a CPU longer than it has one: where it is slow, the machine is."""
+        return self.waited_s > self.ran_s
 
     @property
     def proof_at(self) -> float | None:
@@ -103,6 +116,8 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
     is_new = look.processes is not before.processes  # of another node an answer is looked at several times
     stopped = _stopped(before, look) if is_new else evidence.stopped
     asleep = _used_no_cpu(before, look, "scheduler") and (owes_client or owes_probe) and not made
+    ran_s, waited_s = _turns(before, look)
+    kept = 0.5 ** ((ran_s + waited_s) / TURNS_HALVE_S)
     return replace(
         evidence,
         look=look,
@@ -113,7 +128,17 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
         dry_s=evidence.dry_s + served_s if owes_client and made == 0 else 0.0,
         alone_s=evidence.alone_s + served_s if owes_probe and made == 0 and not owes_client else 0.0,
         token_at=look.at if made else evidence.token_at,
+        ran_s=evidence.ran_s * kept + ran_s,
+        waited_s=evidence.waited_s * kept + waited_s,
     )
+
+
+def _turns(before: ServerLook, look: ServerLook) -> tuple[float, float]:
+    """For how long its scheduler ran, and waited for a CPU, between two looks."""
+    then, now = (before.processes or {}).get("scheduler"), (look.processes or {}).get("scheduler")
+    if then is None or now is None:
+        return 0.0, 0.0
+    return max(now.ran_s - then.ran_s, 0.0), max(now.waited_s - then.waited_s, 0.0)
 
 
 def _stopped(before: ServerLook, look: ServerLook) -> frozenset[str]:

@@ -144,3 +144,15 @@ async def test_a_defect_in_telling_the_trainer_of_a_lost_server_is_raised_and_no
         await trial.eyes.look(is_stopped=False)
     await trial.eyes.close()
     assert ended == [True]
+
+
+def test_one_that_waits_for_a_cpu_longer_than_it_has_one_is_not_called_slow(trial):
+    """A machine that others crowd slows a single server down, which has no peer to be compared with."""
+    slow = {"server-0": "210 tokens/s, usually 1201"}
+    trial.eyes._note_pace(slow, {"server-0"})
+    assert not trial.events("server.slow")
+    trial.eyes._note_pace(slow, set())
+    trial.eyes._note_pace(slow, {"server-0"})
+    assert len(trial.events("server.slow")) == 1 and not trial.events("server.pace_back")
+    trial.eyes._note_pace({}, set())
+    assert len(trial.events("server.pace_back")) == 1
