@@ -20,6 +20,8 @@ LOOK_S = 0.5
 SAY_S = 1.25
 SILENT_S = 45.0
 """Without an answer of the cluster's head the run ends with that reason: at 60 s Ray would end every process."""
+LONGEST_TURN_S = 5.0
+"""What one turn of the driver counts at most of a silence: a longer one was a pause of its own."""
 SEVERAL = (
     "the nodes are several machines: weights on their way to the servers, and the state after each step, "
     "are kept below cluster.fileroot and not in memory"
@@ -61,17 +63,20 @@ class HeadWatch:
     """Asks the cluster's head for its nodes, on a separate thread, since an answer may never come."""
 
     def __init__(self, *, silent_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._silent_s = silent_s
+        self._limit_s = silent_s
         self._clock = clock
-        self._heard_at = clock()
+        self._silent_s, self._turned_at = 0.0, clock()
         self._alive: dict[str, str] = {}
         self._lost: dict[str, tuple[str, float]] = {}
         threading.Thread(target=self._go_on, name="head", daemon=True).start()
 
     def lost(self) -> str:
-        """Why the cluster counts as lost; "" where its head answers."""
-        silent_s = self._clock() - self._heard_at
-        return f"the cluster's head has not answered for {silent_s:.0f} s" if silent_s > self._silent_s else ""
+        """Why the cluster counts as lost; "" where its head answers. To be asked again and again."""
+        now = self._clock()
+        self._silent_s += min(now - self._turned_at, LONGEST_TURN_S)
+        self._turned_at = now
+        silent_s = self._silent_s
+        return f"the cluster's head has not answered for {silent_s:.0f} s" if silent_s > self._limit_s else ""
 
     def lost_nodes(self) -> dict[str, str]:
         """Addresses by id of nodes lost for so long that a running Coordinator would have reported it."""
@@ -82,9 +87,7 @@ class HeadWatch:
         while True:
             with contextlib.suppress(Exception):  # Ray's own errors are many, and bare
                 alive = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in alive_nodes()}
-                self._heard_at = self._clock()
-                self._lost |= {
-                    node: (address, self._heard_at) for node, address in self._alive.items() if node not in alive
-                }
+                self._silent_s, now = 0.0, self._clock()
+                self._lost |= {node: (address, now) for node, address in self._alive.items() if node not in alive}
                 self._alive = alive
             time.sleep(LOOK_S)

@@ -42,7 +42,7 @@ class Attached:
         self._metrics = EventTail(paths.metrics)
         self._progress: RunProgress | None = None
         self._beat = (-1, -1)
-        self._heard_at = time.monotonic()
+        self._silent_s = 0.0  # by turns: after a pause of the whole machine the driver has its whole time again
 
     def follow(self) -> int:
         """Until the run has ended; its exit code. LOST where it gives no sign of life any more."""
@@ -51,7 +51,8 @@ class Attached:
                 if (code := self._ended()) is not None:
                     return code
                 self._show(read_now(self._paths))
-                if time.monotonic() - self._heard_at > SILENT_S:
+                self._silent_s += POLL_S
+                if self._silent_s > SILENT_S:
                     self._display.line(
                         f"the run has written nothing for {SILENT_S:g} s: its driver, or its cluster, is gone\n"
                         "  → the command that started it resumes from its last step"
@@ -92,7 +93,7 @@ class Attached:
         if self._progress is None or now.attempt != self._beat[0]:
             self._progress = progress_of(self._paths, now)
             self._progress.add(_last(self._paths.metrics, now.attempt))
-        self._beat, self._heard_at = (now.attempt, now.beat), time.monotonic()
+        self._beat, self._silent_s = (now.attempt, now.beat), 0.0
         self._progress.add(line for line in self._metrics.new_events() if line.get("attempt") == now.attempt)
         if now.status is not None:
             view = self._progress.view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic())

@@ -278,6 +278,24 @@ def test_attach_ends_where_nothing_is_heard_any_more(paths, journal, monkeypatch
     assert "the run has written nothing" in capsys.readouterr().out
 
 
+def test_attach_that_stood_still_itself_does_not_say_that_the_run_is_gone(paths, journal, monkeypatch):
+    """As on a machine that was suspended: the driver had no more time than who looks."""
+
+    class Suspended:
+        now, naps, time = 0.0, 0, time.time
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now, self.naps = self.now + 600.0, self.naps + 1
+            if self.naps == 3:
+                journal.record("run.finished", reason="all steps are done")
+
+    monkeypatch.setattr(attach_module, "time", Suspended())
+    assert attach(paths) == 0
+
+
 def test_a_new_start_wants_the_run_to_run(paths):
     ask(paths, RequestEntry(wish=ControlRequest.STOP, by="me"))
     assert oct((paths.keys / FILE).stat().st_mode & 0o777) == "0o600"
