@@ -94,7 +94,7 @@ class RunProgress:
     def view(
         self, status: TrainerStatus, *, servers: Sequence[ServerInfo], evals: Sequence[EvalReport] = (), now: float
     ) -> RunView:
-        """A step counts once its line has come: the trainer counts it a moment earlier, and the last reward is not its."""
+        """A step counts once its line has come: the trainer counts it earlier, and the last reward is not its."""
         if self._lines:
             told = int(number_of(self._lines[-1].get("global_step"))) + 1
             status = replace(status, next_step=min(status.next_step, told))
