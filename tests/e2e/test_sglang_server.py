@@ -1,4 +1,4 @@
-"""The real SGLang on the CPU, under its guard: one server for all tests here, restarted once.
+"""The real SGLang on the CPU, under its guard: one server for all tests here, restarted twice.
 
 Each test leaves it READY at a version that it says itself.
 """
@@ -12,7 +12,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import aiohttp
 import psutil
 import pytest
 import torch
@@ -29,9 +28,11 @@ from launcher.base.rollouts import Completion
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.real_server import (
     DEADLINE_S,
+    FLOAT32_NOISE,
     MODEL,
     SAMPLING,
     Serving,
+    assert_serves,
     changed_weights,
     endless,
     folder_of,
@@ -43,8 +44,6 @@ from tests.support.real_server import (
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 GONE = RequestFailed("the test asks", kind="reset")
-FLOAT32_NOISE = 2e-5
-"""Between SGLang's log-probs and transformers' on the same tokens; one optimizer step moves them by 1e-3."""
 
 
 @pytest.fixture(scope="module")
@@ -145,15 +144,6 @@ def test_weights_from_tensors(serving):
     assert_serves(serving, weights, version)
 
 
-def assert_serves(serving, weights, version):
-    completion = serving.generate()
-    assert completion.weight_version == version
-    assert furthest(serving, completion, weights) < FLOAT32_NOISE
-    assert furthest(serving, completion) > 100 * FLOAT32_NOISE, "the first weights would look the same"
-    said = serving.run(lambda client: client.model_info(serving.url, timeout_s=DEADLINE_S))
-    assert said.weight_version == version
-
-
 def test_an_update_from_nowhere_is_refused_and_changes_nothing(serving, tmp_path):
     async def work(client):
         await client.update_weights_from_disk(
@@ -211,21 +201,6 @@ def test_pause_and_continue(serving):
 # ── its keys ──
 
 
-def refused(serving, path, key=""):
-    """Whether SGLang answers 401 to a request with this key."""
-    body = {"input_ids": list(serving.prompt), "model_path": str(MODEL), "weight_version": "66", "mode": "abort"}
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-
-    async def work(_):
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(serving.url + path, json=body, headers=headers) as got,
-        ):
-            return got.status == 401
-
-    return serving.run(work)
-
-
 def test_without_its_keys_it_refuses_and_it_shows_them_nowhere(serving):
     keys = ServerKeys.read_file(serving.keys)
     questions = ("/generate", "/model_info", "/server_info", "/health", "/health_generate", "/metrics/", "/v1/models")
@@ -236,10 +211,10 @@ def test_without_its_keys_it_refuses_and_it_shows_them_nowhere(serving):
         "/flush_cache",
         "/nothing",
     )
-    assert [path for path in (*questions, *orders, "/", "/docs") if not refused(serving, path)] == []
-    assert [path for path in (*questions, *orders) if not refused(serving, path, "0" * 64)] == []
-    assert [path for path in orders if not refused(serving, path, keys.api)] == []
-    assert not refused(serving, "/generate", keys.api) and not refused(serving, "/flush_cache", keys.admin)
+    assert [path for path in (*questions, *orders, "/", "/docs") if not serving.refuses(path)] == []
+    assert [path for path in (*questions, *orders) if not serving.refuses(path, "0" * 64)] == []
+    assert [path for path in orders if not serving.refuses(path, keys.api)] == []
+    assert not serving.refuses("/generate", keys.api) and not serving.refuses("/flush_cache", keys.admin)
     assert serving.generate().weight_version == serving.version, "no refused update was made"
 
     async def said(client):
@@ -341,3 +316,29 @@ def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_continues_it
     unbroken = serving.generate(**dataclasses.asdict(greedy))
     assert continued.token_ids == unbroken.token_ids
     assert continued.logprobs == pytest.approx(unbroken.logprobs, abs=FLOAT32_NOISE)
+
+
+def test_a_server_that_is_forked_again_after_a_sigkill_says_what_it_said(serving):
+    """And it is of the same template: only an exec draws the random addresses of a process's auxv anew."""
+    version = serving.next_version()
+    serving.run(
+        lambda client: client.update_weights_from_disk(
+            serving.url, path=MODEL, weight_version=version, timeout_s=DEADLINE_S
+        )
+    )
+    greedy = dataclasses.asdict(dataclasses.replace(endless(), temperature=0.0))
+    template, first = serving.template, serving.server.info()
+    said = serving.generate(**greedy)
+    os.kill(first.pid, signal.SIGKILL)
+    serving.run(lambda _: serving.server.wait_exit())
+    serving.start(generation=first.generation + 1)
+    second = serving.server.info()
+    assert (second.state, second.weight_version) == (ServerState.READY, version)
+    assert second.pid not in (first.pid, template.pid)
+    assert serving.template == template == identify(template.pid)
+    auxv = [Path(f"/proc/{pid}/auxv").read_bytes() for pid in (template.pid, second.pid, os.getpid())]
+    assert auxv[0] == auxv[1] != auxv[2]
+    again = serving.generate(**greedy)
+    assert len(said.token_ids) == greedy["max_new_tokens"]
+    assert again.token_ids == said.token_ids
+    assert again.logprobs == pytest.approx(said.logprobs, abs=1e-5)

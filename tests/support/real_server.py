@@ -6,12 +6,16 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
+import aiohttp
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.processes.process_tree import Process
 from actors.serving.server_incarnation import ServerSpec
+from actors.serving.server_template import ServerTemplate
 from actors.serving.sglang_client import Sampling, SGLangClient
 from actors.serving.sglang_server import SGLangProcess
 from launcher.config.schema import GenerationConfig, SGLangConfig
@@ -21,6 +25,8 @@ from tests.support.machine import scaled
 MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=24))
 DEADLINE_S = scaled(300.0)
+FLOAT32_NOISE = 2e-5
+"""Between SGLang's log-probs and transformers' on the same tokens; one optimizer step moves them by 1e-3."""
 
 
 class Serving:
@@ -32,7 +38,8 @@ class Serving:
         self.log = folder / "llm_server-0.log"
         self.keys = ServerKeys.make(folder / "keys")
         spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=DEADLINE_S)
-        self.server = SGLangProcess(spec, owners=(os.getpid(),))
+        self._source = ServerTemplate(within_s=DEADLINE_S)
+        self.server = SGLangProcess(spec, owners=(os.getpid(),), template=self._source)
         self.loop = asyncio.Runner()
         self.version = 3
         self.generation = 0
@@ -52,7 +59,14 @@ class Serving:
             await self.server.start(generation=generation, model_path=str(self.model), weight_version=self.version)
             await self.server.wait_ready()
 
-        self.run(work)
+        with mock.patch.dict(os.environ):
+            os.environ.pop("PYTEST_CURRENT_TEST", None)  # each test's is another, and so would each template be
+            self.run(work)
+
+    @property
+    def template(self) -> Process | None:
+        """What the server was forked of; None where it was run as a program."""
+        return self._source._template and self._source._template.identity
 
     @property
     def url(self) -> str:
@@ -75,6 +89,20 @@ class Serving:
         self.version += 1
         return self.version
 
+    def refuses(self, path: str, key: str = "") -> bool:
+        """Whether SGLang answers 401 to a request with this key."""
+        body = {"input_ids": list(self.prompt), "model_path": str(MODEL), "weight_version": "66", "mode": "abort"}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+        async def work(_):
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(self.url + path, json=body, headers=headers) as got,
+            ):
+                return got.status == 401
+
+        return self.run(work)
+
 
 def logprobs(weights, prompt, completion, temperature):
     """Of the completion's tokens, by transformers, from logits divided by the temperature."""
@@ -90,6 +118,15 @@ def furthest(serving, completion, weights=None, temperature=1.0):
     weights = load_file(MODEL / "model.safetensors") if weights is None else weights
     said = torch.tensor(completion.logprobs, dtype=torch.float64)
     return (logprobs(weights, serving.prompt, completion, temperature) - said).abs().max().item()
+
+
+def assert_serves(serving, weights, version):
+    completion = serving.generate()
+    assert completion.weight_version == version
+    assert furthest(serving, completion, weights) < FLOAT32_NOISE
+    assert furthest(serving, completion) > 100 * FLOAT32_NOISE, "the first weights would look the same"
+    said = serving.run(lambda client: client.model_info(serving.url, timeout_s=DEADLINE_S))
+    assert said.weight_version == version
 
 
 def changed_weights(factor):
