@@ -191,7 +191,8 @@ def main() -> int:
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
             return 1
     if given.page:
-        Path("docs/testing_mutants.md").write_text(page(given.results))
+        at = Path("docs/testing_mutants.md")
+        at.write_text(page(given.results, at.read_text()))
     unlisted = [] if given.only else [line for path in given.files for line in without_reason(path, given.results)]
     print("\n".join(unlisted))
     return 1 if unlisted else 0

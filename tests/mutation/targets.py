@@ -17,20 +17,14 @@ PLAN = [
 TARGETS: dict[str, list[str]] = {
     "launcher/policy/admission.py": [f"{POLICY}/test_admission.py", f"{POLICY}/test_distance_by_server.py"],
     "launcher/policy/canary_policy.py": [f"{POLICY}/test_canary_policy.py"],
-    "launcher/policy/change_point.py": [
-        f"{POLICY}/test_reward_health.py",
-        "tests/unit/launcher/diagnosis/test_diagnose_onset.py",
-    ],
+    "launcher/policy/change_point.py": [f"{POLICY}/test_reward_health.py", f"{RECOVERY}/test_borne_out.py"],
     "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{RECOVERY}/test_restore.py"],
     "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py"],
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
     "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
     "launcher/policy/memory_backoff.py": [f"{POLICY}/test_memory_backoff.py"],
     "launcher/policy/memory_trend.py": [f"{POLICY}/test_memory_backoff.py"],
-    "launcher/policy/observation_history.py": [
-        f"{POLICY}/test_liveness.py",
-        "tests/unit/actors/monitoring/test_server_watch.py",
-    ],
+    "launcher/policy/observation_history.py": [f"{POLICY}/test_liveness.py", f"{POLICY}/test_stopped_servers.py"],
     "launcher/policy/plan_builder.py": PLAN,
     "launcher/policy/reconcile_fleet.py": PLAN,
     "launcher/policy/reconcile_servers.py": PLAN,
@@ -42,14 +36,17 @@ TARGETS: dict[str, list[str]] = {
         f"{RECOVERY}/test_restore.py",
         "tests/unit/launcher/checkpoints/test_retention.py",
     ],
-    "launcher/policy/reward_health.py": [f"{POLICY}/test_reward_health.py"],
+    "launcher/policy/reward_health.py": [
+        f"{POLICY}/test_reward_health.py",
+        *(f"{RECOVERY}/test_{name}.py" for name in ("borne_out", "sharp_falls")),
+    ],
     "launcher/policy/routing.py": [f"{POLICY}/test_routing.py"],
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
     "actors/data/prompt_queue.py": ["tests/unit/actors/data/test_prompt_queue.py"],
     "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],
     "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
-    "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_rollout.py"],
+    "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_request_retry.py"],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
     "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in POOL],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
@@ -58,12 +55,7 @@ TARGETS: dict[str, list[str]] = {
 }
 
 NOT_RUN = (
-    "launcher/policy/admission.py",
-    "launcher/policy/change_point.py",
-    "launcher/policy/observation_history.py",
-    "launcher/policy/reward_health.py",
-    "actors/rollout/request_retry.py",
     "actors/rollout/rollout_engine.py",
     "actors/training/step_loop.py",
 )
-"""Not tried as a whole yet: their tests judge long series, train a model or start servers. --only tries single ones."""
+"""Not tried as a whole yet: their tests train a model or start servers. --only tries single ones."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.mutation.mutations import mutants
 from tests.mutation.targets import NOT_RUN, TARGETS
-from tests.mutation.verdicts import KNOWN, listed
+from tests.mutation.verdicts import KNOWN, Outcome, listed, page, write
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -63,6 +63,19 @@ def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
         "f: a > 0 → a <= 0 (2)",
         "f: 0 → 1 (2)",
     ]
+
+
+def test_the_page_keeps_what_it_says_of_a_module_that_was_not_run_again(tmp_path):
+    shown = (REPOSITORY / "docs" / "testing_mutants.md").read_text()
+    assert page(tmp_path, shown) == shown
+    path, killed = "launcher/policy/run_state.py", Outcome.KILLED
+    write(path, tmp_path, {"a": killed, "b": killed, "c": Outcome.SURVIVED})
+    changed = set(page(tmp_path, shown).splitlines()) - set(shown.splitlines())
+    assert {line for line in changed if path in line} == {
+        f"| `{path}` | 3 | 2 | 0 | 1 | 67% |",
+        f"| `{path}` | `c` | not looked at |",
+    }
+    assert [line[:8] for line in changed if path not in line] == ["| all | "]
 
 
 @pytest.mark.long

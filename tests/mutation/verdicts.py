@@ -25,6 +25,8 @@ class Outcome(enum.StrEnum):
 
 
 LIVES = (Outcome.SURVIVED, Outcome.UNTESTED)
+COLUMNS = ("mutants", "killed", "equivalent", "survivors")
+SURVIVORS = "## The survivors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +65,32 @@ def without_reason(path: str, results: Path) -> list[str]:
     return [f"{path}: {found[name]}, and not in {KNOWN.name}: {name}" for name in new]
 
 
-def page(results: Path) -> str:
+def page(results: Path, before: str) -> str:
+    """`before`: the page as it is. What it says of a module that has no results stays."""
+    table, _, survivors_before = before.partition(SURVIVORS)
     rows, reasons, total = [], [], Counter()
     for path in TARGETS:
         found = read(path, results)
         if found is None:
-            rows.append(f"| `{path}` | not run | | | | |")
+            begin = f"| `{path}` | "
+            rows += _lines(table, begin)[:1] or [f"{begin}not run | | | | |"]
+            reasons += _lines(survivors_before, begin)
+            figures = [int(cell) for cell in rows[-1].split("|")[2:6] if cell.strip().isdecimal()]
+            total.update(dict(zip(COLUMNS, figures, strict=False)))
             continue
         lives = [name for name, was in found.items() if was in LIVES]
         equivalent = [name for name in lives if name in listed(path) and listed(path)[name].is_equivalent]
         killed, survivors = len(found) - len(lives), len(lives) - len(equivalent)
-        total.update(mutants=len(found), killed=killed, equivalent=len(equivalent), survivors=survivors)
+        total.update(dict(zip(COLUMNS, (len(found), killed, len(equivalent), survivors), strict=True)))
         rows.append(f"| `{path}` | {_row(len(found), killed, len(equivalent), survivors)} |")
         why = {name: listed(path)[name].why if name in listed(path) else "not looked at" for name in lives}
         reasons += [f"| `{path}` | `{_cell(name)}` | {_cell(why[name])} |" for name in lives if name not in equivalent]
-    rows.append(f"| all | {_row(*(total[name] for name in ('mutants', 'killed', 'equivalent', 'survivors')))} |")
+    rows.append(f"| all | {_row(*(total[name] for name in COLUMNS))} |")
     return TEXT.format(command=COMMAND, rows="\n".join(rows), reasons="\n".join(reasons))
+
+
+def _lines(text: str, begin: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(begin)]
 
 
 def _row(mutants: int, killed: int, equivalent: int, survivors: int) -> str:
@@ -99,10 +111,11 @@ does: no test could kill it. `tests/mutation/survivors.toml` lists equivalents a
 
     {command} launcher/policy/routing.py actors/data/prompt_queue.py --page
 
-runs the named modules and writes this page from all results that are there. The tests of each module are in
-`tests/mutation/targets.py`; those that were not run have tests that judge long series, train a model or start servers,
-and single mutants of theirs can be tried with `--only`. `--again` tries only new mutants and those that lived.
-Servers and other processes that a test starts run the code without the change.
+runs the named modules and writes this page from all results that are there; the row of a module without any stays, and
+is of the module as it was when it was run. The tests of each module are in `tests/mutation/targets.py`; those that were
+not run have tests that train a model or start servers, and single mutants of theirs can be tried with `--only`.
+`--again` tries only new mutants and those that lived. Servers and other processes that a test starts run the code
+without the change.
 
 | file | mutants | killed | equivalent | survivors | killed of those that are not equivalent |
 |---|---|---|---|---|---|

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from launcher.base.messages import Cause, Incident
+from launcher.config.schema import RunConfig
 from launcher.config.supervision import GateConfig
 from launcher.policy.admission import BatchReport, GateRules, StepFigures, UsualValues, admit
 from launcher.policy.canary_policy import CanaryScore
@@ -108,6 +109,7 @@ def test_each_fault_is_caught_by_its_rule(change, gate, usual, named):
         ({"logprob_distance": 2e-2}, ROUNDED, None),  # its first batch
         ({"logprob_distance": None}, EXACT, USUAL),  # asked before the gradients
         ({"mean_reward": 0.26}, EXACT, USUAL),  # a harder batch: pass rate -0.1, and twice its noise
+        ({"mean_reward": None}, EXACT, USUAL),  # nothing to compare
         ({"mean_reward": 0.0}, EXACT, None),  # the first batch of a model that can't do it yet
         ({"mean_reward": 0.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.1)),
         ({"mean_reward": 0.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.6, reward_noise=0.17)),  # of 8 rollouts
@@ -208,6 +210,7 @@ BATCH = Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=7)
         {"reward": math.nan},
         {"token_ids": (), "logprobs": ()},
         {"logprobs": (math.inf,)},
+        {"logprobs": (-0.5, math.nan)},
         {"weight_version": 6},
     ],
 )
@@ -251,3 +254,76 @@ def test_cut_and_blank_completions_are_counted():
     cut = BatchReport.of(spoiled(BATCH, finish_reason="length", text="12"), policy_version=7, n_samples=2)
     assert (plain.truncated, plain.blank) == (0, 8)  # recorded without their texts
     assert (cut.truncated, cut.blank) == (1, 7)
+    empty = BatchReport.of(spoiled(BATCH, token_ids=(), logprobs=()), policy_version=7, n_samples=2)
+    assert (empty.empty, empty.blank) == (1, 7), "without tokens it is empty, not blank"
+    one = changed(completions=1, truncated=1, blank=1)
+    assert (one.truncated_share, one.blank_share) == (1.0, 1.0)
+    none = changed(completions=0, truncated=0, blank=0, failed=1, mean_reward=None)
+    assert (none.failed_share, none.truncated_share, none.blank_share) == (1.0, 0.0, 0.0)
+    assert math.isnan(none.figures.point.mean)
+
+
+BEHIND = dataclasses.replace(EXACT, versions_behind=2)
+OLDER = {"weight_versions": (5, 6)}
+
+
+def usually(**change):
+    return dataclasses.replace(USUAL, **change)
+
+
+@pytest.mark.parametrize(
+    ("gate", "usual", "at_most", "more"),
+    [
+        (EXACT, USUAL, {"failed": 128}, {"failed": 129}),
+        (EXACT, USUAL, {"logprob_distance": 1e-5}, {"logprob_distance": 1.01e-5}),
+        (ROUNDED, None, {"logprob_distance": 0.1}, {"logprob_distance": 0.101}),
+        (ROUNDED, USUAL, {"logprob_distance": 3e-3}, {"logprob_distance": 3.01e-3}),
+        (ROUNDED, usually(distance=1e-2), {"logprob_distance": 0.04}, {"logprob_distance": 0.041}),
+        (ROUNDED, usually(distance=None), {"logprob_distance": 0.1}, {"logprob_distance": 0.101}),
+        (BEHIND, USUAL, OLDER | {"logprob_distance": 0.1}, OLDER | {"logprob_distance": 0.101}),
+        (BEHIND, USUAL, {"weight_versions": (5, 7)}, {"weight_versions": (4, 7)}),
+        (EXACT, USUAL, {"mean_reward": 1.0}, {"mean_reward": 1.01}),
+        (EXACT, usually(reward_range=0.0), {"mean_reward": 0.0}, {"mean_reward": -0.01}),
+        (EXACT, usually(reward_range=4.0), {"mean_reward": 2.5}, {"mean_reward": 2.51}),
+        (EXACT, usually(reward_noise=0.25), {"mean_reward": 1.75}, {"mean_reward": 1.76}),
+        (EXACT, usually(truncated_share=0.25), {"truncated": 96}, {"truncated": 97}),
+        (EXACT, usually(blank_share=0.25), {"blank": 96}, {"blank": 97}),
+    ],
+)
+def test_each_limit_from_both_sides(gate, usual, at_most, more):
+    assert admit(changed(**at_most), gate, usual=usual).admitted
+    assert not admit(changed(**more), gate, usual=usual).admitted
+
+
+def test_a_reason_names_what_was_wanted_and_the_worst_share():
+    assert admit(changed(weight_versions=(4, 7)), BEHIND).reason == "weight versions [4, 7], not 2 behind 7"
+    far = admit(changed(logprob_distance=0.5, distances={"s0": 5.0, "s1": math.nan, "s2": 1e-6}), EXACT)
+    assert far.reason.startswith("log-probs of s0 and s1 are nan from the trainer's, more than 1e-05")
+    assert (far.subjects, far.accused) == (("s0", "s1"), ("s0", "s1"))
+    assert admit(changed(failed=1000), EXACT).accused == ()
+    known = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=3)
+    assert admit(SOUND, EXACT, incident=known).accused == ()
+
+
+def test_what_is_usual_are_medians_of_what_is_known():
+    point = RewardPoint(step=1, mean=0.5, low=0.0, high=1.0)
+    first = UsualValues.of([StepFigures(point=point)])
+    assert (first.truncated_share, first.blank_share, first.distance, first.reward_noise) == (1.0, 0.0, None, 0.0)
+    shares = [(0.1, 0.2, 1e-3), (0.3, 0.4, 3e-3), (math.nan, math.nan, math.nan)]
+    steps = [
+        StepFigures(point=dataclasses.replace(point, mean=float(n)), truncated_share=t, blank_share=b, distance=d)
+        for n, (t, b, d) in enumerate(shares)
+    ]
+    usual = UsualValues.of(steps)
+    assert (usual.mean_reward, usual.truncated_share, usual.distance) == (1.0, 0.2, 2e-3)
+    assert usual.blank_share == pytest.approx(0.3)
+    assert usual.reward_noise == pytest.approx(math.sqrt(math.pi) / 2)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
+def test_only_where_both_compute_in_float32_is_a_distance_exact(dtypes):
+    config = RunConfig(experiment_name="e")
+    config.sglang.dtype, config.actor.dtype = dtypes
+    config.rollout.max_head_offpolicyness = 3
+    gate = GateRules.of(config)
+    assert (gate.is_exact, gate.versions_behind) == (dtypes == ("float32", "float32"), 3)

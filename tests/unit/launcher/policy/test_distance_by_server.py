@@ -25,6 +25,13 @@ GATE = GateRules.of(CONFIG)
         (30, math.nan, {"server-0": math.nan, "server-1": 1e-7}, (Cause.SERVER_CORRUPT, ("server-0",))),
         (400, 1.5, {}, (Cause.SERVER_STALE, ())),  # the first weights may be as far by then
         (30, 9e-6, {"server-0": 1e-7, "server-1": 1e-4}, (Cause.SERVER_STALE, ("server-1",))),
+        (30, 1e-5, {"server-0": 1e-7, "server-1": 2e-5}, None),
+        (30, 1e-5, {"server-0": 1.5e-5, "server-1": 2.1e-5}, (Cause.SERVER_STALE, ("server-0", "server-1"))),
+        (30, 1.1e-5, {"server-0": 1e-5, "server-1": 1.2e-5}, (Cause.SERVER_STALE, ("server-1",))),
+        (10, 0.1, {}, (Cause.SERVER_STALE, ())),
+        (10, 0.11, {}, (Cause.SERVER_CORRUPT, ())),
+        (400, 2.0, {}, (Cause.SERVER_STALE, ())),
+        (400, 2.1, {}, (Cause.SERVER_CORRUPT, ())),
         (30, 1e-3, {"server-0": 1e-3, "server-1": 1e-3}, (Cause.SERVER_STALE, ("server-0", "server-1"))),
     ],
 )
@@ -38,6 +45,7 @@ def test_the_bad_share_is_named_and_old_weights_are_told_from_damaged_ones(step,
 def test_a_wrong_label_is_stale_whatever_the_distance():
     older = batch(30, weight_versions=(29,), logprob_distance=5.0)
     assert admit(older, GATE).cause is Cause.SERVER_STALE
+    assert admit(older, dataclasses.replace(GATE, versions_behind=1)).cause is Cause.SERVER_STALE
 
 
 @pytest.mark.parametrize(
@@ -45,6 +53,8 @@ def test_a_wrong_label_is_stale_whatever_the_distance():
     [
         (1e-7, 0.02, None),  # a version behind by permission
         (4e-4, 0.02, (Cause.SERVER_STALE, ())),  # the label says current: no permission covers it
+        (1e-7, 0.2, None),
+        (1e-7, 0.21, (Cause.SERVER_STALE, ())),
         (1e-7, 0.5, (Cause.SERVER_STALE, ())),  # no version that is allowed is so far away
         (1e-7, math.nan, (Cause.SERVER_STALE, ())),
     ],

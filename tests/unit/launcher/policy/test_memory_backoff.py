@@ -164,6 +164,7 @@ def test_what_was_seen_is_no_setting():
     seen = dataclasses.replace(CPU, largest_micro_batch=900)
     assert seen == CPU
     lengths = Lengths(longest_sequence=40).updated(0, 900)
+    assert lengths.updated(50, 0) == Lengths(longest_sequence=50, largest_micro_batch=900)
     assert lengths.updated(0, 0) == Lengths(longest_sequence=40, largest_micro_batch=900), "an empty process knows none"
 
 
@@ -215,6 +216,16 @@ def tried(ran_out, **settings):
     return TriedSettings(ran_out=ran_out, settings=dataclasses.replace(GPU, **settings))
 
 
+def beside(ran_out, **settings):
+    """Tried with more requests too: these are no settings that come back."""
+    return tried(ran_out, max_concurrent_rollouts=32, **settings)
+
+
+TOO_LARGE = [beside(RanOut.SERVER_DEVICE, mem_fraction_static=f) for f in (0.7, 0.8)]
+TOO_MANY = [beside(RanOut.SERVER_HOST, max_total_tokens=n) for n in (8000, 20000)]
+TOO_SMALL = [beside(RanOut.SERVER_POOL_TOO_SMALL, mem_fraction_static=f) for f in (0.4, 0.7)]
+
+
 @pytest.mark.parametrize(
     ("ran_out", "in_force", "known", "overrides"),
     [
@@ -241,6 +252,17 @@ def tried(ran_out, **settings):
             [tried(RanOut.SERVER_DEVICE, mem_fraction_static=f) for f in (0.7, 0.8)],
             {},
         ),
+        (RanOut.SERVER_DEVICE, {}, TOO_SMALL, {CONCURRENCY: 8}),
+        (RanOut.SERVER_POOL_TOO_SMALL, {"mem_fraction_static": 0.6}, TOO_LARGE, {}),
+        (RanOut.SERVER_POOL_TOO_SMALL, {"mem_fraction_static": 0.6}, TOO_LARGE[1:], {MEM_FRACTION: 0.7}),
+        (RanOut.SERVER_POOL_TOO_SMALL, {"on_gpu": False, "max_total_tokens": 5000}, TOO_MANY, {}),
+        (
+            RanOut.SERVER_HOST,
+            {"max_total_tokens": 20000},
+            [beside(RanOut.SERVER_POOL, max_total_tokens=n) for n in (None, 5000, 10000)],
+            {CONCURRENCY: 8},
+        ),
+        (RanOut.TRAINER_HOST, {"largest_micro_batch": 1500}, [], {CHECKPOINTING: True}),
         (RanOut.SERVER_HOST, {"max_total_tokens": 20001}, [], {POOL_TOKENS: 10000}),
         (RanOut.SERVER_HOST, {"max_total_tokens": 1500}, [], {CONCURRENCY: 8}),
         (
@@ -285,6 +307,12 @@ def test_a_rung_is_strictly_between_what_was_too_small_and_what_is_in_force(ran_
     )
 
 
+def test_a_server_that_names_its_least_share_gets_more_and_nobody_else_does():
+    low = dataclasses.replace(GPU, mem_fraction_static=0.4, max_concurrent_rollouts=2)
+    assert next_rung(RanOut.SERVER_POOL_TOO_SMALL, low, [], CONFIG, 0.6).overrides == {MEM_FRACTION: 0.7}
+    assert next_rung(RanOut.SERVER_POOL, low, [], CONFIG, 0.5).overrides == {MEM_FRACTION: 0.5}
+
+
 def test_learning_gives_way_in_whole_tokens_and_samples_and_only_down():
     spent = dataclasses.replace(
         CPU, max_concurrent_rollouts=2, max_total_tokens=1500, max_new_tokens=129, n_samples=5, longest_sequence=1500
@@ -304,6 +332,9 @@ def test_learning_gives_way_in_whole_tokens_and_samples_and_only_down():
         ([100.0 - n for n in range(8)], 101.0, False, None),
         ([100.0 + n for n in range(8)], 50.0, True, 0.0),
         ([100.0 + n % 2 for n in range(12)], 101.0, False, None),
+        ([*(101.0 + n for n in range(9)), 100.0], 700.0, True, 600.0),  # 36 of 45 pairs rise: as many as must
+        ([102.0, 101.0, *(103.0 + n for n in range(7)), 100.0], 700.0, False, None),  # 35
+        ([100.0] * 4 + [101.0] * 4, 101.0, False, None),  # one step: no pair falls, 16 of 28 rise
     ],
 )
 def test_a_rise_warns_at_its_bound(used, limit, warns, full_in_s):

@@ -10,6 +10,7 @@ from launcher.base.messages import Cause
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
 from launcher.policy import change_point
 from launcher.policy.canary_policy import CanaryVerdict
+from launcher.policy.change_point import estimate_noise, find_fall
 from launcher.policy.reward_health import Level, RewardPoint, RewardVerdict, ServerFault, find_cause, judge_rewards
 from tests.support.reward_runs import HARDER_BY, HEALTHY, Run, falling, steady
 
@@ -149,6 +150,64 @@ def test_a_young_run_whose_noise_is_hardly_known_is_not_accused_for_it(monkeypat
     assert accused() > 4
 
 
+# ── by hand: the noise is 0.5 where nothing else is said ──
+
+BY_HAND = with_settings(
+    window_steps=3, baseline_steps=4, warmup_steps=2, noise_floor=0.125, fall_min_drop=0.25, outlier_clip=16.0
+)
+FELL = [2.5, 2.5, *[2.0] * 4, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("means", "change", "onset", "before", "after", "score"),
+    [
+        (FELL, {}, 6, 2.0, 0.0, 4 * math.sqrt(4 / 3)),  # not the first two: the baseline has four steps
+        (FELL, {"fall_min_drop": 0.5}, 6, 2.0, 0.0, 4 * math.sqrt(4 / 3)),
+        ([*[2.0] * 7, 0.0], {}, 7, 2.0, 0.0, 4 * math.sqrt(4 / 5)),
+        ([*[2.0] * 5, *[0.0] * 4], {}, 6, 1.5, 0.0, 3 * math.sqrt(12 / 7)),  # it began before the window
+        ([*[2.0] * 4, 0.0, 0.0], {"baseline_steps": 2, "fall_threshold": 3.99}, 4, 2.0, 0.0, 4.0),
+        ([*[2.0] * 8, -8.0], {"outlier_clip": 4.0}, 8, 2.0, -8.0, 4 * math.sqrt(4 / 5)),
+        ([*[2.0] * 8, 1.9, 1.9, 1.9, 0.0, 0.0], {"baseline_steps": 8}, 11, 1.9625, 0.0, 3.925 * math.sqrt(8 / 5)),
+        ([*[2.0] * 8, 1.5, 1.5, 1.5, 0.0, 0.0], {"baseline_steps": 8}, 10, 1.8125, 0.0, 3.625 * math.sqrt(8 / 5)),
+        ([2.75, *[1.75] * 3, 0.0, 0.0], {"window_steps": 2}, 4, 2.0, 0.0, 4 * math.sqrt(4 / 3)),
+        ([*[1.0] * 5, 2.0, 0.0, 0.0], {"window_steps": 2, "baseline_steps": 1}, 3, 2.0, 0.0, 4 * math.sqrt(2 / 3)),
+        ([3.0, *[1.0] * 3, 0.0, 0.0], {"window_steps": 2}, 3, 1.5, 0.0, 6 / math.sqrt(3 * math.pi) / 0.6),
+    ],
+)
+def test_a_fall_by_hand(means, change, onset, before, after, score):
+    settings = dataclasses.replace(BY_HAND, **{"fall_threshold": 1.2} | change)
+    fall = find_fall(means, settings, reward_range=4.0, threshold=settings.fall_threshold)
+    noise = max(0.5, estimate_noise(means))
+    assert (fall.onset, fall.before, fall.after) == (onset, pytest.approx(before), pytest.approx(after))
+    assert (fall.noise, fall.score) == (pytest.approx(noise), pytest.approx(score))
+
+
+@pytest.mark.parametrize(
+    ("means", "change"),
+    [
+        (FELL, {"fall_min_drop": 0.51}),
+        ([*[2.0] * 4, 0.0, 0.0], {"baseline_steps": 2, "fall_threshold": 4.0}),  # the threshold itself is none
+        ([*[2.0] * 4, -8.0, -8.0], {"baseline_steps": 2, "outlier_clip": 4.0, "fall_threshold": 4.0}),
+        ([*[2.0] * 4, 0.0, 0.0], {"warmup_steps": 6}),
+        ([0.5], {}),
+        ([], {}),
+        ([*[0.0] * 4, 2.0, 2.0], {}),  # a rise
+    ],
+)
+def test_no_fall_by_hand(means, change):
+    settings = dataclasses.replace(BY_HAND, **{"fall_threshold": 1.2} | change)
+    assert find_fall(means, settings, reward_range=4.0, threshold=settings.fall_threshold) is None
+
+
+def test_the_noise_by_hand():
+    assert estimate_noise([0.5], 0.25) == estimate_noise([], 0.25) == 0.25
+    assert estimate_noise([1.0, 3.0], 0.25) == pytest.approx(math.sqrt(math.pi))
+    assert estimate_noise([1.0, 3.0, 3.0, 4.0]) == pytest.approx(math.sqrt(math.pi) / 2)
+    young = dataclasses.replace(BY_HAND, baseline_steps=9, noise_floor=0.25)
+    fall = find_fall([2.0, 2.0, 2.0, 0.0, 0.0], young, reward_range=4.0, threshold=0.5)
+    assert fall.noise == pytest.approx(1 + 5 * (math.sqrt(0.83 / 4) - math.sqrt(0.83 / 9)))
+
+
 # ── zeros ──
 
 
@@ -206,6 +265,34 @@ def test_one_reward_ends_the_streak_and_small_ones_are_none():
     assert judge_rewards(balanced, settings).level is Level.SOUND
 
 
+def test_the_bounds_of_probation():
+    settings = with_settings(fall_threshold=None)
+    assert judge_rewards(zeros(4, after=60), settings, restored_step=13).level is Level.ALERT
+    assert judge_rewards(zeros(4, after=60), settings, restored_step=12).level is Level.SOUND
+    strict = with_settings(fall_threshold=None, zero_alert_steps=1, zero_breaker_steps=None)
+    assert judge_rewards(zeros(1, after=3), strict, restored_step=2).level is Level.ALERT
+    assert judge_rewards(zeros(0, after=3), strict, restored_step=2).level is Level.SOUND
+
+
+def test_what_a_verdict_says():
+    points = [RewardPoint(step=step, mean=0.9 if step < 2 else 0.5, low=0.0, high=1.0) for step in range(12)]
+    assert judge_rewards(points, SETTINGS).reason == "mean reward 0.5 over the last 10 steps"
+    assert judge_rewards(points[:3], SETTINGS).reason == "mean reward 0.767 over the last 3 steps"
+    assert judge_rewards(zeros(12, after=70), SETTINGS).reason.startswith("mean reward fell from 0.5 to 0 at about")
+    assert judge_rewards(zeros(12, after=3), SETTINGS).reason == "every reward was 0 for 12 steps in a row"
+
+
+@pytest.mark.parametrize(("first", "is_sharp"), [(0.19, True), (0.21, False)])
+def test_an_edge_falls_most_of_the_way_in_its_first_step(first, is_sharp):
+    """Its drop is from the mean of the last 20 steps before, its score from that of the last 50."""
+    means = [*[0.51] * 30, *[0.5] * 20, first, 0.0, 0.0]
+    points = [RewardPoint(step=7 + n, mean=mean, low=0.0, high=1.0) for n, mean in enumerate(means)]
+    verdict = judge_rewards(points, with_settings(noise_floor=0.02))
+    assert (verdict.onset_step, verdict.is_sharp) == (57, is_sharp)
+    assert verdict.drop == pytest.approx(0.5 - first / 3)
+    assert verdict.reason.startswith(f"mean reward fell from 0.506 to {first / 3:.3g} at about step 57 (")
+
+
 def test_rewards_that_are_all_right_are_no_fault():
     points = [RewardPoint(step=step, mean=1.0, low=1.0, high=1.0) for step in range(100)]
     assert judge_rewards(points, SETTINGS).level is Level.SOUND
@@ -213,7 +300,8 @@ def test_rewards_that_are_all_right_are_no_fault():
 
 def test_a_mean_that_is_not_a_number_breaks():
     points = [*zeros(0, after=5), RewardPoint(step=5, mean=math.nan, low=0.0, high=1.0)]
-    assert judge_rewards(points, SETTINGS).level is Level.BREAK
+    verdict = judge_rewards(points, SETTINGS)
+    assert (verdict.level, verdict.onset_step) == (Level.BREAK, 5)
 
 
 def test_no_steps_is_sound():
@@ -242,6 +330,9 @@ LATER_CRASH = ServerFault(name="server-0", cause=Cause.SERVER_CRASH, since_step=
         (BROKE, ACCUSED, [STALE], Cause.VERIFIER_BROKEN, "reward", 40),
         (BROKE, CLEAR, [STALE], Cause.SERVER_STALE, "server-1", 40),
         (BROKE, CLEAR, [LATER_CRASH, STALE], Cause.SERVER_STALE, "server-1", 40),
+        (BROKE, CLEAR, [dataclasses.replace(STALE, since_step=43)], Cause.SERVER_STALE, "server-1", 40),
+        (BROKE, CLEAR, [dataclasses.replace(STALE, since_step=44)], Cause.REWARD_COLLAPSE, "policy", 40),
+        (BROKE, CLEAR, [dataclasses.replace(LATER_CRASH, since_step=37), STALE], Cause.SERVER_STALE, "server-1", 40),
         (BROKE, CLEAR, [LATER_CRASH], Cause.REWARD_COLLAPSE, "policy", 40),
         (BROKE, CLEAR, [], Cause.REWARD_COLLAPSE, "policy", 40),
         (BROKE, UNASKED, [], Cause.REWARD_COLLAPSE, "policy", 40),
@@ -254,3 +345,11 @@ def test_the_cause_is_told_apart(rewards, canaries, faults, cause, subject, onse
     else:
         assert (incident.cause, incident.subject, incident.onset_step, incident.since) == (cause, subject, onset, 7.0)
         assert incident.evidence["canaries"] == canaries.reason
+
+
+def test_weights_may_have_been_damaged_as_much_earlier_as_a_batch_is_stale():
+    onsets = [find_cause(BROKE, CLEAR, [], since=7.0, staleness=n).onset_step for n in (0, 3, 40, 50)]
+    assert onsets == [40, 37, 0, 0]
+    assert find_cause(BROKE, ACCUSED, [], since=7.0, staleness=3).onset_step == 40, "it is not the weights"
+    nowhere = CanaryVerdict(is_broken=True, reason="it raised")
+    assert find_cause(SOUND, nowhere, [], since=7.0).onset_step == 0

@@ -1,6 +1,7 @@
 """P12: what the run's own record and the first batch after a restore show, and a restore that is undone."""
 
 import dataclasses
+import math
 import random
 
 import pytest
@@ -8,7 +9,14 @@ import pytest
 from launcher.base.messages import Cause, Incident, TerminalStatus
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
 from launcher.policy.actions import Halt, PauseTrainer, ReinstateCheckpoints
-from launcher.policy.canary_policy import CanaryRound, compare_replayed, compare_rescored, explains, judge_canaries
+from launcher.policy.canary_policy import (
+    CanaryRound,
+    CanaryScore,
+    compare_replayed,
+    compare_rescored,
+    explains,
+    judge_canaries,
+)
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.restore import FIRST_WEIGHTS, choose
@@ -97,6 +105,52 @@ def test_a_fall_is_asked_about_at_its_first_batch_and_healthy_batches_seldom_are
     assert asked / total < 0.02
 
 
+BY_HAND = dataclasses.replace(SETTINGS, noise_floor=0.0625, fall_min_drop=0.25)
+"""The noise of rewards from 0 to 1 that do not vary is 1/16."""
+
+
+def level(*means):
+    return [point(step, mean) for step, mean in enumerate(means)]
+
+
+@pytest.mark.parametrize(
+    ("before", "mean", "since"),
+    [
+        ([0.5] * 20, 0.3125, None),  # three times the noise
+        ([0.5] * 20, 0.3124, 20),
+        ([0.1] * 10 + [0.5] * 50, 0.3124, 60),  # the last 50 are compared with
+        ([0.5] * 5, 0.0, 5),
+        ([0.5] * 4, 0.0, None),
+        ([0.5] * 20, float("nan"), None),
+        ([0.5] * 20 + [0.25] * 4, 0.5, None),
+    ],
+)
+def test_which_batch_is_asked_about(before, mean, since):
+    assert low_since(point(len(before), mean), level(*before), BY_HAND) == since
+
+
+@pytest.mark.parametrize(
+    ("ranges", "usual", "low"),
+    [
+        ([(0.0, 1.0)] * 18 + [(-0.5, 1.0), (0.0, 1.5)], 0.13, 0.12),
+        ([(0.5, 0.5)] * 20, 0.3125, 0.3),  # no range: as one of 1
+    ],
+)
+def test_the_least_noise_is_a_share_of_the_range_from_the_least_reward_to_the_greatest(ranges, usual, low):
+    before = [RewardPoint(step=n, mean=0.5, low=least, high=most) for n, (least, most) in enumerate(ranges)]
+    assert low_since(RewardPoint(step=20, mean=usual, low=0.5, high=0.5), before, BY_HAND) is None
+    assert low_since(RewardPoint(step=20, mean=low, low=0.5, high=0.5), before, BY_HAND) == 20
+
+
+def test_a_fall_that_would_be_believed_is_asked_about_from_its_onset_on():
+    fell = level(*[0.8] * 30, *[0.5] * 2)
+    assert low_since(point(32, 0.5), fell, SETTINGS) == 30
+    slightly = level(*[0.8] * 60, 0.6)
+    small = dataclasses.replace(SETTINGS, noise_floor=0.0625)
+    assert low_since(point(61, 0.6), slightly, small) == 61
+    assert low_since(point(61, 0.6), slightly, small, restored_step=25) == 60
+
+
 # ── the first batch after a restore ──
 
 
@@ -121,6 +175,59 @@ def test_the_checkpoint_is_its_own_witness(mean, replayed, contradicted):
     assert bool(reason) is contradicted
     assert not contradicted or "what changed is not the weights" in reason
     assert restore_contradicted(point(40, mean), saved[:4], score, SETTINGS) == "", "too few steps are known"
+
+
+HALF = level(*[0.9] * 20, *[0.5] * 20)
+
+
+def again(errors_low):
+    return CanaryScore(name="old prompts", expected=0.5, got=0.5 - errors_low / 16, tolerance=0.25)
+
+
+@pytest.mark.parametrize(
+    ("mean", "saved", "replayed", "change", "contradicted"),
+    [
+        (0.25, HALF, None, {}, True),  # four times the noise, and the least fall
+        (0.26, HALF, None, {}, False),
+        (0.26, HALF, None, {"fall_min_drop": 0.05}, False),
+        (0.25, HALF, None, {"fall_min_drop": 0.26}, False),
+        (0.25, HALF[-5:], None, {}, True),
+        (0.25, HALF[-4:], None, {}, False),
+        (float("nan"), HALF, None, {}, False),
+        (0.25, HALF, again(1.7), {}, True),  # (4 + 1.7) / √2 is above 4
+        (0.25, HALF, again(1.6), {}, False),
+        (0.0, HALF, again(1.0), {}, True),
+        (0.0, HALF, again(0.9), {}, False),
+        (0.25, HALF, again(0.0), {}, False),
+    ],
+)
+def test_each_bound_of_what_contradicts_a_restore(mean, saved, replayed, change, contradicted):
+    settings = dataclasses.replace(BY_HAND, **change)
+    reason = restore_contradicted(point(40, mean), saved, replayed, settings)
+    also = "" if replayed is None else f", and old prompts {replayed.got:.3g} in place of 0.5"
+    said = f"the weights of step 39 earn {mean:.3g} now, and earned 0.5 when they were saved{also}: what changed is not"
+    assert reason == (f"{said} the weights" if contradicted else "")
+
+
+def test_the_least_fall_after_a_restore_is_a_share_of_the_rewards_range():
+    saved = [dataclasses.replace(one, high=2.0) for one in HALF]
+    assert restore_contradicted(point(40, 0.0), saved, None, BY_HAND)
+    assert not restore_contradicted(point(40, 0.0), saved, None, dataclasses.replace(BY_HAND, fall_min_drop=0.26))
+
+
+def test_how_much_was_learned_is_the_mean_over_the_prompts_and_as_sure_as_their_steps():
+    learned = level(*[0.25] * 5, *[0.75] * 20)
+    score = dataclasses.replace(again(0.0), steps=(3, 3, 99, 99), tolerance=0.5)
+    now = as_learned(score, learned, BY_HAND)
+    assert now.expected == 0.5 + (0.5 + 0.5 + 0 + 0) / 4
+    assert now.tolerance == pytest.approx(math.hypot(0.5, 4 / 16 * math.sqrt(1 / 20 + 1 / 2)))
+    unknown = dataclasses.replace(score, steps=(30,))
+    assert as_learned(unknown, learned, BY_HAND) is unknown
+    assert as_learned(dataclasses.replace(score, steps=()), learned, BY_HAND).tolerance == 0.5
+    few = level(0.25, 0.5, 0.5, 0.5, 0.5)
+    one = dataclasses.replace(score, steps=(0,))
+    assert as_learned(one, few, BY_HAND).expected == pytest.approx(0.5 + 0.45 - 0.25)
+    assert as_learned(one, few[:4], BY_HAND) is one
 
 
 def test_prompts_of_earlier_steps_should_earn_as_much_more_as_the_run_has_learned():
@@ -180,6 +287,22 @@ def test_what_was_learned_is_seen_in_the_rewards():
     assert not has_learned(flat, 45, SETTINGS)
     assert not has_learned(rose, 4, SETTINGS)
     assert has_learned(flat[20:], None, SETTINGS), "how it began is not known: it ran long"
+
+
+def test_the_bounds_of_what_was_learned():
+    rose = [point(step, 0.25 if step < 5 else 0.5) for step in range(10)]
+    slightly = dataclasses.replace(SETTINGS, fall_min_drop=0.24)
+    assert has_learned(rose, None, slightly) and has_learned(rose, 10, slightly)
+    assert not has_learned(rose, None, BY_HAND), "as much as the least fall is nothing"
+    assert not has_learned(rose, 9, dataclasses.replace(SETTINGS, fall_min_drop=0.1)), "nine steps say nothing"
+    longer = [point(step, 0.25 if step < 10 else 0.5) for step in range(15)]
+    assert has_learned(longer, None, slightly)
+    wide = [dataclasses.replace(one, high=2.0) for one in longer]
+    assert not has_learned(wide, None, slightly) and has_learned(wide, None, SETTINGS)
+    flat = [point(step, 0.5) for step in range(30)]
+    assert has_learned(flat[5:15], None, BY_HAND)
+    assert not has_learned(flat[5:14], None, BY_HAND)
+    assert not has_learned(flat[4:], None, BY_HAND)
 
 
 # ── the plan ──
