@@ -1,6 +1,7 @@
 """The run's own known answers: completions of healthy steps, kept to tell reward function and weights apart.
 
     admitted batch ─► note: a few completions, scored some more times, which shows how noisy a score is
+    rejected batch ─► distrust: what was noted last is not kept
     low batch      ─► check: the completions scored again ─► is it the reward function?
                              their prompts answered again ─► is it the new prompts, or weights and servers?
 
@@ -113,10 +114,13 @@ class RecordedAnswers:
             answers.append(answer)
         self._noted = answers, self._submit(self._score(answers, TRIES))
 
+    def distrust(self) -> None:
+        """A batch was rejected: what spoilt it may have spoilt what was scored since the one before."""
+        self._noted = None
+
     def check(self, before_step: int, weight_version: int) -> tuple[CanaryScore | None, CanaryScore | None]:
         """What the completions of before a step are scored now, and what their prompts earn now; None each where too
         few are known. Raises as `replay` does."""
-        self._take_scored()
         self._before = before_step
         asked = self._asked()
         if not asked:

@@ -211,7 +211,7 @@ class ServerIncarnation:
         )
 
     def _describe(self, ended: Ended) -> str:
-        what = ended.cause or f"ended by itself with {exit_words(ended.exit_code)}"
+        what = ended.cause or f"its process ended with {exit_words(ended.exit_code)}"
         lines = decisive_lines(tail(self._spec.log, self._log_start))
         if self._spec.gpu_ids and find_server_cause(lines, None).cause is Cause.GPU_FAULT:
             what += f" on GPU {', '.join(self._spec.gpu_ids)} of node {self._spec.node[:8]}"

@@ -46,6 +46,8 @@ class Record(Protocol):
 
     def note(self, batch: RolloutBatch, step: int) -> None: ...
 
+    def distrust(self) -> None: ...
+
     def check(self, before_step: int, weight_version: int) -> tuple[CanaryScore | None, CanaryScore | None]: ...
 
 
@@ -114,6 +116,10 @@ class AdmissionGate:
         if decision.admitted:
             record.note(batch, report.global_step)
         return decision
+
+    def rejected(self) -> None:
+        if self._record_of_run is not None:
+            self._record_of_run.distrust()
 
     def stop(self) -> None:
         self._stop.set()

@@ -25,11 +25,14 @@ class Gate(Protocol):
     """May a batch be trained on? `check` before the gradients, `admit` before the weights move (an AdmissionGate).
 
     `admit` is of the batch that was checked last. It raises Stopped when asked to stop while it waits for the answer.
+    `rejected` is told of each batch that is not trained on, whoever decided it.
     """
 
     def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission: ...
 
     def admit(self, batch: RolloutBatch, stats: UpdateStats) -> Admission: ...
+
+    def rejected(self) -> None: ...
 
 
 @dataclass

@@ -253,6 +253,7 @@ class GrpoLoop:
     def _reject(self, batch: RolloutBatch, decision: Admission) -> None:
         self._queue.requeue(batch.used_ids)
         self._queue.abandon()  # what was made ahead: whatever spoilt this batch may have spoilt it too
+        self._gate.rejected()
         self.rejections.add(batch, decision, self.next_step)
 
     def _write_down(self, taken: RunPosition, batch: RolloutBatch, metrics: dict[str, float]) -> None:

@@ -96,6 +96,9 @@ class Switch:
         self._gate_s += time.perf_counter() - began
         return admission
 
+    def rejected(self) -> None:
+        self._gate.rejected()
+
     def write(self, report: StepReport, batch: RolloutBatch) -> Refusal | None:
         refusal = self._record(report, batch)
         step = report.global_step + 1

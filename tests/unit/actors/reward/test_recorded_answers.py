@@ -112,7 +112,7 @@ def test_the_next_attempt_knows_them_and_a_damaged_file_is_no_error(made, tmp_pa
 
 def test_of_steps_that_were_undone_nothing_is_asked_when_the_run_is_past_them_again(made):
     make, _, _ = made
-    record = noted(make(), range(10))
+    record = noted(make(), range(11))  # the last one is being scored
     record.check(8, 9)
     assert {one.step for one in record._known} == set(range(10)), "a restore may still be undone itself"
     noted(record, range(6, 9))
@@ -138,6 +138,26 @@ def test_what_was_left_out_is_kept_only_where_weights_that_made_it_were_compared
         record.note(replace(whole, groups=whole.groups[:2], filtered=(other, whole.groups[3])), step)
     record._take_scored()
     assert {one.prompt_id for one in record._known} == {g.prompt.id for g in (*whole.groups[:2], whole.groups[3])}
+
+
+def test_what_was_scored_by_a_function_that_had_just_broken_is_not_kept(made):
+    """A reward of 1e308 was, and from then on a sound function was called broken for good."""
+    make, scorer, _ = made
+    record = noted(make())
+    scorer.value = 1.2e308
+    record.note(batch(), 6)  # admitted just before; it is scored just after
+    record.distrust()
+    scorer.value = 1.0
+    record.note(batch(), 7)
+    rescored, _ = record.check(100, 9)
+    assert (rescored.expected, rescored.got) == (1.0, 1.0)
+    scorer.value = 1.2e308
+    record.note(batch(), 8)  # a low batch after it: it is asked about before it is rejected
+    record.check(100, 9)
+    record.distrust()
+    scorer.value = 1.0
+    rescored, _ = record.check(100, 9)
+    assert (rescored.expected, rescored.got) == (1.0, 1.0)
 
 
 def test_what_could_not_be_scored_is_not_kept(made):

@@ -117,7 +117,7 @@ def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
         exit_, same = await asyncio.gather(*waiting)
         assert exit_ == same == await server.wait_exit()
         assert (exit_.pid, exit_.exit_code) == (first.pid, -9)
-        assert exit_.reason == "ended by itself with exit code -9 (SIGKILL)"
+        assert exit_.reason == "its process ended with exit code -9 (SIGKILL)"
         assert (server.info().state, server.info().reason) == (ServerState.DEAD, exit_.reason)
         await start(server, generation=1, weight_version=8)
         second = await server.wait_ready()

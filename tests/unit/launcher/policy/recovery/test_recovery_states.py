@@ -101,6 +101,8 @@ def test_the_reason_is_what_is_done_or_waited_for():
     assert decide(observed(trainer=PAUSED, hold_reason="look first")).reason == "look first"
     assert decide(observed(hold_reason="look first")).reason == "look first"
     assert kinds(decide(observed(hold_reason="look first"))) == [PauseTrainer]
+    starting = decide(observed(server(0), fresh(1, ServerState.STARTING)))
+    assert (starting.state, starting.reason) == (RunState.REPAIRING, "s1 is STARTING")
 
 
 @pytest.mark.parametrize(
