@@ -1,0 +1,27 @@
+"""AdamW whose learning rate is once, for three steps, twenty times what it is told: a policy that really collapses."""
+
+import os
+from pathlib import Path
+
+import torch
+
+MARK = "GRPO_TEST_WAS_HOT"
+"""In its environment: the file by which a trainer that was restored knows that it has been."""
+FIRST, STEPS, FACTOR = 40, 3, 20.0
+
+
+class HotAdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        mark = Path(os.environ[MARK])
+        done = max((int(state["step"]) for state in self.state.values()), default=0)
+        is_hot = FIRST <= done < FIRST + STEPS and not mark.exists()
+        told = [group["lr"] for group in self.param_groups]
+        for group, lr in zip(self.param_groups, told, strict=True):
+            group["lr"] = lr * FACTOR if is_hot else lr
+        try:
+            return super().step(closure)
+        finally:
+            for group, lr in zip(self.param_groups, told, strict=True):
+                group["lr"] = lr
+            if is_hot and done == FIRST + STEPS - 1:
+                mark.touch()
