@@ -191,7 +191,9 @@ class ClusterObserver:
         incident = self.incident(now)
         in_pool = {info.name: info for info in self.trainer.view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
-        self._note_pace(self.trainer.view.slow, frozenset() if self.monitor is None else self.monitor.crowded())
+        has_peers = len(self.slots) > 1  # which are as slow, where the machine is
+        crowded = frozenset() if self.monitor is None or has_peers else self.monitor.crowded()
+        self._note_pace(self.trainer.view.slow, crowded)
         self._note_fleet()
         view = self.trainer.view
         self.disks.refused(view.refusal)

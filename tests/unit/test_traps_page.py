@@ -34,7 +34,7 @@ def test_every_test_that_the_page_names_exists():
 
 def test_every_trap_and_every_column_of_every_detector_has_one():
     traps, silent, detectors = tables().values()
-    assert (len(traps), len(silent)) == (22, 7)
+    assert (len(traps), len(silent)) == (22, 8)
     assert [row[0] for row in [*traps, *silent] if not NAMED.search(row[2])] == []
     assert len(detectors) >= 20
     assert [row[0] for row in detectors if len(row) != 4 or not all(map(NAMED.search, row[1:]))] == []
