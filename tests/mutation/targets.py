@@ -16,10 +16,10 @@ PLAN = [
 
 TARGETS: dict[str, list[str]] = {
     "launcher/policy/admission.py": [f"{POLICY}/test_admission.py", f"{POLICY}/test_distance_by_server.py"],
-    "launcher/policy/canary_policy.py": [f"{POLICY}/test_canary_policy.py"],
+    "launcher/policy/canary_policy.py": [f"{POLICY}/test_canary_policy.py", f"{RECOVERY}/test_borne_out.py"],
     "launcher/policy/change_point.py": [f"{POLICY}/test_reward_health.py", f"{RECOVERY}/test_borne_out.py"],
     "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{RECOVERY}/test_restore.py"],
-    "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py"],
+    "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py", f"{POLICY}/test_exit_messages.py"],
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
     "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
     "launcher/policy/memory_backoff.py": [f"{POLICY}/test_memory_backoff.py"],
@@ -31,7 +31,10 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/reconcile_trainer.py": [*PLAN, f"{RECOVERY}/test_restore.py"],
     "launcher/policy/recovery.py": [*PLAN, f"{POLICY}/test_run_state.py"],
     "launcher/policy/restart_budget.py": [f"{RECOVERY}/test_restart_budget.py", *PLAN],
-    "launcher/policy/restore.py": [f"{RECOVERY}/test_restore.py", f"{POLICY}/test_reconcile_trainer.py"],
+    "launcher/policy/restore.py": [
+        *(f"{RECOVERY}/test_{name}.py" for name in ("restore", "borne_out")),
+        f"{POLICY}/test_reconcile_trainer.py",
+    ],
     "launcher/policy/retention.py": [
         f"{RECOVERY}/test_restore.py",
         "tests/unit/launcher/checkpoints/test_retention.py",
@@ -40,7 +43,10 @@ TARGETS: dict[str, list[str]] = {
         f"{POLICY}/test_reward_health.py",
         *(f"{RECOVERY}/test_{name}.py" for name in ("borne_out", "sharp_falls")),
     ],
-    "launcher/policy/routing.py": [f"{POLICY}/test_routing.py"],
+    "launcher/policy/routing.py": [
+        f"{POLICY}/test_routing.py",
+        *(f"{ROLLOUT}/test_{name}.py" for name in ("stream_pace", "dynamic_sampling")),
+    ],
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
     "actors/data/prompt_queue.py": ["tests/unit/actors/data/test_prompt_queue.py"],
