@@ -67,9 +67,8 @@ def _outcome(
     """`until`: the next fault; `alike_at`: the next of the same role, which is noticed by the same events."""
     at, role = _began(line), _role(line)
     target = str(line.get("target", ""))
-    after = [event for event in events if _monotonic(event) >= at]
-    in_time = (e for e in after if e.get("event") in NOTICED[role] and _monotonic(e) < alike_at)
-    noticed = next((e for e in in_time if _concerns(e, role, target)), None)
+    after = [event for event in events if at <= _monotonic(event) < alike_at]
+    noticed = next((e for e in after if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
     died = next((e for e in after if str(e.get("event")).endswith(".died") and str(e.get("subject")) in target), None)
     ready = next((e for e in after if e.get("event") == "server.ready" and str(e.get("subject")) in target), None)
     later = [(when, step) for when, step in commits if when > at]

@@ -59,6 +59,9 @@ def test_what_the_next_fault_of_a_server_did_is_no_notice_of_the_one_before():
     record = [fired("C5", "server-0", 2.0), fired("T1", "trainer", 4.0), fired("C1", "server-0", 6.0)]
     first, _, last = outcomes(record, [event("server.died", "server-0", 6.1)], COMMITS)
     assert (first.noticed_s, last.noticed_s) == (None, pytest.approx(0.1))
+    events = [event("server.died", "server-0", 6.1), event("server.ready", "server-0", 9.0)]
+    first, _, last = outcomes(record, events, COMMITS)
+    assert (first.died_s, first.serves_s, last.serves_s) == (None, None, pytest.approx(3.0))
     late, _, _ = outcomes(record, [event("health.dead", "server-0", 5.0)], COMMITS)
     assert late.noticed_s == pytest.approx(3.0), "a fault of the trainer ends nothing of a server"
 
