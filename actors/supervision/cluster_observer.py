@@ -275,8 +275,7 @@ class ClusterObserver:
             slot.progress_at = self._progress.at(name)
 
     def _note_pace(self, slow: Mapping[str, str], crowded: Set[str]) -> None:
-        """Recorded when it begins and when it ends; nobody acts on it: slow is not dead. One of the `crowded` is not
-        called slow: the machine is."""
+        """Recorded when it begins and when it ends; nobody acts on it. Of the `crowded` the machine is what is slow."""
         slow = {name: slow[name] for name in slow if name in self._slow or name not in crowded}
         for name in slow.keys() - self._slow:
             self._history.event("server.slow", subject=name, reason=slow[name])

@@ -17,7 +17,10 @@ PLAN = [
 TARGETS: dict[str, list[str]] = {
     "launcher/policy/admission.py": [f"{POLICY}/test_admission.py", f"{POLICY}/test_distance_by_server.py"],
     "launcher/policy/canary_policy.py": [f"{POLICY}/test_canary_policy.py", f"{RECOVERY}/test_borne_out.py"],
-    "launcher/policy/change_point.py": [f"{POLICY}/test_reward_health.py", f"{RECOVERY}/test_borne_out.py"],
+    "launcher/policy/change_point.py": [
+        *(f"{POLICY}/test_{name}.py" for name in ("change_point", "reward_health")),
+        f"{RECOVERY}/test_borne_out.py",
+    ],
     "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{RECOVERY}/test_restore.py"],
     "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py", f"{POLICY}/test_exit_messages.py"],
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
@@ -40,7 +43,7 @@ TARGETS: dict[str, list[str]] = {
         "tests/unit/launcher/checkpoints/test_retention.py",
     ],
     "launcher/policy/reward_health.py": [
-        f"{POLICY}/test_reward_health.py",
+        *(f"{POLICY}/test_{name}.py" for name in ("change_point", "reward_health")),
         *(f"{RECOVERY}/test_{name}.py" for name in ("borne_out", "sharp_falls")),
     ],
     "launcher/policy/routing.py": [

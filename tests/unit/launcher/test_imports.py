@@ -1,10 +1,12 @@
 """What the door and the policies may not bring along: no Ray, no torch, however they are imported."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from launcher.__main__ import main
 from launcher.config.compose import REPOSITORY
 
 LIGHT = (
@@ -63,3 +65,11 @@ def test_the_door_and_the_policies_are_light():
 @pytest.mark.slow
 def test_policies_and_words_know_the_standard_library_alone():
     assert brought_along(WORDS) == {"launcher"}
+
+
+def test_what_is_compiled_is_kept_for_the_processes_to_come(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "argv", ["launcher", "--version"])
+    assert main() == 0
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ and not sys.dont_write_bytecode

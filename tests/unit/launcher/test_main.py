@@ -345,11 +345,3 @@ def test_a_reader_that_left_is_no_error(tmp_path):
     environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert done.stderr == b""
-
-
-def test_what_is_compiled_is_kept_for_the_processes_to_come(monkeypatch, capsys):
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(sys, "argv", ["launcher", "--version"])
-    assert main() == 0
-    assert "PYTHONDONTWRITEBYTECODE" not in os.environ and not sys.dont_write_bytecode

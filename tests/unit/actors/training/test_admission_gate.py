@@ -1,5 +1,6 @@
 """P7: while the monitor can't be asked the trainer waits, and can still be stopped."""
 
+import math
 import threading
 from concurrent.futures import Future
 
@@ -15,6 +16,7 @@ from launcher.policy.admission import Admission
 from launcher.policy.canary_policy import CanaryScore
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
+from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial, poison
 from tests.unit.launcher.policy.test_admission import OneTake, spoiled
 
 BATCH = Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=7)
@@ -136,3 +138,27 @@ def test_without_a_monitor_the_rules_that_need_no_history_decide(journal):
     gate = gate_of(journal, None)
     assert admitted(gate).admitted
     assert not gate.check(spoiled(BATCH, weight_version=6), **NOW).admitted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spoilt", "admits"), [({"logprobs": -1e38}, True), ({"reward": math.nan}, True), ({}, False)])
+def test_each_rejected_batch_is_told_to_the_runs_own_record(tmp_path, spoilt, admits):
+    """By the check, by the gradients, by the monitor: what was being scored meanwhile may be spoilt too."""
+    told = []
+
+    class Record:
+        is_enough = False
+
+        def note(self, batch, step):
+            told.append(step)
+
+        def distrust(self):
+            told.append("distrust")
+
+    def ask(report):
+        return Admission(admitted=admits or told != [0, 1, 2], reason="the monitor says no")
+
+    trial = Trial(tmp_path, steps=5, ask=ask, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, **spoilt)))
+    trial.loop._gate._record_of_run = Record()
+    assert trial.run()
+    assert told == [0, 1, 2, "distrust", 3, 4]

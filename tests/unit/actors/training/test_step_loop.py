@@ -208,30 +208,6 @@ def poison(version, at=0, **change):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spoilt", "admits"), [({"logprobs": -1e38}, True), ({"reward": math.nan}, True), ({}, False)])
-def test_each_rejected_batch_is_told_to_the_runs_own_record(tmp_path, spoilt, admits):
-    """By the check, by the gradients, by the monitor: what was being scored meanwhile may be spoilt too."""
-    told = []
-
-    class Record:
-        is_enough = False
-
-        def note(self, batch, step):
-            told.append(step)
-
-        def distrust(self):
-            told.append("distrust")
-
-    def ask(report):
-        return Admission(admitted=admits or told != [0, 1, 2], reason="the monitor says no")
-
-    trial = Trial(tmp_path, steps=5, ask=ask, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, **spoilt)))
-    trial.loop._gate._record_of_run = Record()
-    assert trial.run()
-    assert told == [0, 1, 2, "distrust", 3, 4]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"reward": None}, {"reward": math.nan}, {"weight_version": 2}])
 def test_a_bad_batch_costs_its_rollouts_and_never_a_prompt(tmp_path, change):
     trial = Trial(tmp_path, steps=5, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, **change)))
