@@ -11,6 +11,7 @@ from actors.rollout.live_rollouts import Stopped
 from actors.training import admission_gate as gate_module
 from actors.training.admission_gate import AdmissionGate, MonitorAway
 from launcher.base.messages import Cause, ServerInfo, ServerState
+from launcher.checkpoints import in_memory_checkpoints
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
 from launcher.policy.canary_policy import CanaryScore
@@ -142,8 +143,9 @@ def test_without_a_monitor_the_rules_that_need_no_history_decide(journal):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spoilt", "admits"), [({"logprobs": -1e38}, True), ({"reward": math.nan}, True), ({}, False)])
-def test_each_rejected_batch_is_told_to_the_runs_own_record(tmp_path, spoilt, admits):
+def test_each_rejected_batch_is_told_to_the_runs_own_record(tmp_path, monkeypatch, spoilt, admits):
     """By the check, by the gradients, by the monitor: what was being scored meanwhile may be spoilt too."""
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tmp_path)
     told = []
 
     class Record:
