@@ -71,6 +71,7 @@ class LiveRollouts:
         self._sampling = Sampling.from_config(config.gconfig)
         self._stopping = threading.Event()
         self._waiting: Future[Any] | None = None
+        self._turn = threading.RLock()
 
     def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch:
         """The next batch; with rollout.max_head_offpolicyness those after it are begun, and made meanwhile."""
@@ -127,8 +128,9 @@ class LiveRollouts:
     def stop(self) -> None:
         """The current wait raises Stopped, and so does every later one until `allow`. What is being made is dropped;
         what is made stays in the queue."""
-        self._stopping.set()
-        waiting = self._waiting
+        with self._turn:
+            self._stopping.set()
+            waiting = self._waiting
         if waiting is not None:
             waiting.cancel()
         if self._stream is not None:  # after that: a wait must not see its work cancelled before itself
@@ -151,12 +153,11 @@ class LiveRollouts:
         )
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._stopping.is_set():
-            work.close()
-            raise Stopped
-        self._waiting = waiting = self._thread.submit(work)
-        if self._stopping.is_set():  # asked between the check above and the line above
-            waiting.cancel()
+        with self._turn:  # a stop must find the wait that it stops
+            if self._stopping.is_set():
+                work.close()
+                raise Stopped
+            self._waiting = waiting = self._thread.submit(work)
         try:
             return waiting.result()
         except CancelledError as cancelled:

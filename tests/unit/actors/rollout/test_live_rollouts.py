@@ -1,6 +1,7 @@
 """A trainer that waits for a server without a limit stands at once when it is told to."""
 
 import threading
+from concurrent import futures
 
 import pytest
 
@@ -67,3 +68,24 @@ def test_a_stop_ends_the_wait_for_a_server_that_never_comes(held, what):
     assert not trainer.is_alive() and len(ended) == 1
     queue.load_state_dict(queue.state_dict())  # as the loop does when it goes on
     assert queue.waiting == 4, "no prompt was lost"
+
+
+def test_a_stop_just_as_the_wait_begins_ends_it_too(held, monkeypatch):
+    """Seen in CI: what was made was dropped before its wait was known, and the wait met tasks it had not known."""
+    rollouts, waits = held
+    submit, stops = rollouts._thread.submit, []
+
+    def begun_before_it_is_known(work):
+        monkeypatch.undo()
+        begun = submit(work)
+        assert waits.wait(DEADLINE_S)
+        stops.append(threading.Thread(target=rollouts.stop))
+        stops[0].start()
+        futures.wait([begun], timeout=0.5)
+        return begun
+
+    monkeypatch.setattr(rollouts._thread, "submit", begun_before_it_is_known)
+    with pytest.raises(Stopped):
+        rollouts.collect(PromptQueue([*prompts(4)], seed=1, shuffle=False), want=2, weight_version=0)
+    stops[0].join(DEADLINE_S)
+    assert not stops[0].is_alive()
