@@ -19,12 +19,16 @@ STARTED_AGAIN = (Kind.RECOVER_RUN, Kind.RESUMED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """No step for `seconds` after `after_step`, where one usually takes `usual_s`. `is_over`: another step followed."""
+    """No step for `seconds` after `after_step`, where one usually takes `usual_s`. `is_over`: another step followed.
+
+    `said`: the first incident that the run itself recorded meanwhile; "" where it recorded none.
+    """
 
     after_step: int
     seconds: float
     usual_s: float
     is_over: bool
+    said: str
 
 
 def longest_stall(contents: Contents) -> Stall | None:
@@ -46,9 +50,15 @@ def longest_stall(contents: Contents) -> Stall | None:
             break
         if not _started_again(contents, float(bounds[row]), float(bounds[row + 1])):
             is_over = bool(row + 1 < len(times))
-            found = Stall(after_step=int(numbers[row]), seconds=seconds, usual_s=usual, is_over=is_over)
+            said = _first_incident(contents, float(bounds[row]), float(bounds[row + 1]) if is_over else np.inf)
+            found = Stall(after_step=int(numbers[row]), seconds=seconds, usual_s=usual, is_over=is_over, said=said)
             break
     return found
+
+
+def _first_incident(contents: Contents, begin: float, end: float) -> str:
+    incidents = (event for event in contents.log_events if event.kind is Kind.INCIDENT)
+    return next((event.text for event in incidents if event.time is not None and begin <= event.time <= end), "")
 
 
 def _started_again(contents: Contents, begin: float, end: float) -> bool:

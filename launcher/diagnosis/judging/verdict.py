@@ -210,7 +210,8 @@ def _headline(
     if condition is RunCondition.STALLED and stall is not None:
         later = "it continued later" if stall.is_over else "and none has followed"
         usual = f"one usually takes {say_duration(stall.usual_s)}"
-        return f"no step for {say_duration(stall.seconds)} after global step {stall.after_step}, {usual}; {later}"
+        said = f". The run says: {in_one_line(stall.said, longest=LONGEST_REASON)}" if stall.said else ""
+        return f"no step for {say_duration(stall.seconds)} after global step {stall.after_step}, {usual}; {later}{said}"
     found = f"no failure found in {_say_steps(contents)}"
     return f"{'; '.join(unseen)}. {found[0].upper()}{found[1:]}" if condition is RunCondition.UNCLEAR else found
 

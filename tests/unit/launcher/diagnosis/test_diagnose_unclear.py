@@ -1,5 +1,7 @@
 """FINE is said only where enough was seen: too little is UNCLEAR, a long time without a step is STALLED."""
 
+import json
+
 import pytest
 
 from launcher.diagnosis.judging.verdict import RunCondition
@@ -94,6 +96,20 @@ def test_the_same_at_the_end(slow_step):
     found = slow_step(last=True)
     assert found.condition is RunCondition.STALLED
     assert "none has followed" in found.headline
+
+
+def test_what_the_run_itself_says_of_its_stall_is_told(tmp_path):
+    """Seen in a storm: it was paused for its reward function, and the headline did not say so."""
+    times = [1.76e9 + 10 * step + 900 * (step >= 20) for step in range(40)]
+    steps = [{"global_step": n, "time": t, "grpo_actor/task_reward/avg": 0.5} for n, t in enumerate(times)]
+    began = {"time": times[19] + 1, "event": "incident.began", "subject": "reward", "cause": "verifier_broken"}
+    began |= {"incident": 3, "reason": "right was scored 0, not 1", "doing": "training waits", "attempt": 1}
+    before = began | {"time": times[5], "incident": 2}
+    for name, lines in (("metrics", steps), ("events", [before, began])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    found = diagnosis_of(tmp_path)
+    assert found.condition is RunCondition.STALLED
+    assert "it continued later. The run says: incident 3: the reward function is broken (right was" in found.headline
 
 
 def test_a_restart_in_between_is_no_stall(slow_step):
