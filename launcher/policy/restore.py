@@ -6,8 +6,9 @@ rewards only accuses its own. `first_damaged` knows the difference.
 
 Where the onset is an estimate, a certificate given before it was known is not believed without asking how old the
 checkpoint is against it, less a margin; and of the old enough ones a certified one comes first. The onset of a sharp
-fall is no estimate: the newest from before it is chosen, and if the fall comes back, a certified one. Where nothing is
-older than what was restored before, the oldest from before the new onset is: one more restore costs less than a run.
+fall is no estimate: the newest from before it is chosen, and if the fall comes back, a certified one. Where a run
+that had learned has none older than what was restored before, the oldest from before the new onset is chosen: one more
+restore costs less than a run.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def choose(
     margin = damaged - settings.onset_margin_steps
     before = min([margin, *restored_before])  # what was restored before it collapsed again is suspected itself
     trusted = newest_first(complete, before_step=before, good=True) or newest_first(complete, before_step=before)
-    if restored_before and not trusted and (left := newest_first(complete, before_step=margin)):
+    halts = not trusted and (incident.had_learned or not settings.begin_anew)
+    if halts and restored_before and (left := newest_first(complete, before_step=margin)):
         reason = f"{_say(left[-1])} is the oldest there is; step {min(restored_before)} was restored before"
         return RestoreChoice(global_step=left[-1].global_step, reason=reason)
     return _newest(trusted, before, incident, settings)

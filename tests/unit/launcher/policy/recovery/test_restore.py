@@ -96,6 +96,7 @@ def test_a_collapse_again_with_nothing_older_takes_the_oldest_from_before_it_and
     again = dataclasses.replace(incident(22), had_learned=True)
     choice = choose(shelf, again, [restored(20, 4)], SETTINGS)
     assert choice.global_step == 9 and "step 4 was restored before" in choice.reason
+    assert choose(shelf, incident(22), [restored(20, 4)], SETTINGS).global_step == FIRST_WEIGHTS, "nothing is lost"
     assert choose(shelf[3:], again, [restored(20, 4)], SETTINGS).global_step is None, "none is from before the onset"
     assert choose(shelf, again, [restored(20, 4), restored(22, 9)], SETTINGS).global_step is None
 
