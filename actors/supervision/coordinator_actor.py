@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -74,7 +75,7 @@ class RunLeader(Protocol):
     def resize(self, servers: int, *, without: Collection[str], reason: str) -> None: ...
 
 
-class RunActor:
+class RunActor(ABC):
     """What the actors that lead a run share: one `run`, whose outcome several may wait for, `ping` and `abort`. `_lead`
     is each one's own."""
 
@@ -113,8 +114,8 @@ class RunActor:
         read = partial(RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node)
         return await self._lead(journal, await asyncio.to_thread(read))
 
-    async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
-        raise NotImplementedError
+    @abstractmethod
+    async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome: ...
 
     async def _following(self, leader: RunLeader, journal: Journal) -> RunOutcome:
         """Run to the end, and carry out meanwhile what a person asks for."""

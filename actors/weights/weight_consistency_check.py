@@ -15,6 +15,7 @@ from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
 from launcher.config.schema import RunConfig
+from launcher.policy.admission import GateRules
 
 GOLDEN_TOKENS = 16
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=0)
@@ -31,8 +32,7 @@ Own = Callable[[Sequence[int]], tuple[int, list[float]]]
 
 def golden_limit(config: RunConfig) -> float:
     """The distance of one server's log-probs that its rounding explains, as at the gate."""
-    is_exact = {config.sglang.dtype, config.actor.dtype} == {"float32"}
-    limit = config.gate.distance_float32 if is_exact else config.gate.distance_unknown
+    limit = config.gate.distance_float32 if GateRules.of(config).is_exact else config.gate.distance_unknown
     return math.inf if limit is None else limit
 
 

@@ -58,6 +58,11 @@ class ArealAdapter:
             yield f"note: {settings.config}: recover.mode or recover.freq_* is off: after a failure it starts over"
         elif not settings.exports:
             yield f"note: {settings.config}: saver.freq_* is off: after a collapse only its recover folder may be sound"
+        if self._trainer.rung == SERVERS and settings.records(self._trainer.python, self._trainer.env) is None:
+            yield (
+                f"note: {settings.config}: where this AReaL keeps its records is not known, so that those of a killed "
+                "trainer stay: set cluster.name_resolve.nfs_record_root"
+            )
         yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder, or an export (no optimizer)"
 
     def missing(self) -> Iterator[UsageError]:

@@ -42,5 +42,7 @@ def areal_command(
         variables |= TO_ITS_TRAINER
     cwd, removes = Path(trainer.cwd), list[Path]()
     if trainer.rung == SERVERS:
-        removes = [cwd / settings.records, *settings.paths.default_checkpoints.glob("weight_update_v*")]
+        records = settings.records(trainer.python, trainer.env)
+        removes = [] if records is None else [cwd / records]
+        removes += settings.paths.default_checkpoints.glob("weight_update_v*")
     return TrainerCommand(words=words, cwd=cwd, variables=variables, removes=tuple(removes))

@@ -32,8 +32,8 @@ KEYS = (
 OF_THE_TRIAL = (*NAMES, "fileroot")
 """Keys that `recover` and `saver` have again; AReaL's files lie where those of each section say."""
 MODES = ("on", "auto")
-RECORDS = "/tmp/areal/name_resolve"
-"""AReaL's own default."""
+RECORD_ROOT = re.compile(r'nfs_record_root: str = field\(\s*default="([^"]+)"')
+"""AReaL's own default, as its source has it."""
 LAUNCHERS = ("areal/infra/launcher/local.py", "areal/launcher/local.py")
 """From 0.5 or 1.0 on, and before. Seen to run: 1.0.4, the first."""
 RANKS = re.compile(r"[dptc](\d+)")
@@ -72,11 +72,12 @@ class ArealSettings:
         given = self.values["total_train_steps"]
         return given if isinstance(given, int) else None
 
-    @property
-    def records(self) -> Path:
-        """The trial's entries in AReaL's name_resolve, as files: addresses of servers, and weights that are saved."""
-        paths, root = self.paths, self.values["cluster.name_resolve.nfs_record_root"] or RECORDS
-        return Path(str(root)) / paths.user / paths.experiment_name / paths.trial_name
+    def records(self, python: str | None, env: Mapping[str, object]) -> Path | None:
+        """The trial's entries in AReaL's name_resolve, as files: addresses of servers, and weights that are saved. None
+        where neither the YAML nor the AReaL of that interpreter says where."""
+        paths = self.paths
+        root = self.values["cluster.name_resolve.nfs_record_root"] or _default_record_root(python, env)
+        return Path(str(root)) / paths.user / paths.experiment_name / paths.trial_name if root else None
 
     @property
     def ranks(self) -> int:
@@ -142,6 +143,14 @@ def areal_version(python: str | None, env: Mapping[str, object]) -> str:
         for info in folder.glob("areal-*.dist-info"):
             return info.name.split("-")[1].removesuffix(".dist")
     return ""
+
+
+def _default_record_root(python: str | None, env: Mapping[str, object]) -> str | None:
+    for folder in _import_folders(python, env):
+        file = folder / "areal" / "api" / "cli_args.py"
+        if file.is_file() and (found := RECORD_ROOT.search(file.read_text(errors="replace"))):
+            return found[1]
+    return None
 
 
 def _import_folders(python: str | None, env: Mapping[str, object]) -> Sequence[Path]:

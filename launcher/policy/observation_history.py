@@ -25,7 +25,7 @@ class ProcessLook:
     """One process of a tree: its state letter in /proc/PID/stat and the CPU seconds it has used.
 
     `switches`: of a stopped one, how often it has left the CPU. Two looks with one count have seen one stop.
-    `ran_s`, `waited_s`: its first thread had a CPU, and wanted one that others had.
+    `ran_s`, `waited_s`: of the scheduler, for how long its first thread had a CPU, and wanted one that others had.
     """
 
     state: str

@@ -58,14 +58,17 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     reconcile_standby_trainer(builder)
     if builder.halt_reason:
         return _end(seen, Halt(reason=builder.halt_reason))
-    unready = [f"{one.name} is {one.state}" for one in active_servers(seen) if one.state is not ServerState.READY]
     return RecoveryPlan(
         actions=tuple(builder.actions),
         state=transition(seen.state, _next_state(builder)),
-        reason="; ".join(builder.reasons) or seen.hold_reason or "; ".join(unready) or "nothing to do",
+        reason="; ".join(builder.reasons) or seen.hold_reason or _unready(seen) or "nothing to do",
         attempts=tuple(builder.attempts),
         wake_at=min(builder.wake_at, default=None),
     )
+
+
+def _unready(seen: Observed) -> str:
+    return "; ".join(f"{one.name} is {one.state}" for one in active_servers(seen) if one.state is not ServerState.READY)
 
 
 def _end(seen: Observed, halt: Halt) -> RecoveryPlan:

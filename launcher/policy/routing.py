@@ -84,13 +84,13 @@ def silent_servers(looks: Mapping[Server, StreamLook], settings: RolloutConfig) 
     usual = {server: max(look.usual_s, least_s) for server, look in looks.items() if look.usual_s is not None}
     found = {}
     for server, usual_s in usual.items():
-        within_s = max(looks[server].usual_s or 0.0, 0.01)
         patience_s, silent_s = settings.hedge_factor * usual_s, looks[server].silent_s
         others = [other for other in looks if other != server]
         if others and median(looks[other].silent_s for other in others) >= patience_s:
             continue
         slower = [looks[other].lately_s / usual[other] for other in others if other in usual]
         if silent_s >= patience_s * max(1.0, median(slower) if slower else 1.0):
+            within_s = max(looks[server].usual_s or 0.0, 0.01)
             found[server] = f"no tokens for {silent_s:.1f} s, usually within {within_s:.2g} s"
     return found
 

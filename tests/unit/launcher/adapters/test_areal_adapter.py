@@ -78,6 +78,19 @@ def test_records_of_a_trainer_that_was_killed_are_removed_before_the_next_one(tm
     assert adapter_of(trainer(tmp_path)).command(None).removes == (), "AReaL's own launcher does"
 
 
+def test_where_its_records_are_its_own_source_says(tmp_path):
+    given = trainer(tmp_path, rung="servers", addresses_env="AREAL_LLM_SERVER_ADDRS")
+    assert adapter_of(given).command(None).removes == ()
+    assert [line for line in adapter_of(given).plan() if "cluster.name_resolve.nfs_record_root" in line]
+    source = tmp_path / "venv/lib/python3.11/site-packages/areal/api/cli_args.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(
+        '    nfs_record_root: str = field(\n        default="/shared/records",\n        metadata={},\n    )\n'
+    )
+    assert adapter_of(given).command(None).removes == (Path("/shared/records", login_name(), EXPERIMENT, TRIAL),)
+    assert not [line for line in adapter_of(given).plan() if "cluster.name_resolve.nfs_record_root" in line]
+
+
 def test_weights_that_a_restarted_server_could_not_get_are_refused(tmp_path):
     ours = {"rung": "servers", "addresses_env": "AREAL_LLM_SERVER_ADDRS"}
     (refused,) = missing(trainer(tmp_path, "actor.weight_update_mode=xccl", **ours))

@@ -61,9 +61,9 @@ def test_a_real_process_that_shares_its_cpu_with_two_others_waits_longer_than_it
         for one in crowd:
             one.stdout.readline()
         process = identify(crowd[0].pid)
-        first = last = server_processes._look(process)
+        first = last = server_processes._look(process, server_processes.SCHEDULER)
         while last.ran_s + last.waited_s < first.ran_s + first.waited_s + 0.3:
-            last = server_processes._look(process)
+            last = server_processes._look(process, server_processes.SCHEDULER)
         assert last.waited_s - first.waited_s > last.ran_s - first.ran_s > 0
     finally:
         for one in crowd:
