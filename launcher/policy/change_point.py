@@ -51,8 +51,7 @@ def find_fall(
     `means`: of the last `window_steps + baseline_steps` steps or fewer, oldest first; more would only be slower.
     """
     sums = list(itertools.accumulate(means, initial=0.0))
-    noise = estimate_noise(means, settings.noise_floor * reward_range)
-    noise *= 1 + UNSURE * _unsure(len(means), settings)
+    noise = credited_noise(means, settings, reward_range=reward_range, errors=UNSURE)
     lengths = range(1, min(settings.window_steps, len(means) - settings.warmup_steps) + 1)
     falls = (_fall(means, sums, len(means) - n, noise, settings, threshold) for n in lengths)
     likely = [fall for fall in falls if fall and fall.before - fall.after >= settings.fall_min_drop * reward_range]
@@ -72,9 +71,18 @@ def estimate_noise(means: Sequence[float], floor: float = 0.0) -> float:
     return max(floor, math.sqrt(math.pi) / 2 * sum(differences) / len(differences))
 
 
+def credited_noise(
+    means: Sequence[float], settings: RewardHealthConfig, *, reward_range: float, errors: float
+) -> float:
+    """Standard deviation of one step's mean, as large as it may well be: `errors` standard errors of its estimate more,
+    beyond those of a whole baseline."""
+    noise = estimate_noise(means, settings.noise_floor * reward_range)
+    return noise * (1 + errors * _unsure(len(means), settings))
+
+
 def _unsure(steps: int, settings: RewardHealthConfig) -> float:
     """How much worse the noise is known than with a whole baseline: the difference of the relative standard errors."""
-    here, usual = (math.sqrt(RELATIVE_VARIANCE / n) for n in (max(1, steps - 1), settings.baseline_steps))
+    here, usual = (math.sqrt(RELATIVE_VARIANCE / max(1, n - 1)) for n in (steps, settings.baseline_steps))
     return max(0.0, here - usual)
 
 

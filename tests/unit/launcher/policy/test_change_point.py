@@ -62,4 +62,4 @@ def test_the_noise_by_hand():
     assert estimate_noise([1.0, 3.0, 3.0, 4.0]) == pytest.approx(math.sqrt(math.pi) / 2)
     young = dataclasses.replace(BY_HAND, baseline_steps=9, noise_floor=0.25)
     fall = find_fall([2.0, 2.0, 2.0, 0.0, 0.0], young, reward_range=4.0, threshold=0.5)
-    assert fall.noise == pytest.approx(1 + 5 * (math.sqrt(0.83 / 4) - math.sqrt(0.83 / 9)))
+    assert fall.noise == pytest.approx(1 + 5 * (math.sqrt(0.83 / 4) - math.sqrt(0.83 / 8)))

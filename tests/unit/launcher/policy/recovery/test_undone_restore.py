@@ -1,0 +1,40 @@
+"""P12: a restore that changed nothing is undone, and the run ends for a person."""
+
+import dataclasses
+
+from launcher.base.messages import Cause, Incident, TerminalStatus
+from launcher.policy.actions import Halt, PauseTrainer, ReinstateCheckpoints
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
+from launcher.policy.restart_budget import RepairAttempt, Rung
+from tests.support.simulated_run.looks import PAUSED, decide, kinds, observed, server, trainer
+
+OUTSIDE = Incident(cause=Cause.OUTSIDE_WEIGHTS, subject="environment", reason="0.01, and earned 0.86", since=990.0)
+RESTORED = RepairAttempt(
+    at=900.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RESTORE, onset_step=45, restored_step=19
+)
+
+
+def saved(step):
+    return CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
+
+
+def test_a_restore_that_changed_nothing_is_undone_and_the_run_ends_for_a_person():
+    there = {"next_step": 20, "policy_version": 20}
+    current = server(weight_version=20)
+    running = observed(current, trainer=trainer(**there), incident=OUTSIDE)
+    assert kinds(decide(running, [RESTORED])) == [PauseTrainer]
+
+    paused = dataclasses.replace(running, trainer=dataclasses.replace(PAUSED, **there), checkpoints=(saved(19),))
+    undoing = decide(paused, [RESTORED])
+    assert undoing.actions == (ReinstateCheckpoints(after_step=19, reason=OUTSIDE.reason),)
+    assert decide(paused, [RESTORED, *undoing.attempts]).actions == (), "it failed: not again at once"
+
+    put_back = dataclasses.replace(paused, checkpoints=(saved(19), saved(39), saved(46)))
+    (halt,) = decide(put_back, [RESTORED, *undoing.attempts]).actions
+    assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED
+    assert "the same command resumes from the newest" in halt.reason
+
+
+def test_an_attempt_that_restored_nothing_has_nothing_to_undo():
+    paused = observed(trainer=PAUSED, incident=OUTSIDE)
+    assert kinds(decide(paused)) == [Halt]
