@@ -2,7 +2,8 @@
 
 The faults come from outside (docs/game_day.md). When the run has ended, the tool reports for each fault when it was
 detected and when the run had recovered, and for the run whether its ledger is consistent. Exit codes:
-0 FINISHED and nothing lost, doubled or stale; 1 otherwise; 2 the command is wrong; 130 interrupted.
+0 FINISHED and nothing lost, doubled or stale in its ledger, which has what servers said of their weights; 1 otherwise;
+2 the command is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def table(result: Result) -> str:
         for o in result.outcomes
     ]
     held_out = "" if result.held_out is None else f", held-out {result.held_out:.3f}"
-    verdict = "FINISHED, nothing lost" if result.survived else f"NOT SURVIVED (exit code {result.exit_code})"
+    sound = "FINISHED, nothing lost, doubled or stale in its ledger"
+    verdict = sound if result.survived else f"NOT SURVIVED (exit code {result.exit_code})"
     found = result.audit
     return "\n".join(
         [
@@ -163,9 +165,18 @@ def table(result: Result) -> str:
             f"ledger: {found.steps} steps kept, {found.taken_back} undone, {found.prompts} prompts, "
             f"{found.stale_steps} steps on stale tokens, log-probs at most {found.largest_distance:.1g} apart",
             *(f"  {problem}" for problem in found.problems),
+            *_unnoticed(result.outcomes),
             *_medians(result.outcomes),
         ]
     )
+
+
+def _unnoticed(of: Sequence[FaultOutcome]) -> Iterator[str]:
+    """Old weights under a new label may be replaced before anybody compares log-probs: the ledger has the label."""
+    for one in of:
+        if one.noticed_s is None:
+            where = "before the first step" if one.step is None else f"after step {one.step}"
+            yield f"not noticed: {one.kind} of {one.target} {where}; what it did to the run is not known"
 
 
 def _medians(of: Sequence[FaultOutcome]) -> Iterator[str]:

@@ -18,6 +18,7 @@ NOTICED: Mapping[str, frozenset[str]] = {
     "cluster": frozenset({"incident.began"}),
 }
 """Events that show that a fault was detected; for a supervisor, which Ray restarts, its successor's first event."""
+REWARD_FUNCTION = "verifier_broken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +103,12 @@ def role_of(kind: str) -> str:
 
 
 def _concerns(event: Record, role: str, target: str) -> bool:
-    """A rejected batch names no server; it is the first sign of damaged weights."""
-    return (
-        role not in ("server", "cluster")
-        or event.get("event") == "batch.rejected"
-        or str(event.get("subject")) in target
-    )
+    """A rejected batch names no server; it is the first sign of damaged weights. One that is rejected for the reward
+    function is no sign of a server, nor the other way round."""
+    if event.get("event") == "batch.rejected":
+        cause = str(event.get("cause"))
+        return cause != REWARD_FUNCTION if role == "server" else not cause.startswith("server_")
+    return role not in ("server", "cluster") or str(event.get("subject")) in target
 
 
 def _began(line: Record) -> float:

@@ -40,11 +40,22 @@ def test_tokens_of_older_weights_are_stale_where_the_run_does_not_allow_them(tmp
 
 
 def test_a_fault_of_the_trainer_is_not_counted_as_a_server_that_never_served_again(tmp_path):
+    said = _said_of(tmp_path, ("T1", "trainer"), ("C1", "server-0"))
+    assert "a server serves again: median 1.0 s, at most 1.0 s (1 of 1)" in said
+
+
+def test_what_nobody_noticed_is_told_beside_the_verdict(tmp_path):
+    said = _said_of(tmp_path, ("C5", "server-1"))
+    assert "FINISHED, nothing lost, doubled or stale in its ledger: " in said
+    assert "not noticed: C5 of server-1 before the first step; what it did to the run is not known" in said
+
+
+def _said_of(tmp_path, *faults):
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
     paths.prepare()
     FaultPaths.of(paths).record.parent.mkdir(parents=True)
     (paths.logs / "config.yaml").write_text("rollout:\n  max_head_offpolicyness: 0\n")
-    for at, (kind, target) in enumerate([("T1", "trainer"), ("C1", "server-0")]):
+    for at, (kind, target) in enumerate(faults):
         append_line(
             FaultPaths.of(paths).record, {"what": "fired", "kind": kind, "target": target, "monotonic": at + 1.0}
         )
@@ -52,5 +63,4 @@ def test_a_fault_of_the_trainer_is_not_counted_as_a_server_that_never_served_aga
     append_line(paths.events, {"time": 3.0, "monotonic": 3.0, "event": "server.ready", "subject": "server-0"})
     append_line(paths.metrics, {"time": 2.0, "global_step": 0, "attempt": 1})
     append_line(paths.ledger, {"global_step": 0, "attempt": 1, "prompt_ids": ["a"], "weight_versions": [0]})
-    said = table(read_result(paths, seed=1, asked=2, exit_code=0, seconds=1.0))
-    assert "a server serves again: median 1.0 s, at most 1.0 s (1 of 1)" in said
+    return table(read_result(paths, seed=1, asked=len(faults), exit_code=0, seconds=1.0))

@@ -66,6 +66,22 @@ def test_what_the_next_fault_of_a_server_did_is_no_notice_of_the_one_before():
     assert late.noticed_s == pytest.approx(3.0), "a fault of the trainer ends nothing of a server"
 
 
+@pytest.mark.parametrize(
+    ("kind", "target", "cause", "is_noticed"),
+    [
+        ("C5", "server-0", "server_stale", True),
+        ("C5", "server-0", "reward_collapse", True),
+        ("C5", "server-0", "verifier_broken", False),
+        ("T3", "reward", "verifier_broken", True),
+        ("T3", "reward", "server_stale", False),
+    ],
+)
+def test_a_batch_that_was_rejected_for_another_fault_is_no_notice(kind, target, cause, is_noticed):
+    rejected = {**event("batch.rejected", "trainer", 5.0), "cause": cause}
+    (outcome,) = outcomes([fired(kind, target, 4.5)], [rejected], COMMITS)
+    assert (outcome.noticed_s is not None) is is_noticed
+
+
 def test_an_end_that_the_run_itself_brings_about_notices_no_fault():
     events = [event("run.halting", "run", 9.5), event("health.dead", "server-0", 9.6)]
     (outcome,) = outcomes([fired("C2", "server-0", 5.0)], events, COMMITS)
