@@ -64,6 +64,7 @@ class TrainingServers:
         self._weights_lock = weights_lock
         self._keys = ServerKeys.read(paths.keys)
         self.refusal: Refusal | None = None
+        self._is_publishing = False
         self._root = memory_folder(paths, "weights")
         self._folders = self._new_folders() if config.actor.weight_update_mode == "disk" else None
         thread.call(self._connect(reward))
@@ -154,11 +155,19 @@ class TrainingServers:
 
     def publish(self, version: int) -> None:
         """Where no server takes them, the loop waits for one: the Coordinator repairs servers."""
+        self._is_publishing = True
         try:
             self._thread.call(self.publisher.publish(version))
         except WeightsRefused as error:
             self._note_refusal(error)
             self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
+        finally:
+            self._is_publishing = False
+
+    def _settled(self, name: str) -> int | None:
+        """The trainer's version; None while new weights are on their way to this server."""
+        is_behind = self._is_publishing or name in self.publisher.loading()
+        return None if is_behind else self._model.policy_version
 
     def _note_refusal(self, error: WeightsRefused) -> None:
         """For the Coordinator, where no server is at fault but the folder that they read from. The run waits for as
@@ -207,6 +216,8 @@ class TrainingServers:
                 lambda tokens: self._own_logprobs(prompt, tokens),
                 limit=golden_limit(self._config),
                 name=server.name,
+                settled=lambda: self._settled(server.name),
+                within_s=timeout_s,
             )
         except ServerError as error:
             doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)

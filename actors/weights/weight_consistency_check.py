@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -24,7 +25,7 @@ PROMOTE_WITHIN_S = 2.0
 """In which a server that is given traffic must have generated a token."""
 SOON_S = 0.02
 TRIES = 3
-"""While other servers serve, the trainer keeps stepping; an answer from an older version is asked for again."""
+"""Answers of a version that is not the trainer's, or aborted, while no new weights were on their way to the server."""
 
 Own = Callable[[Sequence[int]], tuple[int, list[float]]]
 """The trainer's policy version and its log-probs of a completion."""
@@ -36,22 +37,42 @@ def golden_limit(config: RunConfig) -> float:
     return math.inf if limit is None else limit
 
 
-def golden_distance(generate: Callable[[], Completion], own: Own, *, limit: float, name: str) -> float:
+def golden_distance(
+    generate: Callable[[], Completion],
+    own: Own,
+    *,
+    limit: float,
+    name: str,
+    settled: Callable[[], int | None],
+    within_s: float,
+) -> float:
     """Mean |server's - trainer's log-prob| in nats, where it is within `limit`.
+
+    `settled`: the trainer's version, None while new weights are on their way to the server. While other servers serve,
+    the trainer keeps stepping: what is asked across a publish says nothing, and is asked again.
 
     Raises WeightsRefused where it is not, and where the server's version is never the trainer's; RequestFailed.
     """
-    for left in reversed(range(TRIES)):
+    give_up_at, left = time.monotonic() + within_s, TRIES
+    while True:
+        before = settled()
+        if before is None and time.monotonic() < give_up_at:
+            time.sleep(SOON_S)
+            continue
+        error: WeightsRefused | RequestFailed
         try:
             answer = generate()
+            version, logprobs = own(answer.token_ids)
+            if answer.weight_version == version:
+                return _judge(answer, logprobs, limit, name)
+            error = WeightsRefused(f"{name} answers with weight version {answer.weight_version}, not {version}")
         except RequestFailed as failure:
-            if left and failure.kind == "aborted":
-                continue  # new weights were loaded meanwhile
-            raise
-        version, logprobs = own(answer.token_ids)
-        if answer.weight_version == version:
-            return _judge(answer, logprobs, limit, name)
-    raise WeightsRefused(f"{name} answers with weight version {answer.weight_version}, not {version}")
+            if failure.kind != "aborted":
+                raise
+            error = failure  # new weights were loaded meanwhile
+        left -= before == settled()
+        if not left or time.monotonic() >= give_up_at:
+            raise error
 
 
 def _judge(answer: Completion, logprobs: Sequence[float], limit: float, name: str) -> float:

@@ -97,8 +97,8 @@ class WeightPublisher:
         return None if self._parcel is None else self._parcel.version
 
     def loading(self) -> tuple[str, ...]:
-        """Servers that are being sent weights now, those that no step waits for too."""
-        return tuple(sorted({name for name, _ in self._loading}))
+        """Servers that are being sent weights now, those that no step waits for too. May be called on any thread."""
+        return tuple(sorted({name for name, _ in tuple(self._loading)}))
 
     async def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore; earlier folders are invalid."""

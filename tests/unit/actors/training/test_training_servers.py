@@ -45,6 +45,10 @@ class Trial:
         self._config = RunConfig(experiment_name="admit")
         self._thread, self._client = self.thread, SimpleNamespace(generate=generate)
         self._own_logprobs = lambda prompt, tokens: (7, [own])
+        self._is_publishing, self.publisher = False, SimpleNamespace(loading=tuple)
+
+    def _settled(self, name):
+        return TrainingServers._settled(self, name)
 
     def admit(self):
         return TrainingServers.admit(self, STALE)
@@ -103,6 +107,20 @@ def test_one_that_answers_wrong_keeps_no_version(trials):
     with pytest.raises(WeightsRefused):
         trial.admit()
     assert (trial.pool.servers()[0].state, trial.pool.servers()[0].weight_version) == (ServerState.STALE, None)
+
+
+def test_while_weights_are_published_or_sent_to_it_late_its_answers_do_not_count(trials):
+    trial, seen = trials(right), []
+
+    async def publish(version):
+        seen.append(trial._settled("server-0"))
+
+    trial.publisher.publish = publish
+    TrainingServers.publish(trial, 8)
+    trial.publisher.loading = lambda: ("server-1",)
+    seen.append(trial._settled("server-0"))
+    trial.publisher.loading = lambda: ("server-0", "server-1")
+    assert [*seen, trial._settled("server-0")] == [None, 7, None]
 
 
 def test_one_whose_machine_is_gone_is_not_waited_for(trials):

@@ -11,9 +11,13 @@ def answer(*logprobs, version=3):
     return Completion(token_ids=(7,) * len(logprobs), logprobs=logprobs, weight_version=version, finish_reason="length")
 
 
+def asked(generate, own, *, limit=1e-5, settled=lambda: 3, within_s=60.0):
+    return golden_distance(generate, own, limit=limit, name="server-1", settled=settled, within_s=within_s)
+
+
 def probe(answers, own, limit=1e-5):
     left = list(answers)
-    return golden_distance(lambda: left.pop(0), own, limit=limit, name="server-1")
+    return asked(lambda: left.pop(0), own, limit=limit)
 
 
 def test_the_same_weights_pass():
@@ -46,10 +50,46 @@ def test_an_answer_that_new_weights_aborted_is_asked_for_again_and_not_for_ever(
         return answer(-1.0)
 
     if passes:
-        assert golden_distance(generate, lambda ids: (3, [-1.0]), limit=1e-5, name="server-1") == 0.0
+        assert asked(generate, lambda ids: (3, [-1.0])) == 0.0
     else:
         with pytest.raises(RequestFailed, match="aborted"):
-            golden_distance(generate, lambda ids: (3, [-1.0]), limit=1e-5, name="server-1")
+            asked(generate, lambda ids: (3, [-1.0]))
+
+
+class Steps:
+    """A trainer that publishes a version while each of the first answers is made; its server says the one before."""
+
+    def __init__(self, publishes, *, ends_on_abort):
+        self.version, self.left, self.ends_on_abort, self.is_publishing = 3, publishes, ends_on_abort, False
+
+    def settled(self):
+        on_its_way, self.is_publishing = self.is_publishing, False
+        return None if on_its_way else self.version
+
+    def generate(self):
+        before = self.version
+        if self.left:
+            self.left, self.version, self.is_publishing = self.left - 1, self.version + 1, True
+            if self.ends_on_abort:
+                raise RequestFailed("aborted after 3 tokens", kind="aborted")
+        return answer(-1.0, version=before)
+
+
+@pytest.mark.parametrize("ends_on_abort", [False, True])
+def test_what_was_asked_across_a_publish_is_asked_again_and_not_counted(ends_on_abort):
+    """Three in a row refused a sound server, which was sent its weights again for it."""
+    trial = Steps(7, ends_on_abort=ends_on_abort)
+    assert asked(trial.generate, lambda ids: (trial.version, [-1.0]), settled=trial.settled) == 0.0
+
+
+def test_nothing_is_asked_while_weights_are_on_their_way():
+    moments = [None, None, 3]
+    assert asked(lambda: answer(-1.0), lambda ids: (3, [-1.0]), settled=lambda: moments.pop(0)) == 0.0
+
+
+def test_one_to_whom_weights_are_always_on_their_way_is_not_asked_for_ever():
+    with pytest.raises(WeightsRefused, match="version 2, not 3"):
+        asked(lambda: answer(-1.0, version=2), lambda ids: (3, [-1.0]), settled=lambda: None, within_s=0.0)
 
 
 def test_no_token_is_masked_in_the_server_that_the_trainer_counts():

@@ -157,7 +157,8 @@ def test_without_a_limit_other_weights_would_get_traffic():
     answer = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), weight_version=3, finish_reason="length")
 
     def probe(limit):
-        return golden_distance(lambda: answer, lambda tokens: (3, [-1.5, -2.5]), limit=limit, name="server-0")
+        how = {"limit": limit, "name": "server-0", "settled": lambda: 3, "within_s": 60.0}
+        return golden_distance(lambda: answer, lambda tokens: (3, [-1.5, -2.5]), **how)
 
     with pytest.raises(WeightsRefused):
         probe(1e-5)
