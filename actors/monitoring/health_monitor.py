@@ -28,7 +28,7 @@ from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import OF_WEIGHTS, Admission, BatchReport, GateRules, UsualValues, admit
+from launcher.policy.admission import OF_WEIGHTS, Admission, BatchReport, GateRules, admit
 from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, judge_canaries
 from launcher.policy.incident_policy import ENVIRONMENT
 from launcher.policy.reward_health import (
@@ -187,7 +187,7 @@ class HealthMonitor:
         return admit(
             report,
             self._gate,
-            usual=self._usual(),
+            usual=self._series.usual(self._gate.settings),
             compared_in_a_row=self._compared_in_a_row,
             incident=self._incident,
         )
@@ -213,11 +213,12 @@ class HealthMonitor:
 
     def _take_in(self, report: BatchReport) -> None:
         """It is trained on. Only servers that made some of its tokens have shown that their weights are right."""
+        has_changed = 0 < self._gate.settings.compared_rejections <= self._compared_in_a_row
         self._compared_in_a_row = 0
         for name in report.distances:
             self._doubts.pop(name, None)
         if report.global_step >= 0:
-            self._series.admitted(report.figures)
+            self._series.admitted(report.figures, has_changed=has_changed)
             self._judge()
 
     def _doubt(self, decision: Admission) -> None:
@@ -226,10 +227,6 @@ class HealthMonitor:
             for name in decision.subjects or self._watches:
                 self._doubts[name] = (decision.reason, decision.cause)
                 self._note_fault(name, decision.cause)
-
-    def _usual(self) -> UsualValues | None:
-        last = self._series.steps[-self._config.gate.usual_steps :]
-        return None if len(last) < self._config.gate.usual_min_steps else UsualValues.of(last)
 
     # ── rewards ──
 

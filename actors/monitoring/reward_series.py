@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from launcher.policy.admission import StepFigures
+from launcher.config.supervision import GateConfig
+from launcher.policy.admission import StepFigures, UsualValues
 from launcher.policy.reward_health import RewardPoint
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -22,7 +23,8 @@ class RewardSeries:
     """`steps`: oldest first. `restored_step`: where the last restore from an onset went back to; None where there was
     none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since.
     `owes_proof`: no step was taken since that restore, or since a finding that the weights were not what changed.
-    `base`: the first step that later ones are compared with."""
+    `base`: the first step that later ones are compared with. `changed_at`: since when batches are as they are usually,
+    after some that were far from what was usual before."""
 
     def __init__(self) -> None:
         self.steps: list[StepFigures] = []
@@ -30,6 +32,7 @@ class RewardSeries:
         self.accusation: Record | None = None
         self.owes_proof = False
         self.base = 0
+        self.changed_at = 0
 
     @classmethod
     def read(cls, paths: RunPaths) -> RewardSeries:
@@ -66,9 +69,19 @@ class RewardSeries:
     def next_step(self) -> int:
         return self.steps[-1].point.step + 1 if self.steps else 0
 
-    def admitted(self, step: StepFigures) -> None:
-        """A batch is trained on. Of a step that is repeated the last result counts, and nothing after it."""
+    def usual(self, gate: GateConfig) -> UsualValues | None:
+        """None as long as the run has too few steps to compare with."""
+        last = self.steps[-gate.usual_steps :]
+        known = len(last) >= gate.usual_min_steps
+        return UsualValues.of(last, since=self.changed_at, least=gate.usual_min_steps) if known else None
+
+    def admitted(self, step: StepFigures, *, has_changed: bool = False) -> None:
+        """A batch is trained on. Of a step that is repeated the last result counts, and nothing after it.
+
+        `has_changed`: it is far from what was usual, as were those before it.
+        """
         self.restored(step.point.step - 1)
+        self.changed_at = step.point.step if has_changed else self.changed_at
         self.owes_proof = False
         self.steps.append(step)
         if len(self.steps) > 2 * MOST_STEPS:
@@ -80,6 +93,7 @@ class RewardSeries:
         while self.steps and self.steps[-1].point.step > global_step:
             self.steps.pop()
         self.base = self.base if self.base <= global_step else 0
+        self.changed_at = self.changed_at if self.changed_at <= global_step else 0
         if onset_step is not None:
             self.restored_step = global_step
             self.owes_proof = True

@@ -150,8 +150,8 @@ class StepFigures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsualValues:
     """The last steps of the run, as medians; `reward_range`: from the least to the greatest single reward in them;
-    `reward_noise`: standard deviation of one step's mean reward. `distance` is None before the first step whose
-    distance is known."""
+    `reward_noise`: standard deviation of one step's mean reward. What isn't known is NaN, a share 1: nothing is above
+    it. `distance` is None before the first step whose distance is known."""
 
     mean_reward: float
     reward_range: float
@@ -161,16 +161,19 @@ class UsualValues:
     distance: float | None = None
 
     @classmethod
-    def of(cls, steps: Sequence[StepFigures]) -> UsualValues:
-        """At least one step."""
-        points = [step.point for step in steps]
+    def of(cls, steps: Sequence[StepFigures], *, since: int = 0, least: int = 1) -> UsualValues:
+        """`since`: a change that stayed. Of all but the distance only steps from then on are usual, `least` of them."""
         distances = _known(step.distance for step in steps)
+        level = [step for step in steps if step.point.step >= since]
+        level = level if len(level) >= least else []
+        means = [step.point.mean for step in level]
+        highs, lows = [step.point.high for step in level], [step.point.low for step in level]
         return cls(
-            mean_reward=median(point.mean for point in points),
-            reward_range=max(point.high for point in points) - min(point.low for point in points),
-            reward_noise=estimate_noise([point.mean for point in points]),
-            truncated_share=median(_known(step.truncated_share for step in steps) or [1.0]),
-            blank_share=median(_known(step.blank_share for step in steps) or [0.0]),
+            mean_reward=median(means or [math.nan]),
+            reward_range=max(highs, default=math.nan) - min(lows, default=math.nan),
+            reward_noise=estimate_noise(means),
+            truncated_share=median(_known(step.truncated_share for step in level) or [1.0]),
+            blank_share=median(_known(step.blank_share for step in level) or [1.0]),
             distance=median(distances) if distances else None,
         )
 
@@ -322,22 +325,21 @@ def _distance_limit(report: BatchReport, gate: GateRules, usual: UsualValues | N
 
 
 def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> list[BatchFault]:
-    faults = []
-    if report.mean_reward is not None and settings.max_reward_jump is not None:
-        jump = abs(report.mean_reward - usual.mean_reward)
+    """No sign of damaged weights: log-probs were compared before."""
+    reasons = []
+    mean, before = report.mean_reward, usual.mean_reward
+    if mean is not None and settings.max_reward_jump is not None:
         chance = settings.reward_jump_noise * usual.reward_noise  # of 8 rollouts, all fail by chance now and then
-        if jump > max(settings.max_reward_jump * (usual.reward_range or 1.0), chance):
-            reason = f"mean reward {report.mean_reward:.3g}, usually {usual.mean_reward:.3g} (gate.max_reward_jump)"
-            faults.append(BatchFault(reason=reason, cause=Cause.REWARD_COLLAPSE))
+        if abs(mean - before) > max(settings.max_reward_jump * (usual.reward_range or 1.0), chance):
+            reasons.append(f"mean reward {mean:.3g}, usually {before:.3g} (gate.max_reward_jump)")
     shares = (
         ("cut at the token limit", report.truncated_share, usual.truncated_share),
         ("blank", report.blank_share, usual.blank_share),
     )
-    for name, share, before in shares:
-        if settings.max_share_jump is not None and share - before > settings.max_share_jump:
-            reason = f"{share:.0%} of the completions {name}, usually {before:.0%} (gate.max_share_jump)"
-            faults.append(BatchFault(reason=reason, cause=Cause.SERVER_CORRUPT))
-    return faults
+    for name, share, usually in shares:
+        if settings.max_share_jump is not None and share - usually > settings.max_share_jump:
+            reasons.append(f"{share:.0%} of the completions {name}, usually {usually:.0%} (gate.max_share_jump)")
+    return [BatchFault(reason=reason, cause=Cause.REWARD_COLLAPSE) for reason in reasons]
 
 
 def _number(value: float | None) -> float:

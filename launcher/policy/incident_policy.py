@@ -210,7 +210,7 @@ _USUAL = {
     Cause.TRAINER_HANG: "it is restarted and resumes from its newest state",
     Cause.TRAINER_OOM: "it is restarted with less memory",
     Cause.NONFINITE: "nothing of it reaches the weights; where it stays, an earlier checkpoint is restored",
-    Cause.REWARD_COLLAPSE: "the batch is dropped; where it stays, an earlier checkpoint is restored",
+    Cause.REWARD_COLLAPSE: "the batch is dropped; for a fall that stays, an earlier checkpoint is restored",
     Cause.VERIFIER_BROKEN: "training waits until it scores known answers rightly again",
     Cause.CHECKPOINT_CORRUPT: "an older one is loaded",
     Cause.DISK_FULL: "the run waits, and resumes when it can write again; nothing is restarted",

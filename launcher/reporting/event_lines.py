@@ -30,7 +30,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
     "trainer_hang": "the trainer hangs",
     "trainer_oom": "the trainer ran out of memory",
     "nonfinite": "numbers that are not finite",
-    "reward_collapse": "the rewards fell or jumped",
+    "reward_collapse": "the rewards or the completions changed",
     "verifier_broken": "the reward function is broken",
     "checkpoint_corrupt": "{subject} is damaged",
     "disk_full": "a disk can't be written",

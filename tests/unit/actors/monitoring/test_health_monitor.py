@@ -213,10 +213,46 @@ def test_a_changed_reward_is_turned_away_twice_and_then_left_to_the_detectors(wo
     world.steps(30)
 
     def work(monitor):
-        return [monitor.admit(batch(30, mean_reward=1.0, canaries=())).admitted for _ in range(4)]
+        decisions = [monitor.admit(batch(30, mean_reward=1.0, canaries=())) for _ in range(3)]
+        assert {one.cause for one in decisions[:2]} == {Cause.REWARD_COLLAPSE}
+        return [one.admitted for one in decisions]
 
     world.config.gate.max_reward_jump = 0.4
-    assert use(world, work) == [False, False, True, False]
+    assert use(world, work) == [False, False, True]
+
+
+def test_what_is_usual_begins_anew_with_a_change_that_stayed(world):
+    """Else each step after it cost three batches, until the median of the last twenty was the new level."""
+    world.steps(30)
+
+    def work(monitor):
+        asked = []
+        for step in range(30, 40):
+            asked.append(1)
+            while not monitor.admit(batch(step, mean_reward=1.0, canaries=())).admitted:
+                asked[-1] += 1
+        assert not monitor.admit(batch(40, mean_reward=0.5, canaries=())).admitted, "as far from the new level"
+        monitor.restored(25)
+        assert not monitor.admit(batch(26, mean_reward=1.0, canaries=())).admitted, "the level of before is back"
+        return asked
+
+    world.config.gate.max_reward_jump = 0.4
+    assert use(world, work) == [3, *[1] * 9]
+
+
+def test_a_policy_that_does_not_end_any_more_accuses_no_server(world, tmp_path):
+    """Its log-probs are the trainer's: to send the weights again, as for damaged ones, changes nothing."""
+    world.steps(30)
+
+    async def work(monitor):
+        monitor.watch([Watched(server=server(process.pid, "http://127.0.0.1:9"))])
+        answer = monitor.admit(batch(30, truncated=128))
+        return answer, [s.doubt for s in monitor.view().servers]
+
+    with tree(tmp_path) as process:
+        answer, doubts = use(world, work)
+    assert (answer.admitted, answer.is_compared, answer.cause) == (False, True, Cause.REWARD_COLLAPSE)
+    assert doubts == [""]
 
 
 def test_tokens_of_another_model_make_the_servers_doubtful_until_they_are_probed(world, tmp_path):

@@ -308,7 +308,7 @@ def test_a_reason_names_what_was_wanted_and_the_worst_share():
 def test_what_is_usual_are_medians_of_what_is_known():
     point = RewardPoint(step=1, mean=0.5, low=0.0, high=1.0)
     first = UsualValues.of([StepFigures(point=point)])
-    assert (first.truncated_share, first.blank_share, first.distance, first.reward_noise) == (1.0, 0.0, None, 0.0)
+    assert (first.truncated_share, first.blank_share, first.distance, first.reward_noise) == (1.0, 1.0, None, 0.0)
     shares = [(0.1, 0.2, 1e-3), (0.3, 0.4, 3e-3), (math.nan, math.nan, math.nan)]
     steps = [
         StepFigures(point=dataclasses.replace(point, mean=float(n)), truncated_share=t, blank_share=b, distance=d)
@@ -318,6 +318,18 @@ def test_what_is_usual_are_medians_of_what_is_known():
     assert (usual.mean_reward, usual.truncated_share, usual.distance) == (1.0, 0.2, 2e-3)
     assert usual.blank_share == pytest.approx(0.3)
     assert usual.reward_noise == pytest.approx(math.sqrt(math.pi) / 2)
+
+
+@pytest.mark.parametrize(("least", "mean"), [(1, 1.0), (2, math.nan)])
+def test_after_a_change_only_the_distance_of_the_steps_before_is_usual(least, mean):
+    steps = [
+        StepFigures(point=RewardPoint(step=n, mean=float(n), low=0.0, high=1.0), blank_share=0.5, distance=2e-3)
+        for n in range(2)
+    ]
+    usual = UsualValues.of(steps, since=1, least=least)
+    assert (usual.mean_reward, usual.distance) == (pytest.approx(mean, nan_ok=True), 2e-3)
+    far = changed(mean_reward=9.0, truncated=128, blank=128)
+    assert admit(far, ROUNDED, usual=usual).admitted is (least == 2)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])

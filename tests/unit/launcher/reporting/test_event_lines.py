@@ -52,7 +52,7 @@ def test_what_nobody_needs_to_hear_of_is_not_said():
     [
         (
             {"cause": "reward_collapse", "subject": "policy", "onset_step": 41, "reason": "fell", "doing": "so"},
-            "incident 1: the rewards fell or jumped at about step 41 (fell); so",
+            "incident 1: the rewards or the completions changed at about step 41 (fell); so",
         ),
         (
             {"cause": "trainer_crash", "subject": "trainer", "reason": "", "doing": "it is restarted"},
