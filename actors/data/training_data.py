@@ -11,6 +11,7 @@ from actors.data.dataset import BadRecords, DataRecord
 from actors.data.mixture import Circle, mixed
 from actors.data.prompts import build_prompts
 from launcher.base.rollouts import Prompt
+from launcher.base.wording import counted
 from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
@@ -41,7 +42,7 @@ class TrainingData:
 def record_bad(journal: Journal, bad: BadRecords, key: str) -> None:
     """The event of the records that were skipped, where some were."""
     if bad.count:
-        reason = f"{bad.count} records don't fit: {'; '.join(bad.examples)}"
+        reason = f"{counted(bad.count, 'record')} left out: {'; '.join(bad.examples)}"
         journal.record("data.left_out", subject=key, reason=reason, prompts=bad.count)
 
 

@@ -341,5 +341,6 @@ def _rounds_of(series: RewardSeries) -> list[CanaryRound]:
     if event is None:
         return []
     step = event.get("global_step")
-    score = CanaryScore(name=f"before a restart of the monitor: {event.get('reason')}", expected=0.0, got=math.nan)
+    said = f"{event.get('reason')} (seen before the monitor was restarted)"
+    score = CanaryScore(name="reward", expected=0.0, got=math.nan, error=said)
     return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]

@@ -71,9 +71,10 @@ class RewardSeries:
 
     def usual(self, gate: GateConfig) -> UsualValues | None:
         """None as long as the run has too few steps to compare with."""
-        last = self.steps[-gate.usual_steps :]
-        known = len(last) >= gate.usual_min_steps
-        return UsualValues.of(last, since=self.changed_at, least=gate.usual_min_steps) if known else None
+        last, known = self.steps[-gate.usual_steps :], self.next_step - self.changed_at
+        if len(last) < gate.usual_min_steps:
+            return None
+        return UsualValues.of(last, since=self.changed_at if known >= gate.usual_min_steps else math.inf)
 
     def admitted(self, step: StepFigures, *, has_changed: bool = False) -> None:
         """A batch is trained on. Of a step that is repeated the last result counts, and nothing after it.

@@ -12,6 +12,7 @@ from actors.reward.known_completions import learn_known, read_known
 from actors.reward.reward_pool import RewardPool
 from actors.reward.reward_process import RewardProcess
 from launcher.base.errors import DataError
+from launcher.base.wording import counted
 from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
 
@@ -32,7 +33,7 @@ def check_data(config: RunConfig) -> list[str]:
             if key == "train_dataset" and not config.train_datasets:
                 _check_staleness(config, len(records))
             if bad.count:
-                notes.append(f"{key}: {bad.count} records are skipped, such as {'; '.join(bad.examples)}")
+                notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
             asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
     return notes

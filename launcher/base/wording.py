@@ -1,4 +1,4 @@
-"""Shortens what a message names: the first few of many names, runs of numbers, a long text in one line."""
+"""Words of messages: a number of things, the first few of many names, runs of numbers, a long text in one line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ def some_of(names: Sequence[str], *, most: int = 12, none: str = "nothing") -> s
     """The first of them, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more if names else none
+
+
+def counted(count: int, what: str, *, more: str = "") -> str:
+    """`1 request`, `2 requests`; `more` follows."""
+    return f"{count:,} {what}{'s' * (count != 1)}{more}"
 
 
 def in_one_line(text: object, *, longest: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from launcher.base.own_python import python
+from launcher.base.wording import counted
 from launcher.html_report.page_template import TEMPLATES, render_page
 from launcher.html_report.reward_chart import reward_chart
 from launcher.html_report.time_charts import GIB, memory_chart, timeline_chart, tokens_chart
@@ -129,11 +130,11 @@ def _health_tile(facts: RunFacts) -> Tile:
 def _loss_tile(facts: RunFacts) -> Tile:
     losses, back = facts.losses, sum(map(len, facts.taken_back))
     semantic = "not known" if losses.semantic is None else percent(losses.semantic)
-    words = f"lost: {back:,} step{'s' * (back != 1)} undone, {facts.rejected:,} batches rejected; time kept (ETTR) "
+    words = f"lost: {counted(back, 'step')} undone, rejected batches: {facts.rejected:,}; time kept (ETTR) "
     words += f"{percent(losses.ettr)}, strict {percent(losses.strict)}, semantic {semantic}"
     if (per := losses.lost_steps_per_incident) is not None:
         words += f"; L {per:.1f} steps"
-    return f"{back:,} step{'s' * (back != 1)}", words, ""
+    return counted(back, "step"), words, ""
 
 
 def _tokens_tile(facts: RunFacts) -> Tile:

@@ -161,11 +161,10 @@ class UsualValues:
     distance: float | None = None
 
     @classmethod
-    def of(cls, steps: Sequence[StepFigures], *, since: int = 0, least: int = 1) -> UsualValues:
-        """`since`: a change that stayed. Of all but the distance only steps from then on are usual, `least` of them."""
+    def of(cls, steps: Sequence[StepFigures], *, since: float = 0) -> UsualValues:
+        """`since`: the step of a change that stayed. Of all but the distance only steps from then on are usual."""
         distances = _known(step.distance for step in steps)
         level = [step for step in steps if step.point.step >= since]
-        level = level if len(level) >= least else []
         means = [step.point.mean for step in level]
         highs, lows = [step.point.high for step in level], [step.point.low for step in level]
         return cls(
@@ -251,13 +250,13 @@ def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admis
 def _incomplete(report: BatchReport) -> list[BatchFault]:
     unscored = sum(score.got is None for score in report.canaries)
     counts = (
-        (report.without_reward, "completions without a reward", Cause.VERIFIER_BROKEN),
-        (report.empty, "empty completions", Cause.SERVER_CORRUPT),
-        (report.nonfinite_logprobs, "completions with non-finite log-probs", Cause.SERVER_CORRUPT),
-        (report.uneven_groups, "incomplete groups", Cause.SERVER_CRASH),
-        (unscored, "known answers without a reward", Cause.VERIFIER_BROKEN),
+        (report.without_reward, "completion{s} without a reward", Cause.VERIFIER_BROKEN),
+        (report.empty, "empty completion{s}", Cause.SERVER_CORRUPT),
+        (report.nonfinite_logprobs, "completion{s} with non-finite log-probs", Cause.SERVER_CORRUPT),
+        (report.uneven_groups, "incomplete group{s}", Cause.SERVER_CRASH),
+        (unscored, "known answer{s} without a reward", Cause.VERIFIER_BROKEN),
     )
-    faults = [BatchFault(reason=f"{count} {what}", cause=cause) for count, what, cause in counts if count]
+    faults = [BatchFault(reason=f"{n} {what.format(s='s' * (n > 1))}", cause=cause) for n, what, cause in counts if n]
     return faults if report.completions else [BatchFault(reason="no completions", cause=Cause.SERVER_CRASH), *faults]
 
 
@@ -298,7 +297,8 @@ def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) ->
 
 def _distant_older(report: BatchReport, limit: float) -> list[BatchFault]:
     """What older weights made by permission may be as far away as those are."""
-    far = [f"{name} at version {at} by {by:.2g}" for name, at, by in report.older if not by <= SHARE_FACTOR * limit]
+    of_older = (one for one in report.older if not one[2] <= SHARE_FACTOR * limit)
+    far = ", ".join(f"{name} at version {version} by {by:.2g}" for name, version, by in of_older)
     reason = f"log-probs of older weights are more than {limit:.2g} from the trainer's (gate.distance_unknown): {far}"
     return [BatchFault(reason=reason, cause=Cause.SERVER_STALE)] if far else []
 

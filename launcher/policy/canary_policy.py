@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from launcher.base.rollouts import mean_of
+from launcher.base.wording import counted
 from launcher.config.supervision import RewardHealthConfig
 
 STANDARD_ERRORS = 4.0
@@ -31,10 +32,11 @@ SOONEST_S, LATEST_S = 0.3, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryScore:
-    """One known answer as scored now; `got` is None where the function raised or did not answer in time.
+    """One known answer as scored now; `got` is None where the function raised or did not answer in time. `error`: why,
+    or what else is known of it.
 
     `tolerance`: a difference that is none, where that is more than reward_health.canary_tolerance. `steps`: of which
-    steps the prompts are that were answered again, one for each.
+    steps the prompts are that were answered again, one for each. `stands_for`: so many answers, whose mean it is.
     """
 
     name: str
@@ -43,6 +45,7 @@ class CanaryScore:
     error: str = ""
     tolerance: float = 0.0
     steps: tuple[int, ...] = ()
+    stands_for: int = 1
 
     @property
     def is_low(self) -> bool:
@@ -89,7 +92,7 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
     silent = list(itertools.takewhile(lambda one: any(score.got is None for score in one.scores), reversed(rounds)))
     if len(silent) >= settings.canary_silent_rounds:
         texts = [_score_text(score) for score in silent[0].scores if score.got is None]
-        reason = f"{len(silent)} times in a row: {_summary(texts)}"
+        reason = f"{counted(len(silent), 'time')} in a row: {_summary(texts)}"
         return CanaryVerdict(is_broken=True, reason=reason, onset_step=silent[-1].step)
     return CanaryVerdict(is_broken=False, reason="known answers scored as they should be")
 
@@ -139,10 +142,10 @@ def _summary(texts: Sequence[str]) -> str:
 
 
 def _score_text(score: CanaryScore) -> str:
+    were = "was" if score.stands_for == 1 else "were"
     if score.got is None:
-        return f"{score.name} was not scored{f' ({score.error})' if score.error else ''}"
-    were = "were" if score.tolerance else "was"
-    return f"{score.name} {were} scored {score.got:.3g}, not {score.expected:.3g}"
+        return f"{score.name} {were} not scored{f' ({score.error})' if score.error else ''}"
+    return score.error or f"{score.name} {were} scored {score.got:.3g}, not {score.expected:.3g}"
 
 
 # ── the run's own ──
@@ -156,9 +159,10 @@ def compare_rescored(earlier: Sequence[Sequence[float]], now: Sequence[float | N
     """
     scored = [(then, (one,)) for then, one in zip(earlier, now, strict=True) if one is not None]
     if 2 * len(scored) <= len(earlier):
-        name = f"{len(earlier)} completions of healthy steps"
-        return CanaryScore(name=name, expected=_mean_of_means(earlier), got=None, error=error)
-    name = f"{len(scored)} completions of healthy steps"
+        name = counted(len(earlier), "completion", more=" of healthy steps")
+        expected = _mean_of_means(earlier)
+        return CanaryScore(name=name, expected=expected, got=None, error=error, stands_for=len(earlier))
+    name = counted(len(scored), "completion", more=" of healthy steps")
     return _compared(name, [then for then, _ in scored], [one for _, one in scored])
 
 
@@ -166,7 +170,8 @@ def compare_replayed(
     earlier: Sequence[Sequence[float]], now: Sequence[Sequence[float]], steps: Sequence[int] = ()
 ) -> CanaryScore:
     """The rewards of some prompts' samples in healthy `steps`, and those of new samples of the same prompts."""
-    return replace(_compared(f"{len(earlier)} prompts of healthy steps", earlier, now), steps=tuple(steps))
+    name = counted(len(earlier), "prompt", more=" of healthy steps")
+    return replace(_compared(name, earlier, now), steps=tuple(steps))
 
 
 def explains(replayed: CanaryScore | None, drop: float | None) -> bool:
@@ -188,13 +193,15 @@ def _compared(name: str, earlier: Sequence[Sequence[float]], now: Sequence[Seque
         spreads = [variance(scores) for scores in (*earlier, *now) if len(scores) > 1]
         pooled = max(fmean(spreads) if spreads else 0.0, floor**2)
     except OverflowError:  # rewards of 1e308 are no reading of anything
-        return CanaryScore(name=name, expected=_mean_of_means(earlier), got=math.nan)
+        expected = _mean_of_means(earlier)
+        return CanaryScore(name=name, expected=expected, got=math.nan, stands_for=len(earlier))
     weights = sum(1 / len(a) + 1 / len(b) for a, b in zip(earlier, now, strict=True))
     return CanaryScore(
         name=name,
         expected=_mean_of_means(earlier),
         got=_mean_of_means(now),
         tolerance=STANDARD_ERRORS * math.sqrt(pooled * weights) / len(earlier),
+        stands_for=len(earlier),
     )
 
 

@@ -199,6 +199,8 @@ def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
                 return "its weights are sent again"
             case CondemnCheckpoints():
                 return "the trainer goes back to a checkpoint from before it"
+    if trouble.subject == BATCH:
+        return "its prompts are taken again"
     return _USUAL.get(trouble.cause, "it is being repaired")
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher.base.messages import Cause, Health, Verdict
+from launcher.base.wording import counted
 from launcher.config.supervision import HealthConfig
 from launcher.policy.observation_history import ServerEvidence, Task
 
@@ -90,8 +91,7 @@ def _answer_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -
 def _tokens_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:
     silence_s = _silence_s(evidence, settings)
     if evidence.dry_s >= silence_s:
-        waiting = evidence.look.waiting
-        return Vote(f"{waiting} requests without a token for {evidence.dry_s:.1f} s")
+        return Vote(f"{counted(evidence.look.waiting, 'request')} without a token for {evidence.dry_s:.1f} s")
     # With nothing but a probe waiting, this witness is the same as the one before: it must wait longer to count.
     if evidence.alone_s >= silence_s * settings.lone_probe_factor:
         return Vote(f"no token for anybody for {evidence.alone_s:.1f} s")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from launcher.base.messages import Cause
+from launcher.base.wording import counted
 from launcher.config.supervision import RestartConfig
 
 
@@ -107,7 +108,7 @@ def next_repair(
                 not_before=_not_before(rung, cause, subject, recent, settings, now),
                 reason=f"{cause} of {subject}: {rung}, {spent[rung] + 1} of {budget}",
             )
-    tried = ", ".join(f"{rung} {count} times" for rung, count in spent.items()) or "nothing can help here"
+    tried = ", ".join(f"{rung} {counted(count, 'time')}" for rung, count in spent.items()) or "nothing can help here"
     return Repair(rung=Rung.HALT, not_before=now, reason=f"{cause} of {subject} again, without progress: {tried}")
 
 

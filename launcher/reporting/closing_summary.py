@@ -10,6 +10,7 @@ from statistics import median
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError, LauncherError
 from launcher.base.messages import EvalReport, RunOutcome
+from launcher.base.wording import counted
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
 from launcher.reporting.formats import duration
 from launcher.reporting.incident_facts import IncidentFacts
@@ -78,6 +79,9 @@ def _reward_text(facts: RunFacts) -> str:
         return "no step was committed"
     taken_back = sum(map(len, facts.taken_back))
     back = f"; {taken_back} more were undone" if taken_back else ""
+    given = sum(math.isfinite(step.reward) for step in facts.steps)
+    if given <= MEAN_OVER_STEPS:
+        return f"{facts.reward_last:.3f} (mean of {counted(given, 'step')}{back})"
     return (
         f"{facts.reward_first:.3f} (first {MEAN_OVER_STEPS} steps) → {facts.reward_last:.3f} "
         f"(last {MEAN_OVER_STEPS} of {len(facts.steps)}{back})"

@@ -155,7 +155,9 @@ def what_happened(event: Record) -> str:
 
 
 def incident_title(cause: str, subject: str) -> str:
-    """`server-0 crashed`."""
+    """`server-0 crashed`. Whose failure spoilt a batch is not known where no server is its subject."""
+    if subject == "batch":
+        return "a batch was rejected"
     return INCIDENT_TITLES.get(cause, "{subject} failed").replace("{subject}", subject)
 
 

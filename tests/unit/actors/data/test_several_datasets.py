@@ -85,7 +85,7 @@ def test_a_record_that_does_not_fit_is_named_by_data_set_file_and_line(made, tmp
         check_data(made(b=bad))
     assert "train_datasets.b.prompt_key" in refused.value.hint
     (note,) = check_data(made("+train_datasets.b.bad_records=skip", b=bad))
-    assert note.startswith(f"train_datasets.b: 2 records are skipped, such as {tmp_path / 'b.jsonl'}:3")
+    assert note.startswith(f"train_datasets.b: 2 records skipped, such as {tmp_path / 'b.jsonl'}:3")
 
 
 def test_columns_follow_the_first_data_set_until_given(made):

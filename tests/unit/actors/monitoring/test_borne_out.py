@@ -64,7 +64,7 @@ def test_a_low_batch_that_is_rejected_for_what_it_is_is_not_asked_about(world):
         report = batch(45, mean_reward=0.0, high_reward=0.0, canaries=(unscored,), can_check=True)
         decision = monitor.admit(report)
         assert (decision.check_before, decision.cause) == (None, Cause.VERIFIER_BROKEN)
-        assert "1 known answers without a reward" in decision.reason
+        assert "1 known answer without a reward" in decision.reason
         stale = offered(monitor, 45, 0.0, weight_versions=(44,))
         assert (stale.check_before, stale.cause) == (None, Cause.SERVER_STALE)
 

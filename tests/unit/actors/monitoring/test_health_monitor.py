@@ -318,4 +318,5 @@ def test_a_successor_does_not_acquit_a_verifier_that_was_accused(world):
     use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
     answer = use(world, lambda monitor: monitor.admit(batch(30, canaries=(SOUND,))))
     assert answer.cause is Cause.VERIFIER_BROKEN
+    assert answer.reason == "right was scored 0, not 1 (seen before the monitor was restarted)"
     assert len(world.events("canary.wrong")) == 1

@@ -54,7 +54,7 @@ def test_the_rule_of_gsm8k_holds_for_its_own_reward(check, tmp_path, answer):
 @pytest.mark.slow
 def test_answers_without_a_number_are_skipped_where_asked(check, tmp_path):
     (note,) = check([GOOD, {"question": "?", "answer": "two"}], "train_dataset.bad_records=skip")
-    assert note.startswith(f"train_dataset: 1 records are skipped, such as {tmp_path / 'd.jsonl'}:2: the answer has no")
+    assert note.startswith(f"train_dataset: 1 record skipped, such as {tmp_path / 'd.jsonl'}:2: the answer has no")
     with pytest.raises(DataError, match="holds no record that fits"):
         check([{"question": "?", "answer": "two"}], "train_dataset.bad_records=skip")
 

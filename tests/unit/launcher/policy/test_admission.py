@@ -51,11 +51,11 @@ def test_a_sound_batch_is_admitted(gate, usual):
     ("change", "reason"),
     [
         ({"completions": 0, "weight_versions": ()}, "no completions"),
-        ({"without_reward": 1}, "1 completions without a reward"),
+        ({"without_reward": 1}, "1 completion without a reward"),
         ({"empty": 3}, "3 empty completions"),
         ({"nonfinite_logprobs": 2}, "2 completions with non-finite log-probs"),
-        ({"uneven_groups": 1}, "1 incomplete groups"),
-        ({"canaries": (CanaryScore(name="a", expected=1, got=None),)}, "1 known answers without a reward"),
+        ({"uneven_groups": 1}, "1 incomplete group"),
+        ({"canaries": (CanaryScore(name="a", expected=1, got=None),)}, "1 known answer without a reward"),
         ({"weight_versions": (6,)}, r"weight versions [6], not 7"),
         ({"weight_versions": (6, 7)}, r"weight versions [6, 7], not 7"),
         ({"weight_versions": (8,)}, r"weight versions [8], not 7"),
@@ -320,16 +320,16 @@ def test_what_is_usual_are_medians_of_what_is_known():
     assert usual.reward_noise == pytest.approx(math.sqrt(math.pi) / 2)
 
 
-@pytest.mark.parametrize(("least", "mean"), [(1, 1.0), (2, math.nan)])
-def test_after_a_change_only_the_distance_of_the_steps_before_is_usual(least, mean):
+@pytest.mark.parametrize(("since", "mean"), [(1, 1.0), (math.inf, math.nan)])
+def test_after_a_change_only_the_distance_of_the_steps_before_is_usual(since, mean):
     steps = [
         StepFigures(point=RewardPoint(step=n, mean=float(n), low=0.0, high=1.0), blank_share=0.5, distance=2e-3)
         for n in range(2)
     ]
-    usual = UsualValues.of(steps, since=1, least=least)
+    usual = UsualValues.of(steps, since=since)
     assert (usual.mean_reward, usual.distance) == (pytest.approx(mean, nan_ok=True), 2e-3)
     far = changed(mean_reward=9.0, truncated=128, blank=128)
-    assert admit(far, ROUNDED, usual=usual).admitted is (least == 2)
+    assert admit(far, ROUNDED, usual=usual).admitted is (since > 1)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])

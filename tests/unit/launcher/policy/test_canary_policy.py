@@ -96,6 +96,29 @@ def test_the_newest_wrong_score_is_told_and_how_many_more_there_are():
     assert silent.reason == "2 times in a row: right was not scored, and 1 more like it"
 
 
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        (
+            canary_policy.compare_rescored([[1.0]] * 3, [None] * 3, "late"),
+            "3 completions of healthy steps were not scored",
+        ),
+        (
+            canary_policy.compare_rescored([[1.0]], [None], "late"),
+            "1 completion of healthy steps was not scored (late)",
+        ),
+        (canary_policy.compare_rescored([[1.0, 1e308]], [-1e308]), "1 completion of healthy steps was scored nan, not"),
+        (
+            CanaryScore(name="a", expected=0.0, got=math.nan, error="b was scored 0 (seen before)"),
+            "b was scored 0 (seen",
+        ),
+    ],
+)
+def test_one_is_and_several_are_and_what_a_predecessor_saw_is_told_as_it_was(score, said):
+    rounds = [canary_policy.CanaryRound(step=1, scores=(score,))] * SETTINGS.canary_silent_rounds
+    assert said in judge_canaries(rounds, SETTINGS).reason
+
+
 def test_only_so_many_sound_rounds_in_a_row_clear_it_and_a_wrong_one_begins_the_count_anew():
     few, enough = SETTINGS.canary_clear_rounds - 1, SETTINGS.canary_clear_rounds
     wrong = scored(1, right=0.0)

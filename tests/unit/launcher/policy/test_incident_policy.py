@@ -118,6 +118,7 @@ def rejection(cause, *subjects):
 def test_a_rejected_batch_is_an_incident_until_a_step_is_committed(turned_away, subject):
     (begun,) = incident_changes([], look(), rejections=[turned_away]).begins
     assert begun.subject == subject
+    assert (repair_text(begun, []) == "its prompts are taken again") is (subject == "batch")
     one = OpenIncident(number=1, cause=begun.cause, subject=subject, since=0.0)
     assert incident_changes([one], look(), rejections=[turned_away]).ends == ()
     assert ended(incident_changes([one], look())) == [(1, True)]

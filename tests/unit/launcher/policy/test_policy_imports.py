@@ -18,6 +18,7 @@ OURS = (
     "launcher.base.disk_faults",
     "launcher.base.rollouts",
     "launcher.base.errors",
+    "launcher.base.wording",
     "launcher.policy.",
 )
 WORLDLY = {

@@ -121,6 +121,9 @@ def test_numbers_that_are_none_are_left_out_of_the_means(paths):
     append_line(paths.metrics, {"global_step": 4, "rollout/reward": "broken"})
     facts = read_facts(paths)
     assert len(facts.steps) == 5 and facts.reward_last == pytest.approx(0.5)
+    assert "  reward      0.500 (mean of 2 steps)" in write_summary(paths, FINISHED), (
+        "and not of the first and last ten"
+    )
 
 
 def test_a_full_disk_costs_the_picture_not_the_word(tiny_disk):

@@ -55,6 +55,10 @@ def test_what_nobody_needs_to_hear_of_is_not_said():
             "incident 1: the rewards or the completions changed at about step 41 (fell); so",
         ),
         (
+            {"cause": "server_crash", "subject": "batch", "reason": "1 incomplete group", "doing": "so"},
+            "incident 1: a batch was rejected (1 incomplete group); so",
+        ),
+        (
             {"cause": "trainer_crash", "subject": "trainer", "reason": "", "doing": "it is restarted"},
             "incident 1: the trainer crashed; it is restarted",
         ),
