@@ -18,6 +18,7 @@ import ray
 
 from actors.cluster.fencing import bind_to_cluster
 from actors.cluster.node_identity import listening_address, this_node
+from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_http import DoorHttp
 from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
@@ -97,6 +98,9 @@ class DoorActor:
         made.requests.resume()
         if from_first and made.servers.version > 0:
             self._tasks.start(made.servers.update(Path(self._config.sglang.model_path)))
+
+    async def completions(self) -> CompletionCounts:
+        return (await self._begun()).requests.completions
 
     # ── for the Coordinator, as the trainer's ──
 

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.partial_answer import PartialAnswer, can_be_continued
 from actors.rollout.rollout_engine import NOBODY_THERE
@@ -74,6 +75,7 @@ class DoorRequests:
         self._asking: set[asyncio.Task[Any]] = set()
         self.aborts = 0
         self.counts = DoorCounts()
+        self.completions = CompletionCounts()
         if not paused:
             self._open.set()
 
@@ -132,7 +134,9 @@ class DoorRequests:
             reply = await self._once_there("POST", "/generate", whole)
         else:
             try:
-                reply = Reply(body=orjson.dumps(await self._completion(asked)))
+                answer = await self._completion(asked)
+                self.completions = self.completions.plus(answer)
+                reply = Reply(body=orjson.dumps(answer))
             except RefusedByServer as refused:
                 reply = refused.reply
         if asked.get("stream") and reply.status == HTTPStatus.OK:  # complete as it is, it is one event

@@ -8,6 +8,7 @@ and the state of the run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +20,9 @@ import ray
 from actors.cluster.actor_calls import ActorAway, answer
 from actors.cluster.actor_probe import ActorProbe
 from actors.cluster.node_identity import is_here
+from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_actor import DOOR
+from actors.foreign.foreign_faults import Fault
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.kept_weights import LINEAGE
 from actors.processes.exit_watch import process_ended
@@ -33,7 +36,7 @@ from actors.supervision.interfaces import Observation
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
-from launcher.base.errors import ServerError
+from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, TrainerView, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import OF_LEARNING
@@ -166,6 +169,7 @@ class ServedSupervisor(ForeignSupervisor):
     def __init__(self, *parts: Any, door: Any, **named: Any) -> None:
         super().__init__(*parts, **named)
         self._door = door
+        self._counted: CompletionCounts | None = None
         self.resizes: Callable[..., None] = super().resize
 
     def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
@@ -176,6 +180,17 @@ class ServedSupervisor(ForeignSupervisor):
         is_first = self._checkpoints.path_of(step) is None
         await asked(lambda: self._door.new_client.remote(is_first), within_s=DOOR_S)
         await super()._start(step, is_again=is_again)
+
+    async def _take_all(self, *, known: int | None = None) -> Fault | None:
+        """With what the door has answered since the step before."""
+        steps, counted, had = self.steps, None, self.steps.committed
+        with contextlib.suppress(RunError):  # what it counted comes with a later step, or is lost with it
+            counted = await answer(self._door.completions.remote(), within_s=ANSWER_S, of="the door")
+        steps.beside = {} if counted is None else counted.figures_since(self._counted)
+        fault = await super()._take_all(known=known)
+        if steps.committed > had or self._counted is None:
+            self._counted = counted
+        return fault
 
 
 class Fleet:

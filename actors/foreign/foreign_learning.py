@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+from actors.foreign.completion_counts import compared
 from actors.foreign.foreign_faults import Fault, OutsideWeights
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import find_damage, points_of
@@ -45,6 +47,8 @@ class LearningWatch:
         found = find_damage(lines, verdict, self._settings, since=now)
         if found is None:
             return None
+        if found.onset_step is not None and (meanwhile := compared(lines, found.onset_step)):
+            found = dataclasses.replace(found, reason=f"{found.reason}; {meanwhile}")
         facts: dict[str, object] = {"onset_step": found.onset_step}
         self._history.event(f"health.{found.cause}", subject=found.subject, reason=found.reason, **facts)
         return Fault(cause=found.cause, subject=found.subject, reason=found.reason, incident=found)

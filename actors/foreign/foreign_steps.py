@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from launcher.adapters.foreign_health import REWARD, STEP_S, metrics_line
@@ -19,7 +19,7 @@ STEPS_TIMED, MOST_REPORTS, MOST_LINES = 20, 1000, 4000
 
 class ForeignSteps:
     """`lines`: the lines of metrics.jsonl that make up the weights as they are now. `total`: of all steps, as the
-    trainer says."""
+    trainer says. `beside`: figures that the next line gets, and no other."""
 
     def __init__(self, paths: RunPaths, attempt: int) -> None:
         """Reads what earlier incarnations and attempts have written. Raises JournalError."""
@@ -30,6 +30,7 @@ class ForeignSteps:
         self._last: tuple[int, float] | None = None
         self.committed = 0
         self.total: int | None = None
+        self.beside: Mapping[str, float] = {}
         self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
         self.lines = standing_lines(paths)
 
@@ -68,7 +69,8 @@ class ForeignSteps:
             self._step_s.append(step_s)
         self._last = (seen.step, now)
         at = seen.at if seen.at is not None else time.time() - age_s
-        line = metrics_line(seen, attempt=self._attempt, time=at, step_s=step_s)
+        line = {**metrics_line(seen, attempt=self._attempt, time=at, step_s=step_s), **self.beside}
+        self.beside = {}
         self._unwritten.append(line)
         kept = [earlier for earlier in self.lines[-MOST_LINES:] if number_of(earlier.get("global_step")) < seen.step]
         self.lines = [*kept, line]

@@ -82,6 +82,9 @@ async def test_a_request_waits_for_a_server_and_one_that_is_cut_is_continued_els
         (continued,) = (body for body in second.bodies if "input_ids" in body)
         assert len(continued["input_ids"]) > len(IDS), "what had arrived was not generated again"
         assert (door.requests.counts.moved, door.requests.counts.continued) == (1, 1)
+        seen = door.requests.completions
+        assert (seen.completions, seen.tokens, seen.cut, seen.scored) == (1, 40, 1, 40), "it is one, of both servers"
+        assert seen.logprob == pytest.approx(-sum(completion(IDS, 40)) / 1000)
 
 
 async def test_what_can_not_be_continued_is_asked_again_as_a_whole(tmp_path):
