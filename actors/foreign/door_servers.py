@@ -62,7 +62,6 @@ class DoorServers:
         async with self._updating:
             if not await asyncio.to_thread(self._kept.has, source):
                 version = await self._take(source)
-                self.is_publishing = True
                 try:
                     await self.publisher.publish(version)
                 except WeightsRefused:  # by every server: the Coordinator restarts or loads them
@@ -73,11 +72,15 @@ class DoorServers:
                 self.serves()
 
     async def _take(self, source: Path) -> int:
-        """A disk that refuses the files is waited for: an error would end the trainer."""
+        """A disk that refuses the files is waited for: an error would end the trainer.
+
+        The servers count as being sent a version before it counts, else they would seem to hold wrong weights."""
         while True:
+            self.is_publishing = True
             try:
                 version = await asyncio.to_thread(self._kept.take, source)
             except (WeightsRefused, OSError) as error:
+                self.is_publishing = False
                 if isinstance(error, WeightsRefused) and not isinstance(error.__cause__, OSError):
                     raise
                 self.waits_for = str(error)
