@@ -23,7 +23,7 @@ OF_PYTHON_AND_THREADS = ("PYTHONPATH", "OMP_NUM_THREADS")
 """Ray and the guard change these in their own processes; the command gets what its user had."""
 MARK = "GRPO_TRAINER"
 TREE_EVERY_S = 1.0
-GONE_S = 1.5
+GONE_S = 1.0
 MOST_SAID = 1000
 
 
@@ -91,32 +91,43 @@ class TreeLook:
 
 
 class TreeWatch:
-    """The tree of one incarnation, read once in TREE_EVERY_S. `has_lost_trainer`: the trainer's own process was in it,
-    and has been gone for GONE_S, while the command lives on."""
+    """The tree of one incarnation, read once in TREE_EVERY_S, and when the trainer's own processes are gone.
+    `has_lost_trainer`: they were in it, and have been gone for GONE_S, while the command lives on."""
 
     def __init__(self, process: GuardedProcess, is_trainer: Callable[[Sequence[str]], bool]) -> None:
         self._process = process
         self._is_trainer = is_trainer
+        self._ranks: list[Process] = []
         self._trainer_at = math.inf
         self.has_lost_trainer = False
         self._seen = TreeLook(state=None, cpu_s=0.0)
         self._seen_at = float("-inf")
 
     def look(self) -> TreeLook:
-        if time.monotonic() - self._seen_at >= TREE_EVERY_S:
+        now = time.monotonic()
+        is_there = any(command_line(rank) for rank in self._ranks)  # that of one that has ended is empty
+        is_gone = not is_there and (bool(self._ranks) or now - self._trainer_at > GONE_S)
+        if is_gone or now - self._seen_at >= TREE_EVERY_S:
             tree = descendants(self._process.guard_pid)
             looks = [process_state(one.pid) for one in tree]
-            if self._has_trainer(tree):
-                self._trainer_at = time.monotonic()
-            self.has_lost_trainer = time.monotonic() - self._trainer_at > GONE_S
+            self._ranks = self._ranks_in(tree)
+            is_there = bool(self._ranks)
             state = STOPPED if any(letter == STOPPED for letter, _ in looks) else process_state(self._process.pid)[0]
             # A child that has ended takes its seconds with it.
             cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))
-            self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), time.monotonic()
+            self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), now
+        if is_there:
+            self._trainer_at = now
+        self.has_lost_trainer = now - self._trainer_at > GONE_S
         return self._seen
 
-    def _has_trainer(self, tree: Sequence[Process]) -> bool:
-        """Workers that it forked have its command line. They are its children, and the guard's once it is gone."""
-        alike = {one.pid for one in tree if self._is_trainer(command_line(one))}
-        parents = [int(fields[1]) for pid in alike if (fields := stat_fields(pid)) is not None]
-        return any(parent not in {*alike, self._process.guard_pid} for parent in parents)
+    def _ranks_in(self, tree: Sequence[Process]) -> list[Process]:
+        """Without workers that they forked, which have their command line: their children, and the guard's once they
+        are gone."""
+        alike = {one.pid: one for one in tree if self._is_trainer(command_line(one))}
+        others = {*alike, self._process.guard_pid}
+        return [
+            one
+            for pid, one in alike.items()
+            if (fields := stat_fields(pid)) is not None and int(fields[1]) not in others
+        ]

@@ -71,6 +71,19 @@ def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(guar
     assert watch.has_lost_trainer
 
 
+def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(guard, monkeypatch):
+    watch = TreeWatch(SimpleNamespace(guard_pid=guard.pid, pid=guard.pid), is_trainer)
+    pair = wait_until(lambda: found if len(found := alike(guard)) == 2 else None)
+    watch.look()
+    monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 600.0)
+    monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
+    (rank,) = [one for one in pair if int(stat_fields(one.pid)[1]) not in {other.pid for other in pair}]
+    os.kill(rank.pid, signal.SIGKILL)
+    wait_until(lambda: len(alike(guard)) == 1)
+    watch.look()
+    assert watch.has_lost_trainer
+
+
 def test_a_short_command_says_how_it_ended_and_does_not_find_what_it_must_not(tmp_path):
     left = tmp_path / "records"
     (left / "weights" / "0").mkdir(parents=True)
