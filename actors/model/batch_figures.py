@@ -43,6 +43,7 @@ def stats_of(
         groups, sums if looked is None else looked, mean=distance, farthest=farthest, version=policy_version
     )
     checked = {"loss": figures["loss"], "gradient norm": grad_norm, "distance of log-probs": distance}
+    overflow = _overflow_of_rewards(minibatches, groups)
     return UpdateStats(
         **figures,
         grad_norm=grad_norm,
@@ -57,5 +58,14 @@ def stats_of(
         n_minibatches=len(minibatches),
         behave_weight=behave_weight if actor.use_decoupled_loss else None,
         behave_over_cap=behave_over_cap if actor.use_decoupled_loss else None,
-        problems=tuple(f"{name} is {value}" for name, value in checked.items() if not math.isfinite(value)),
+        problems=(*overflow, *(f"{name} is {value}" for name, value in checked.items() if not math.isfinite(value))),
+        is_of_rewards=bool(overflow),
     )
+
+
+def _overflow_of_rewards(minibatches: Sequence[Batch], groups: Sequence[RolloutGroup]) -> tuple[str, ...]:
+    """Where advantages are not finite before any weight has met them, the rewards alone made them so."""
+    if all(bool(batch.advantages.isfinite().all()) for batch in minibatches):
+        return ()
+    rewards = [math.nan if one.reward is None else one.reward for group in groups for one in group.rollouts]
+    return (f"rewards from {min(rewards):.3g} to {max(rewards):.3g} have no finite advantages",)

@@ -30,7 +30,8 @@ class UpdateStats:
     """Figures of one batch. All means are over its completion tokens, clip fractions are shares of those.
 
     Where it has several optimizer steps (`n_minibatches`), those of the steps so far; `loss` and `grad_norm` are their
-    means. `grad_norm` is before clipping; `problems` names what is not finite, and such a batch must not be committed.
+    means. `grad_norm` is before clipping; `problems` names what is not finite, and such a batch must not be committed;
+    `is_of_rewards`: their advantages are not, so that no weights could have made it finite.
     `kl_ref` is None without a reference, `overlong_penalty`, the mean over completions, where there is none.
     `behave_weight` and `behave_over_cap`, of the decoupled loss: the mean weight, and the share of tokens over the cap.
     `n_learning`: sequences whose advantage is not 0; none at all means that `commit` leaves the weights exactly as they
@@ -54,6 +55,7 @@ class UpdateStats:
     n_micro_batches: int
     n_minibatches: int
     problems: tuple[str, ...]
+    is_of_rewards: bool = False
     behave_weight: float | None = None
     behave_over_cap: float | None = None
 

@@ -23,20 +23,18 @@ from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.update_stats import UpdateStats, batch_metrics
 from actors.rollout.live_rollouts import Stopped
+from actors.training import nonfinite
 from actors.training.checkpointing import Checkpointer
 from actors.training.interfaces import Gate, Phase, RolloutSource
 from actors.training.rejections import Rejections
 from actors.training.run_position import RunPosition
 from launcher.base.disk_faults import Refusal
 from launcher.base.errors import TrainerError
-from launcher.base.messages import Cause, EvalReport, StepReport
+from launcher.base.messages import EvalReport, StepReport
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import Journal
-
-NONFINITE_IN_A_ROW = 2
-"""One poisoned batch is dropped; a second one in a row shows that the weights are at fault."""
 
 
 class GrpoLoop:
@@ -196,6 +194,8 @@ class GrpoLoop:
                 return
             with self.changing():  # version and phase together, or a look between them would see a stale server
                 self._model.commit()
+                if not self._model.weights_are_finite():
+                    raise nonfinite.error(self.next_step, nonfinite.WEIGHTS)
                 self.phase.enter("publish")
         self._nonfinite_in_a_row = 0
         self._queue.commit(batch.used_ids)
@@ -240,14 +240,13 @@ class GrpoLoop:
             return True
         self._model.discard()
         self._nonfinite_in_a_row += 1
-        reason = "; ".join(stats.problems)
-        if self._nonfinite_in_a_row >= NONFINITE_IN_A_ROW or not self._model.weights_are_finite():
-            raise TrainerError(
-                f"step {self.next_step}: numbers that are not finite: {reason}",
-                "actor.optimizer.lr, actor.optimizer.gradient_clipping and actor.dtype are the usual causes; "
-                "recover.mode=auto resumes from the last checkpoint",
-            )
-        self._reject(batch, Admission(admitted=False, reason=reason, cause=Cause.NONFINITE))
+        dropped = nonfinite.judge(
+            stats,
+            step=self.next_step,
+            in_a_row=self._nonfinite_in_a_row,
+            weights_are_finite=self._model.weights_are_finite(),
+        )
+        self._reject(batch, dropped)
         return False
 
     def _reject(self, batch: RolloutBatch, decision: Admission) -> None:

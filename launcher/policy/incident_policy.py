@@ -213,7 +213,7 @@ _USUAL = {
     Cause.TRAINER_OOM: "it is restarted with less memory",
     Cause.NONFINITE: "nothing of it reaches the weights; where it stays, an earlier checkpoint is restored",
     Cause.REWARD_COLLAPSE: "the batch is dropped; for a fall that stays, an earlier checkpoint is restored",
-    Cause.VERIFIER_BROKEN: "training waits until it scores known answers rightly again",
+    Cause.VERIFIER_BROKEN: "no such batch is trained on; where it stays, training waits for known answers to be right",
     Cause.CHECKPOINT_CORRUPT: "an older one is loaded",
     Cause.DISK_FULL: "the run waits, and resumes when it can write again; nothing is restarted",
     Cause.OUTSIDE_WEIGHTS: "the restore is undone, and the run ends for a person",

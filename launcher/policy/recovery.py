@@ -61,7 +61,7 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     return RecoveryPlan(
         actions=tuple(builder.actions),
         state=transition(seen.state, _next_state(builder)),
-        reason="; ".join(builder.reasons) or seen.hold_reason or _unready(seen) or "nothing to do",
+        reason="; ".join(builder.reasons) or seen.hold_reason or _unready(seen) or _known(seen) or "nothing to do",
         attempts=tuple(builder.attempts),
         wake_at=min(builder.wake_at, default=None),
     )
@@ -69,6 +69,10 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
 
 def _unready(seen: Observed) -> str:
     return "; ".join(f"{one.name} is {one.state}" for one in active_servers(seen) if one.state is not ServerState.READY)
+
+
+def _known(seen: Observed) -> str:
+    return "" if seen.incident is None else seen.incident.reason.partition("\n")[0]
 
 
 def _end(seen: Observed, halt: Halt) -> RecoveryPlan:

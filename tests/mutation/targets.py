@@ -59,7 +59,10 @@ TARGETS: dict[str, list[str]] = {
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
     "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in POOL],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
-    "actors/training/step_loop.py": ["tests/unit/actors/training/test_step_loop.py"],
+    "actors/training/step_loop.py": [
+        "tests/unit/actors/training/test_step_loop.py",
+        "tests/unit/actors/training/test_spoilt_batches.py",
+    ],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],
 }
 

@@ -1,10 +1,12 @@
 """What is learned goes wrong, not a process: real driver, Coordinator, monitor and trainer, stand-in servers."""
 
 import json
+import os
 
 import pytest
 
 from tests.programs.supervised_run import BATCH, SupervisedRun
+from tests.support.hot_optimizer import POISON
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,18 +50,27 @@ def test_a_reward_function_that_breaks_and_is_mended_costs_no_step(tmp_path):
         assert {e["rejection"] for e in run.events("incident.joined")} == {e["rejection"] for e in rejected}
 
 
-def test_batches_that_poison_the_numbers_and_a_policy_that_collapses_go_back_to_before_it(tmp_path):
+def test_rewards_and_weights_that_are_no_numbers_and_a_policy_that_collapses(tmp_path):
     # Without the run's own record, a function that fails new completions alone passes for a policy that collapses.
-    with SupervisedRun(tmp_path, steps=28, servers=1, settings=["gate.recorded=0"]) as run:
-        run.wait_steps(9)
+    poison = tmp_path / "poison"
+    settings = ["gate.recorded=0", "actor.optimizer.type=tests.support.hot_optimizer:PoisonedAdamW"]
+    with SupervisedRun(
+        tmp_path, steps=32, servers=1, settings=settings, environment=os.environ | {POISON: str(poison)}
+    ) as run:
+        run.wait_steps(4)
         run.break_reward("huge")
-        run.wait_until(lambda: len(run.events("trainer.restoring")) == 2, "it is restored")
+        run.wait_until(lambda: run.events("run.paused"), "it waits")
         run.mend_reward()
-        run.wait_until(lambda: run.incidents() == {1: ("nonfinite", "trainer", True)}, "it is over")
+        run.wait_until(lambda: run.incidents() == {1: ("verifier_broken", "reward", True)}, "it is over")
+        assert len(run.events("trainer.restored")) == 1, "the weights had no part in it"
+        assert "have no finite advantages" in run.events("batch.rejected")[0]["reason"]
+
+        run.wait_steps(12)
+        poison.touch()
+        run.wait_until(lambda: run.incidents().get(2) == ("nonfinite", "trainer", True), "the weights are taken back")
         first, restored = (event["global_step"] for event in run.events("trainer.restored"))
         assert first == -1
-        assert restored >= 7, "no more than the step whose weights are suspected is taken back"
-        assert len(run.events("incident.joined")) == len(run.events("batch.rejected")) >= 1, "dropped, twice in a row"
+        assert restored >= 10, "no more than the step whose weights are suspected is taken back"
 
         run.wait_steps(run.steps_done() + 8)
         run.break_reward("zero_unless_known")
@@ -68,12 +79,12 @@ def test_batches_that_poison_the_numbers_and_a_policy_that_collapses_go_back_to_
         run.mend_reward()  # nothing is trained on before the restore: the gate is shut
         run.finish()
         run.check_ledger()
-        assert run.incidents()[2] == ("reward_collapse", "policy", True)
-        assert len(run.incidents()) == 2
+        assert run.incidents()[3] == ("reward_collapse", "policy", True)
+        assert len(run.incidents()) == 3
         assert not run.events("health.verifier_broken"), "known answers went on to be scored as they should be"
         restored = run.events("trainer.restored")[-1]["global_step"]
         assert restored < first_false
-        (condemned,) = (event for event in run.events("checkpoint.condemned") if event["incident"] == 2)
+        (condemned,) = (event for event in run.events("checkpoint.condemned") if event["incident"] == 3)
         for name in condemned["checkpoints"]:
             assert list(run.paths.checkpoints.rglob(f"{name}/manifest.json")), "set aside, not deleted"
         standing = {step: (low, high) for step, low, high in rewards(run)}

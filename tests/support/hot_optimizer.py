@@ -1,4 +1,5 @@
-"""AdamW whose learning rate is once, for three steps, twenty times what it is told: a policy that really collapses."""
+"""Optimizers that ruin a policy: by a learning rate that is once, for three steps, twenty times what it is told, and by
+a weight that is no number."""
 
 import os
 from pathlib import Path
@@ -25,3 +26,17 @@ class HotAdamW(torch.optim.AdamW):
                 group["lr"] = lr
             if is_hot and done == FIRST + STEPS - 1:
                 mark.touch()
+
+
+POISON = "GRPO_TEST_POISON"
+"""In its environment: a file; where it is, the next step leaves a NaN among the weights, and removes it."""
+
+
+class PoisonedAdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        stepped = super().step(closure)
+        if (told := Path(os.environ[POISON])).exists():
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].view(-1)[0] = torch.nan
+            told.unlink()
+        return stepped

@@ -1,6 +1,5 @@
 """The step loop on real tensors and real files, fed rollouts that depend on prompt and weights alone."""
 
-import dataclasses
 import json
 import math
 import time
@@ -17,7 +16,7 @@ from actors.training import run_position
 from actors.training.admission_gate import AdmissionGate
 from actors.training.checkpointing import Checkpointer
 from actors.training.step_loop import GrpoLoop
-from launcher.base.errors import RolloutError, TrainerError
+from launcher.base.errors import RolloutError
 from launcher.base.messages import EvalReport
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_store import CheckpointStore
@@ -183,74 +182,6 @@ def test_every_prompt_is_trained_on_once_in_each_epoch_and_folders_count_from_ze
         "epoch1epochstep2globalstep7",
         "epoch1epochstep4globalstep9",
     ]
-
-
-def poison(version, at=0, **change):
-    """Changes one completion of the batch at `version`, in the group `at`, once."""
-    left = [True]
-
-    def spoil(batch):
-        if not left or batch.weight_versions != (version,):
-            return batch
-        left.clear()
-        rollout = batch.groups[at].rollouts[0]
-        inner = {k: v for k, v in change.items() if k != "reward"}
-        if "logprobs" in inner:
-            inner["logprobs"] = (inner["logprobs"],) * len(rollout.completion.token_ids)
-        spoiled = dataclasses.replace(rollout, completion=dataclasses.replace(rollout.completion, **inner))
-        if "reward" in change:
-            spoiled = dataclasses.replace(spoiled, reward=change["reward"])
-        groups = list(batch.groups)
-        groups[at] = dataclasses.replace(groups[at], rollouts=(spoiled, *groups[at].rollouts[1:]))
-        return dataclasses.replace(batch, groups=tuple(groups))
-
-    return spoil
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [{"reward": None}, {"reward": math.nan}, {"weight_version": 2}])
-def test_a_bad_batch_costs_its_rollouts_and_never_a_prompt(tmp_path, change):
-    trial = Trial(tmp_path, steps=5, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, **change)))
-    before = {}
-    trial.loop._publish = lambda version: before.setdefault(version, trial.weights())
-    assert trial.run()
-    (rejected,) = trial.events("batch.rejected")
-    assert rejected["global_step"] == 3
-    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
-    assert [r.policy_version for r in trial.reports] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.slow
-def test_a_batch_whose_gradient_is_not_finite_is_vetoed_before_the_optimizer_moves(tmp_path):
-    overflow = poison(3, logprobs=-1e38)  # finite for the gate; the ratio is not
-    trial = Trial(tmp_path, steps=5, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=overflow))
-    seen = {}
-    trial.loop._publish = lambda version: seen.setdefault(version, trial.weights())
-    assert trial.run()
-    assert len(trial.events("batch.rejected")) == 1
-    assert all(t.isfinite().all() for t in trial.weights().values())
-    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
-
-
-@pytest.mark.slow
-def test_a_later_part_of_a_batch_that_is_not_finite_is_vetoed_and_leaves_no_trace(tmp_path):
-    spoilt = Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, at=-1, logprobs=-1e38))
-    trial = Trial(tmp_path, steps=5, recipe={"ppo_n_minibatches": 2}, rollouts=spoilt)
-    assert trial.run()
-    (rejected,) = trial.events("batch.rejected")
-    assert rejected["global_step"] == 3
-    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
-
-
-@pytest.mark.slow
-def test_non_finite_twice_in_a_row_halts_and_leaves_the_checkpoint_that_stands(tmp_path):
-    def always(batch):
-        return poison(5, logprobs=-1e38)(batch)
-
-    trial = Trial(tmp_path, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=always))
-    with pytest.raises(TrainerError, match="step 5"):
-        trial.run()
-    assert trial.store.list()[-1].global_step == 3
 
 
 def test_what_was_committed_is_saved_when_the_servers_are_lost(tmp_path):

@@ -25,7 +25,8 @@ from launcher.policy.liveness import Pace, slow_reason
 from launcher.policy.memory_trend import find_rise
 from tests.support.replay import Replay, prompts
 from tests.unit.actors.supervision.test_server_handle import WEIGHTS, handle
-from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial, poison
+from tests.unit.actors.training.test_spoilt_batches import poison
+from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial
 from tests.unit.launcher.checkpoints.test_checkpoints import flip_one_bit, save, truncate
 from tests.unit.launcher.policy import test_trainer_liveness as trainers
 from tests.unit.launcher.policy.test_admission import EXACT, changed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, Verdict
+from launcher.base.messages import Cause, Health, Incident, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
@@ -98,6 +98,8 @@ def test_one_server_that_can_serve_is_enough_to_resume_and_one_that_is_dead_is_n
 
 def test_the_reason_is_what_is_done_or_waited_for():
     assert decide(observed()).reason == "nothing to do"
+    broken = Incident(cause=Cause.VERIFIER_BROKEN, subject="reward", reason="all 0\n  → mend it", since=NOW)
+    assert decide(observed(trainer=PAUSED, incident=broken)).reason == "all 0"
     assert decide(observed(trainer=PAUSED, hold_reason="look first")).reason == "look first"
     assert decide(observed(hold_reason="look first")).reason == "look first"
     assert kinds(decide(observed(hold_reason="look first"))) == [PauseTrainer]
