@@ -241,6 +241,8 @@ class HealthMonitor:
     def restored(self, global_step: int, onset_step: int | None = None) -> None:
         """The trainer holds the weights of this step again; `onset_step`: of the damage that it went back from."""
         self._series.restored(global_step, onset_step)
+        if onset_step is not None:  # what a server did to the steps undone explains nothing in those that repeat them
+            self._faults = {key: one for key, one in self._faults.items() if one.since_step <= global_step}
         self._compared_in_a_row = 0
         self._outside = self._replayed = None
         self._judge()
@@ -257,7 +259,7 @@ class HealthMonitor:
             return verdict
         reason = (
             f"{verdict.reason}; but {replayed.name} earn {replayed.got:.3g}, where {replayed.expected:.3g} is usual: "
-            "the weights, the servers and the reward function are as they were, the new prompts are harder or others"
+            "for those weights, servers and reward function are as they were; new ones are harder, or scored otherwise"
         )
         self._journal.record("reward.rebased", subject="data", reason=reason, global_step=verdict.onset_step)
         series.base = verdict.onset_step

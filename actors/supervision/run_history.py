@@ -24,7 +24,7 @@ from launcher.policy.actions import Action, PromoteServer, RestoreTrainer
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.policy.restart_budget import RepairAttempt, touches
+from launcher.policy.restart_budget import RepairAttempt, restored_nothing, touches
 from launcher.policy.run_state import ENDS, RunState
 from launcher.resources.gpu_quarantine import QuarantineRecord
 from launcher.resources.memory_history import RememberedSettings
@@ -313,6 +313,8 @@ class RunHistory:
                 self.abandoned.add(subject)
             case "server.restarting" | "trainer.restarting":
                 self._override(event)
+            case "trainer.restoring_failed":
+                self.attempts = restored_nothing(self.attempts, optional_number(event, "global_step"))
             case "trainer.restoring":
                 self.lineage = int(number_of(event, "lineage"))
             case "checkpoint.damaged":

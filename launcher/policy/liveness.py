@@ -69,16 +69,19 @@ def _process_vote(evidence: ServerEvidence, settings: HealthConfig) -> Vote:
 def _generation_votes(evidence: ServerEvidence, settings: HealthConfig, now: float) -> tuple[Vote, Vote]:
     task = evidence.look.task
     if task is not None:
-        return _votes_at_task(task, now)
+        return _votes_at_task(evidence, task, settings, now)
     return _answer_vote(evidence, settings, now), _tokens_vote(evidence, settings, now)
 
 
-def _votes_at_task(task: Task, now: float) -> tuple[Vote, Vote]:
-    """A server at a long task owes no token before its deadline."""
+def _votes_at_task(evidence: ServerEvidence, task: Task, settings: HealthConfig, now: float) -> tuple[Vote, Vote]:
+    """A server at a long task owes no token before its deadline, and one that makes some then is not stuck."""
     since_s = now - task.since
     if since_s < task.deadline_s:
         return ABSTAINS, ABSTAINS
-    return Vote(f"{task.name} for {since_s:.1f} s, more than {task.deadline_s:g} s"), Vote("no token in all that time")
+    overdue = Vote(f"{task.name} for {since_s:.1f} s, more than {task.deadline_s:g} s")
+    without_s = now - max(task.since, evidence.proof_at or task.since)
+    is_dry = without_s >= _silence_s(evidence, settings)
+    return overdue, Vote(f"no token for {without_s:.1f} s") if is_dry else ALIVE
 
 
 def _answer_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:

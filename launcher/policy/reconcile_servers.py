@@ -23,6 +23,8 @@ from launcher.policy.restart_budget import Repair, Rung
 
 GONE = frozenset({ServerState.DEAD, ServerState.FAILED})
 OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
+OF_THE_MACHINE = frozenset({Cause.SERVER_OOM, Cause.SERVER_SLOW, Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL})
+"""Of no weights: to restore others would throw steps away for nothing (P12)."""
 OF_ALL = frozenset({Rung.FLEET, Rung.RESTORE})
 UNDECIDED = (LoadWeights, AdmitServer, ParkServer, PromoteServer)
 LIVING = frozenset({ServerState.STALE, ServerState.READY, ServerState.PARKED})
@@ -116,7 +118,8 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
         _give_up(builder, server, reason, is_spared=False)
         return
     of_all = OF_ALL if is_spared else {Rung.FLEET} if len(active_servers(builder.seen)) == 1 else frozenset()
-    repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=frozenset(of_all))
+    without = frozenset(of_all) | ({Rung.RESTORE} if cause in OF_THE_MACHINE else frozenset())
+    repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=without)
     overrides, rung_reason = builder.give_way(server.ran_out, server.verdict.reason)
     if overrides:
         _restart(builder, server, cause, f"{server.verdict.reason}; {rung_reason}")

@@ -182,9 +182,14 @@ def _undo_restore(builder: PlanBuilder, incident: Incident) -> None:
     if not trainer.is_paused:
         builder.order(PauseTrainer(reason=incident.reason))
     elif not was_restored or is_back or repair.rung is Rung.HALT:
+        left = (
+            "no checkpoint stays condemned for it, and the same command resumes from the newest"
+            if is_back or not was_restored
+            else f"what was set aside after step {at} could not be put back; the same command resumes from step {at}"
+        )
         builder.halt(
             f"{incident.reason}. Look at the reward function (what it answers to new completions), the prompts, the "
-            "chat template and the servers; no checkpoint stays condemned, and the same command resumes from the newest"
+            f"chat template and the servers; {left}"
         )
     elif builder.is_due(repair):
         builder.order(

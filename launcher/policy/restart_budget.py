@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from launcher.base.messages import Cause
@@ -160,6 +160,14 @@ def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[RepairAttemp
 def touches(attempt: RepairAttempt, subject: str) -> bool:
     """What is done for one at a shared rung is done for all."""
     return attempt.subject == subject or attempt.rung in SHARED_RUNGS
+
+
+def restored_nothing(attempts: Sequence[RepairAttempt], step: int | None) -> list[RepairAttempt]:
+    """The last restore of this step failed. It counts against its budget all the same, but whatever comes next, those
+    weights were not at work: it is no collapse after a restore."""
+    mine = [place for place, one in enumerate(attempts) if step is not None and one.restored_step == step]
+    last = mine[-1] if mine else None
+    return [replace(one, restored_step=None) if place == last else one for place, one in enumerate(attempts)]
 
 
 def _not_before(

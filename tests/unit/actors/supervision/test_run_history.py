@@ -1,13 +1,17 @@
 """What a Coordinator reads of its predecessor: the times of its repairs, whatever became of the wall clock."""
 
+import dataclasses
 import time
 
 import pytest
 
 from actors.supervision.run_history import RunHistory
-from launcher.base.messages import Cause
+from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
+from launcher.policy.actions import RestoreTrainer
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
+from launcher.policy.restore import choose
 from launcher.run_files.journal import Journal, read_lines
 
 HOUR_S = 3600.0
@@ -67,3 +71,25 @@ def test_times_of_another_machine_are_put_on_this_clock(journal):
     first, second = (attempt.at for attempt in read(journal).attempts)
     assert second == mine
     assert abs(first - mine) < HOUR_S
+
+
+def test_a_restore_that_failed_is_no_collapse_after_one(journal):
+    """Two damaged checkpoints and one collapse ended the run: "3 times: restoring does not help"."""
+    placed(journal, "this")
+    history = RunHistory(journal)
+    collapse = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=50)
+    settings = RunConfig(experiment_name="e").restore
+    for step in (39, 29):
+        tried = RepairAttempt(
+            at=1.0, cause=collapse.cause, subject="trainer", rung=Rung.RESTORE, onset_step=50, restored_step=step
+        )
+        history.attempted(tried)
+        action = RestoreTrainer(global_step=step, reason="fell", onset_step=50)
+        history.begun(action)
+        history.failed(action, "a hash differs", 1.0)
+    assert [one.restored_step for one in history.attempts] == [None, None]
+    assert history.attempts == read(journal).attempts, "a successor knows the same"
+    sound = CheckpointFacts(global_step=19, policy_version=20, status=CheckpointStatus.GOOD)
+    assert choose([sound], collapse, history.attempts, settings).global_step == 19
+    history.attempted(dataclasses.replace(tried, restored_step=19))
+    assert history.attempts[-1].restored_step == 19, "one that is under way counts"

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, ServerState, TerminalStatus
+from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
@@ -125,6 +125,15 @@ def test_and_when_nothing_helps_the_run_halts():
     assert made.actions[0].word is TerminalStatus.ERRORED
     assert "server 3 times, restore 3 times" in made.actions[0].reason
     assert made.state is RunState.SHUTTING_DOWN
+
+
+@pytest.mark.parametrize("cause", [Cause.SERVER_OOM, Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL])
+def test_no_step_is_thrown_away_for_what_no_weights_cause(cause):
+    failed = dead(0, Verdict(health=Health.DEAD, reason="no room", cause=cause))
+    (halt,) = decide(observed(failed), attempts(*SPENT, cause=cause)).actions
+    assert isinstance(halt, Halt) and "restore" not in halt.reason
+    crashed = decide(observed(dead(0)), attempts(*SPENT))
+    assert kinds(crashed) == [PauseTrainer], "one that dies of the weights has others to try"
 
 
 def test_progress_of_the_server_itself_refills_its_budget():

@@ -35,6 +35,17 @@ def test_a_restore_that_changed_nothing_is_undone_and_the_run_ends_for_a_person(
     assert "the same command resumes from the newest" in halt.reason
 
 
+def test_what_could_not_be_put_back_is_not_said_to_be_back():
+    tried = [
+        RepairAttempt(at=100.0 + n, cause=Cause.OUTSIDE_WEIGHTS, subject="trainer", rung=Rung.RETRY) for n in range(3)
+    ]
+    paused = observed(trainer=dataclasses.replace(PAUSED, next_step=20), incident=OUTSIDE)
+    paused = dataclasses.replace(paused, checkpoints=(saved(19),))
+    (halt,) = decide(paused, [dataclasses.replace(RESTORED, at=99.0), *tried]).actions
+    assert isinstance(halt, Halt) and "set aside after step 19 could not be put back" in halt.reason
+    assert "stays condemned" not in halt.reason
+
+
 def test_an_attempt_that_restored_nothing_has_nothing_to_undo():
     paused = observed(trainer=PAUSED, incident=OUTSIDE)
     assert kinds(decide(paused)) == [Halt]
