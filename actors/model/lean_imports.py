@@ -1,16 +1,14 @@
-"""Imports torch and transformers in half the processor time.
+"""Imports torch and transformers in two thirds of the processor time, or less.
 
-transformers imports optional packages that it finds, for parts that are not used here: sklearn (with pandas), scipy,
-torchao. Inside the block they are hidden. Garbage collection, which took a quarter of the time and finds nothing while
-importing, is off; the imported objects are then exempt from later collections (half a million objects, 0.2 s each
-time).
-
-Measured on two busy cores, three times, `import actors.training.training`: 8.5 to 9.8 s of processor time, 3.3 to 7.5 s
-inside.
+transformers imports optional packages that it finds, for parts that are not used here: images and sound, several
+devices for one model, sklearn (with pandas). Inside the block they are hidden. Garbage collection, which took a quarter
+of the time and finds nothing while importing, is off; the imported objects are then exempt from later collections (half
+a million objects, 0.2 s each time).
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -19,8 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LOWEST = 19
-NEEDLESS = ("scipy", "sklearn", "torchao")
+NEEDLESS = ("PIL", "accelerate", "scipy", "sklearn", "torchao", "torchaudio", "torchvision")
 
 
 @contextmanager
@@ -40,20 +37,35 @@ def lean_imports() -> Iterator[None]:
         gc.enable()
 
 
-def import_at_low_priority(module: str) -> None:
-    """In a thread of its own, whose priority ends with it: without a privilege it can't be raised again. Raises
-    ImportError."""
-    failed: list[ImportError] = []
+class LowPriorityImport:
+    """Imports `module` in a thread of its own, whose priority ends with it: without a privilege it can't be raised."""
 
-    def work() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+    def __init__(self, module: str, niceness: int) -> None:
+        self._module, self._niceness = module, niceness
+        self._failed: ImportError | None = None
+        self._thread = threading.Thread(target=self._work, name="imports")
+
+    def run(self) -> None:
+        """Once. Raises ImportError."""
+        self._thread.start()
+        self._thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def hurry(self) -> bool:
+        """Give what is left of it the usual priority; whether that was allowed (CAP_SYS_NICE) or isn't needed."""
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if self._thread.native_id is not None and self._thread.is_alive():
+                usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+                try:
+                    os.setpriority(os.PRIO_PROCESS, self._thread.native_id, usual)
+                except PermissionError:
+                    return False
+        return True
+
+    def _work(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         try:
-            importlib.import_module(module)
+            importlib.import_module(self._module)
         except ImportError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work, name="imports")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
+            self._failed = error

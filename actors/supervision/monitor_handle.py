@@ -104,7 +104,9 @@ class MonitorHandle:
             await self._probe.refresh()
 
     async def canaries(self, scored: CanaryRound) -> None:
+        """A round that was scored while training is paused; what is thought of it is known when this returns."""
         await answer(self._actor.canaries.remote(scored), within_s=ANSWER_S, of="the HealthMonitor")
+        await self._probe.refresh()
 
     async def release(self) -> None:
         """Watch nobody from now on: the servers are about to be stopped, and an end that was ordered is no alarm."""

@@ -16,7 +16,7 @@ import ray
 
 from actors.cluster.actor_calls import answer
 from actors.cluster.actor_probe import ActorProbe
-from launcher.base.errors import TrainerError
+from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Overrides, TrainerView
 from launcher.policy.observed import StandbyTrainer
 
@@ -26,10 +26,17 @@ PROMPT_S = 1.0
 """What takes longer to answer when it is needed does not take over; the trainer starts cold."""
 PARKING_S = 5.0
 """One that is just being parked is waited for so long: it is ahead of a cold start, but at low priority."""
+HURRIED_S = 15.0
+"""The same where its priority could be raised: as long as a cold start takes."""
 PARK_S = 300.0
 NEW_PROCESS_S = 60.0
 SOON_S = 0.05
+NEW_S = 0.25
+"""Between two questions to a process that Ray is still starting."""
 PARKING = "parking"
+LOWEST, AGAIN = 19, 5
+"""Niceness of the imports: a run's first standby takes next to nothing from its steps. After a trainer has ended,
+another end is likelier; at 19 a standby was parked after 8 s at a load of 5, after 36 s at 13."""
 
 
 class StandbyHandle:
@@ -52,6 +59,7 @@ class StandbyHandle:
         self._view = TrainerView(pid=0)
         self._changed = changed
         self._hung_after_s = hung_after_s
+        self._niceness = LOWEST
         self.probe = ActorProbe(self._ask, heard=self._take)
 
     def begin_looking(self) -> None:
@@ -68,13 +76,20 @@ class StandbyHandle:
 
     async def can_take_over(self, *, empty_too: bool) -> bool:
         """Asked now: whether it is parked; `empty_too`: or has only been started."""
-        give_up_at = time.monotonic() + PARKING_S
+        asked_at, patience_s = time.monotonic(), 0.0
         while await self._answers() and not self._view.is_started:
             if self._view.busy != PARKING:
                 return self._view.is_parked or empty_too
-            if time.monotonic() > give_up_at:
+            patience_s = patience_s or (HURRIED_S if await self._hurries() else PARKING_S)
+            if time.monotonic() > asked_at + patience_s:
                 return False
             await asyncio.sleep(SOON_S)
+        return False
+
+    async def _hurries(self) -> bool:
+        """Whether the one that is being parked has the usual priority from now on."""
+        with contextlib.suppress(LauncherError):
+            return bool(await answer(self.actor.hurry.remote(), within_s=PROMPT_S, of="the standby trainer"))
         return False
 
     async def _answers(self) -> bool:
@@ -88,14 +103,22 @@ class StandbyHandle:
         """Returns the actor that is the trainer from now on, in place of the one that has `ended`."""
         taken, self.actor = self.actor, ended
         self._names = self._names[1], self._names[0]
-        self._view, self.probe.unanswered = TrainerView(pid=0), 0
+        self._view, self.probe.unanswered, self._niceness = TrainerView(pid=0), 0, AGAIN
+        self.probe.tasks.start(self._until_there())
         await self._took_over(self._names[0], taken)
         return taken
+
+    async def _until_there(self) -> None:
+        """Look out for the process that Ray starts in place of the one that ended: it is to be parked at once."""
+        give_up_at = time.monotonic() + NEW_PROCESS_S
+        while self._view.pid == 0 and time.monotonic() < give_up_at:
+            await self.probe.refresh()
+            await asyncio.sleep(NEW_S)
 
     async def park(self, overrides: Overrides, gpus: str) -> int:
         """Its process. Raises LauncherError. `gpus`: the trainer's."""
         await self._until_new(is_needed=self.state is StandbyTrainer.HUNG)
-        call = self.actor.stand_by.remote(dict(overrides), gpus)
+        call = self.actor.stand_by.remote(dict(overrides), gpus, self._niceness)
         pid: int = await answer(call, within_s=PARK_S, of="the standby trainer")
         await self.probe.refresh()
         return pid

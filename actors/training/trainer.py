@@ -23,7 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.fencing import bind_to_cluster, holds_lease
 from actors.cluster.node_identity import this_node
-from actors.model.lean_imports import import_at_low_priority, lean_imports
+from actors.model.lean_imports import LowPriorityImport, lean_imports
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, Snapshot, TrainerEnd, TrainerReady, TrainerView
@@ -66,11 +66,12 @@ class Trainer:
         self._training: Training | None = None
         self._parts: TrainingParts | None = None
         self._is_parked = False
+        self._imports: LowPriorityImport | None = None
         self._busy = ""
 
     @ray.method(concurrency_group="train")
-    def stand_by(self, overrides: Overrides, gpus: str) -> int:
-        """Import what takes long, at low priority, and on a CPU load what `start` with these settings would load.
+    def stand_by(self, overrides: Overrides, gpus: str, niceness: int) -> int:
+        """Import what takes long, at `niceness`, and on a CPU load what `start` with these settings would load.
 
         Returns its pid. `gpus`: those that the trainer has. Nothing is put there, nor is CUDA initialized.
         """
@@ -81,13 +82,19 @@ class Trainer:
             if gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
             with lean_imports():
-                import_at_low_priority("actors.training.training")
+                self._imports = LowPriorityImport("actors.training.training", niceness)
+                self._imports.run()
                 if not gpus:
                     self._parts = self._load_ahead(with_overrides(self._config, overrides))
             self._is_parked = True
         finally:
             self._busy = ""
         return os.getpid()
+
+    @ray.method(concurrency_group="ctl")
+    def hurry(self) -> bool:
+        """The trainer has ended while this one is being parked. Whether its imports have the usual priority now."""
+        return self._imports is not None and self._imports.hurry()
 
     @ray.method(concurrency_group="train")
     def start(self, overrides: Overrides) -> TrainerReady:

@@ -136,7 +136,7 @@ class RecoveryConfig:
         NATURAL,
     )
     standby_trainers: int | None = setting(
-        0,
+        None,
         "processes with everything imported, and on a CPU the model and the prompts loaded, which take over when the "
         "trainer ends; null: 1 where memory allows, 0 otherwise, and with several ranks",
         Between(0, 1, why="as the one that ended is the next to stand by"),

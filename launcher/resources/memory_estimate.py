@@ -21,7 +21,8 @@ SERVER_HOST_BYTES = 2600 * MIB
 TRAINER_HOST_BYTES = 1000 * MIB
 AHEAD_TOKEN_BYTES = 100
 """Of a token that waits for its step: 68 as Python's objects (`sys.getsizeof`), the others its JSON in a state."""
-PARKED_HOST_BYTES = 700 * MIB
+PARKED_HOST_BYTES = 500 * MIB
+"""Beside a trainer, with which it shares the libraries' pages: 486 MiB (PSS, smaps_rollup); the trainer had 597."""
 RAY_HOST_BYTES = 900 * MIB
 """Head processes and driver, without the dashboard."""
 
@@ -156,7 +157,7 @@ def learning(actor: ActorConfig, shape: ModelShape) -> int:
 
 def standby_trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
     """A parked trainer, in the host's memory: with a GPU it has the libraries, without one the first weights too."""
-    process = Item("process", PARKED_HOST_BYTES, "torch, transformers, Ray; estimated")
+    process = Item("process", PARKED_HOST_BYTES, "torch, transformers, Ray; measured")
     if on_gpu or config.actor.dp_size > 1:
         return (process,)
     models = 2 if config.actor.needs_reference else 1

@@ -8,7 +8,7 @@ from launcher.config.schema import RunConfig
 from launcher.resources import memory_estimate
 from launcher.resources.capacity import RANK
 from launcher.resources.hardware import Hardware
-from launcher.resources.run_plan import MemoryPlace, PlannedProcess, RunPlan
+from launcher.resources.run_plan import MemoryPlace, PlannedProcess, RunPlan, noted
 
 STANDBY = "standby"
 KEY = "recovery.standby_trainers"
@@ -26,9 +26,12 @@ def with_standby_trainer(config: RunConfig, hardware: Hardware, plan: RunPlan) -
     parked = PlannedProcess(placement=placement, items=items)
     why_not = _why_not(config, hardware, plan, parked)
     if wanted is None and why_not:
-        return dataclasses.replace(plan, notes=(*plan.notes, f"no trainer stands by: {why_not} ({KEY}=null)"))
+        return noted(plan, f"no trainer stands by: {why_not} ({KEY}=null)")
     places = tuple(_with(place, parked) for place in plan.places)
-    return dataclasses.replace(plan, processes=(*plan.processes, parked), places=places, standby_trainers=1)
+    how = "null: 1, as memory allows it" if wanted is None else "1"
+    note = f"a second trainer process, parked after the first step, takes over when the trainer ends ({KEY}={how})"
+    processes = (*plan.processes, parked)
+    return dataclasses.replace(noted(plan, note), processes=processes, places=places, standby_trainers=1)
 
 
 def _why_not(config: RunConfig, hardware: Hardware, plan: RunPlan, parked: PlannedProcess) -> str:

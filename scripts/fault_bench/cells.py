@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from scripts.fault_bench.runs import (
     DISK_ALONE,
     NEVER_SAVED,
+    NONE_STANDS_BY,
     UNSUPERVISED,
     Way,
     benchmark_run,
@@ -115,7 +116,7 @@ CELLS = (
     ),
     Cell(
         name="no_standby", arm=LESS_STANDBY, how="the same faults",
-        run=storm_run(KINDS, *STEPS, *KEPT), marks=IN_A_STORM, expected_s=95,
+        run=storm_run(KINDS, *STEPS, *NONE_STANDS_BY, *KEPT), marks=IN_A_STORM, expected_s=95,
     ),
     Cell(
         name="failover", arm=f"{OURS}, and less standbys", how="scripts.benchmark failover --kills 2",

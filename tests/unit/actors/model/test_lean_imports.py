@@ -1,12 +1,17 @@
 """The trainer's imports: what is hidden while they last, and nothing after. And who imports no torch at all."""
 
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from actors.model.lean_imports import LowPriorityImport
+from actors.processes.process_tree import may_raise_priority
 from launcher.config.compose import REPOSITORY
 
+LOWEST = 19
 WITHOUT_TORCH = """
 import sys
 import launcher.driver
@@ -58,6 +63,13 @@ print("whole")
 """
 
 
+SLOW = """
+import pathlib, time
+while not pathlib.Path({end!r}).exists():
+    time.sleep(0.01)
+"""
+
+
 def said(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     return done.stdout.strip() or done.stderr
@@ -81,3 +93,30 @@ def test_what_was_imported_before_stays_and_an_error_passes():
 def test_an_optimizer_of_a_hidden_package_can_be_made_and_the_package_stays():
     pytest.importorskip("torchao")
     assert said(NEEDED) == "whole"
+
+
+def test_an_import_at_low_priority_gets_the_usual_one_where_that_is_allowed(tmp_path, monkeypatch):
+    end = tmp_path / "end"
+    (tmp_path / "slow_to_import.py").write_text(SLOW.format(end=str(end)))
+    monkeypatch.syspath_prepend(tmp_path)
+    imports = LowPriorityImport("slow_to_import", LOWEST)
+    waiting = threading.Thread(target=imports.run)
+    waiting.start()
+    while (lowest := niceness_of("imports")) != LOWEST:
+        assert lowest is None or lowest == os.getpriority(os.PRIO_PROCESS, 0)
+    usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert imports.hurry() is may_raise_priority()
+    assert niceness_of("imports") == (usual if may_raise_priority() else LOWEST)
+    end.touch()
+    waiting.join()
+    assert imports.hurry(), "nothing is left of it"
+
+
+def niceness_of(name):
+    found = [thread.native_id for thread in threading.enumerate() if thread.name == name and thread.native_id]
+    return os.getpriority(os.PRIO_PROCESS, found[0]) if found else None
+
+
+def test_an_import_that_fails_is_told():
+    with pytest.raises(ImportError):
+        LowPriorityImport("there_is_no_such_module", LOWEST).run()

@@ -35,7 +35,7 @@ class Trainers:
         self.actors = {name: self._actor(name, **methods) for name in self.views}
 
     def _actor(self, name, **methods):
-        return FakeActor(view=lambda: self._view(name), start="ready", run=never, **methods)
+        return FakeActor(view=lambda: self._view(name), start="ready", run=never, **{"hurry": False, **methods})
 
     async def _view(self, name):
         if name == "first" and self.ended:
@@ -83,7 +83,9 @@ class Trainers:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    for name in ("ANSWER_S", "LOOK_S", "SOON_S", "PROMPT_S", "PARKING_S", "PARK_S", "NEW_PROCESS_S"):
+    for name in ("ANSWER_S", "LOOK_S", "SOON_S", "NEW_S", "PROMPT_S"):
+        monkeypatch.setattr(standby_handle, name, 0.02)
+    for name in ("PARKING_S", "HURRIED_S", "PARK_S", "NEW_PROCESS_S"):
         monkeypatch.setattr(standby_handle, name, 0.02)
     for name in ("ANSWER_S", "LOOK_S", "SOON_S"):
         monkeypatch.setattr(trainer_handle, name, 0.02)
@@ -111,7 +113,31 @@ async def test_the_parked_one_takes_over_and_the_first_stands_by_next():
         taken, next_one = trainer.actor, standby.actor
     assert (taken, next_one) == (trainers.actors["other"], trainers.actors["first"])
     assert (trainers.started(), trainers.written) == (["other"], ["other"])
-    assert trainers.actors["first"].calls.count("view") == 1, "one that Ray restarts is not waited for"
+
+
+async def test_the_process_that_ray_starts_for_the_first_is_seen_without_being_waited_for(monkeypatch):
+    monkeypatch.setattr(standby_handle, "NEW_PROCESS_S", 5.0)
+    trainers = Trainers()
+    async with trainers.handles() as (trainer, standby):
+        trainers.end_first(trainer)
+        await trainer.start({})
+        assert standby.state is StandbyTrainer.UNKNOWN
+        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
+        while standby.state is StandbyTrainer.UNKNOWN:
+            await asyncio.sleep(0.001)
+        assert standby.state is StandbyTrainer.EMPTY
+
+
+async def test_the_first_is_parked_at_the_lowest_priority_and_the_next_one_sooner():
+    nice = []
+    trainers = Trainers(EMPTY, stand_by=lambda overrides, gpus, niceness: nice.append(niceness))
+    async with trainers.handles() as (trainer, standby):
+        await standby.park({}, "")
+        trainers.end_first(trainer)
+        await trainer.start({})
+        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
+        await standby.park({}, "")
+    assert nice == [standby_handle.LOWEST, standby_handle.AGAIN]
 
 
 async def test_an_answer_of_the_one_that_ended_is_not_taken_for_the_new_ones():
@@ -156,9 +182,11 @@ async def test_one_that_is_not_ready_in_a_moment_leaves_it_to_a_cold_start(other
     assert (trainers.started(), trainers.written) == (["first"], [])
 
 
-async def test_one_that_is_parked_soon_is_waited_for(monkeypatch):
-    trainers = Trainers(PARKING)
-    monkeypatch.setattr(standby_handle, "PARKING_S", 5.0)
+@pytest.mark.parametrize(("hurries", "patience"), [(False, "PARKING_S"), (True, "HURRIED_S"), (never, "PARKING_S")])
+async def test_one_that_is_parked_soon_is_hurried_and_waited_for(monkeypatch, hurries, patience):
+    """Longer where its priority could be raised."""
+    trainers = Trainers(PARKING, hurry=hurries)
+    monkeypatch.setattr(standby_handle, patience, 5.0)
     async with trainers.handles() as (trainer, _):
         trainers.end_first(trainer)
         starting = asyncio.ensure_future(trainer.start({}))
@@ -166,7 +194,7 @@ async def test_one_that_is_parked_soon_is_waited_for(monkeypatch):
             await asyncio.sleep(0)
         trainers.views["other"] = PARKED
         await starting
-    assert trainers.started() == ["other"]
+    assert (trainers.started(), trainers.actors["other"].calls.count("hurry")) == (["other"], 1)
 
 
 @pytest.mark.parametrize(("gpus", "started"), [("", ["other"]), ("3", ["first"])])

@@ -135,6 +135,7 @@ def test_a_broken_reward_function_is_asked_soon_and_then_seldom():
     while waited < 600:
         waited += until_next_round_s(waited, was_sound=False)
         rounds.append(waited)
-    assert sum(at < 4 for at in rounds) >= 4
+    assert sum(at < 4 for at in rounds) >= 8
     assert sum(at > 60 for at in rounds) <= 55, "at most one in ten seconds"
-    assert until_next_round_s(500, was_sound=True) == until_next_round_s(0, was_sound=False)
+    assert len(rounds) <= 76
+    assert until_next_round_s(500, was_sound=True) < until_next_round_s(0, was_sound=False)

@@ -13,6 +13,7 @@ from launcher.resources.hardware import planned_hardware
 from launcher.resources.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
 from launcher.resources.preflight import find_missing
 from launcher.resources.run_plan import lacks, make_plan
+from launcher.resources.standby_trainer import with_standby_trainer
 from tests.support.preflight_parts import NO_GPU, changed, printed
 
 GSM8K = compose(["conf=gsm8k_h200"])
@@ -171,7 +172,8 @@ def test_the_table_is_read_on_100_columns():
 
 
 def test_the_page_shows_what_is_printed():
-    text = printed(CLUSTER, plan_of(CLUSTER)).replace(CLUSTER.cluster.fileroot, "outputs/grpo")
+    plan = with_standby_trainer(CLUSTER, planned_hardware(CLUSTER, NO_GPU), plan_of(CLUSTER))
+    text = printed(CLUSTER, plan).replace(CLUSTER.cluster.fileroot, "outputs/grpo")
     lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
     assert f"```\n{lines}\n```" in (REPOSITORY / "docs/placement.md").read_text()
 

@@ -1,0 +1,79 @@
+"""Whether a plan has a parked trainer: by default where the host's memory has room for it, and the plan says which."""
+
+from dataclasses import replace
+
+import pytest
+
+from launcher.config.supervision import RecoveryConfig
+from launcher.resources.hardware import Hardware
+from launcher.resources.memory_estimate import GIB, MIB
+from launcher.resources.run_plan import make_plan
+from launcher.resources.standby_trainer import with_standby_trainer
+from tests.support.preflight_parts import NO_GPU, changed, printed
+from tests.unit.launcher.resources.test_plan_standbys import SMALL
+from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, QWEN
+
+LEFT = 100 * MIB
+
+
+def plans(config, hardware, shape, wanted=None):
+    """Without one, and as it is wanted."""
+    without = make_plan(config, hardware, shape)
+    config = replace(config, recovery=RecoveryConfig(standby_trainers=wanted))
+    return without, with_standby_trainer(config, hardware, without)
+
+
+def host(plan):
+    return next(place for place in plan.places if place.gpu is None)
+
+
+def parked(plan):
+    return [one for one in plan.processes if one.placement.name == "standby trainer"]
+
+
+@pytest.mark.parametrize("wanted", [None, 1])
+def test_where_there_is_room_one_is_planned_and_its_memory_counted(wanted):
+    without, plan = plans(ARITHMETIC, NO_GPU, SMALL, wanted)
+    (one,) = parked(plan)
+    assert plan.standby_trainers == 1 and host(plan).planned == host(without).planned + one.bytes
+    said = printed(ARITHMETIC, plan, width=200)
+    assert "standby trainer: on the CPU" in said and "takes over when the trainer ends" in said
+    assert f"recovery.standby_trainers={'null: 1' if wanted is None else 1}" in said
+
+
+def test_beside_a_gpu_it_takes_memory_of_the_host_alone():
+    without, plan = plans(GSM8K, LARGE, QWEN)
+    (one,) = parked(plan)
+    assert not one.placement.gpus and one.bytes < 2 * GIB
+    assert [place for place in plan.places if place.gpu is not None] == [
+        place for place in without.places if place.gpu is not None
+    ]
+
+
+def test_a_host_that_is_too_small_for_it_has_none_and_the_run_goes_on_without():
+    without, plan = plans(ARITHMETIC, NO_GPU, SMALL)
+    needed = host(without).planned
+    for free, there in ((needed + LEFT, 64 * GIB), (64 * GIB, needed + LEFT)):
+        small = Hardware(gpus=(), cpus=2, memory=there, memory_free=free, no_gpu="none")
+        without, plan = plans(ARITHMETIC, small, SMALL)
+        assert (plan.standby_trainers, parked(plan), host(plan)) == (0, [], host(without))
+        assert "no trainer stands by: it takes" in plan.notes[-1] and "0.1 GiB are left" in plan.notes[-1]
+        assert plans(ARITHMETIC, small, SMALL, 1)[1].standby_trainers == 1, "it was asked for"
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "why"),
+    [
+        (changed(GSM8K, actor__dp_size=2), QWEN, "of several ranks none is parked"),
+        (changed(GSM8K, cluster__address="auto"), QWEN, "running cluster"),
+        (GSM8K, None, "not known before the model is here"),
+    ],
+)
+def test_what_can_not_be_parked_or_is_not_known_is_said(config, shape, why):
+    _, plan = plans(config, replace(LARGE, gpus=LARGE.gpus * 3), shape)
+    assert plan.standby_trainers == 0 and why in plan.notes[-1]
+
+
+def test_none_is_planned_where_none_is_wanted():
+    without, plan = plans(ARITHMETIC, NO_GPU, SMALL, 0)
+    assert plan == without
