@@ -10,6 +10,7 @@ from launcher.base.disk_faults import DiskFault, fault_of_room
 from launcher.base.durable import room
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause
+from launcher.base.wording import counted
 from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.trial_folders import find_trial
@@ -59,7 +60,7 @@ def judge_space(folder: str, free: int, sizes: Sequence[int]) -> Finding:
     fits = free // max(largest, 1)
     verdict = BAD if fits < 1 else NOTE if fits < FEW_CHECKPOINTS else OK
     size = f"{largest / GIB:.2f} GiB" if largest >= GIB / 10 else f"{largest / 2**20:.1f} MiB"
-    text += f": {fits:,} more checkpoints of {size} fit"
+    text += f": room for {counted(int(fits), 'more checkpoint')} of {size}"
     return Finding("disk", "checkpoints", verdict, text, facts | {"fits": int(fits)})
 
 

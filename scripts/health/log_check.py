@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.diagnosis.reading.log_clock import stamp_before, to_unix
 from launcher.reporting.formats import age
-from scripts.health.findings import BAD, NOTE, OK, Finding
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, Finding
 from scripts.health.run_check import Subject
 
 LOG_BYTES = 32 * 2**20
@@ -41,14 +41,24 @@ class ErrorsSeen:
 
 
 def check_logs(subject: Subject) -> list[Finding]:
-    seen = [errors for log in sorted(subject.paths.logs.glob("*.log")) for errors in errors_in(log)]
-    return judge_errors(seen, now=time.time(), recent_s=subject.recent_s, is_live=subject.may_be_live)
+    logs = sorted(subject.paths.logs.glob("*.log"))
+    if not logs:
+        return [Finding("logs", "connections", ABSENT, "there is no log")]
+    longest = max((log.stat().st_size for log in logs if log.exists()), default=0)
+    seen = [errors for log in logs for errors in errors_in(log)]
+    return judge_errors(
+        seen, now=time.time(), recent_s=subject.recent_s, is_live=subject.may_be_live, is_all=longest <= LOG_BYTES
+    )
 
 
-def judge_errors(seen: Sequence[ErrorsSeen], *, now: float, recent_s: float, is_live: bool) -> list[Finding]:
-    """Recent errors of a live run are bad. Older ones are a note: the run has repaired their cause."""
+def judge_errors(
+    seen: Sequence[ErrorsSeen], *, now: float, recent_s: float, is_live: bool, is_all: bool = True
+) -> list[Finding]:
+    """Recent errors of a live run are bad. Older ones are a note: the run has repaired their cause. `is_all`: the logs
+    were read from their beginning."""
     if not seen:
-        return [Finding("logs", "connections", OK, "no connection error in the logs")]
+        where = "the logs" if is_all else f"the last {LOG_BYTES // 2**20} MiB of each log"
+        return [Finding("logs", "connections", OK, f"no connection error in {where}")]
     findings = []
     for one in seen:
         when = ", at times that the lines don't say"

@@ -15,6 +15,7 @@ import psutil
 import pynvml
 
 from actors.processes.process_tree import descendants
+from launcher.base.wording import counted
 from launcher.resources.gpus import UnreadableGpu, handle_of, nvml
 from launcher.resources.hardware import find_hardware, memory_in_use, oom_kills
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
@@ -43,7 +44,7 @@ def judge_kills(
 ) -> Finding:
     """`kills`: None where the kernel's log can't be read. `count`: the kernel's own counter since boot."""
     until = now if is_live else view.ended_at
-    own = [kill for kill in kills or () if kill[1] in own_pids]
+    own = [kill for kill in kills or () if kill[1] in own_pids and kill[0] >= view.started_at]  # pids are used again
     others = [kill for kill in kills or () if view.started_at <= kill[0] <= until]
     verdict: CheckResult = OK
     text = "none while it ran" if kills is not None or not count else "none of this run's processes died"
@@ -54,13 +55,17 @@ def judge_kills(
         text = f"the kernel killed {len(own)} of this run's processes for memory, the last one {name} (pid {pid})"
     elif view.ran_out:
         verdict = NOTE if is_live else BAD
-        text = f"memory ran out {len(view.ran_out)} times in this attempt, the last time {view.ran_out[-1]}"
+        times = counted(len(view.ran_out), "time")
+        text = f"memory ran out {times} in this attempt, the last time {view.ran_out[-1]}"
     elif others:
         _, pid, name = others[-1]
         verdict, text = NOTE, f"{len(others)} while it ran, none of this run: {name} (pid {pid})"
     elif kills is None and count and view.deaths:
         verdict = UNKNOWN
-        text = f"{count} since boot; the kernel's log can't be read, and {view.deaths} processes of the run died"
+        deaths = counted(view.deaths, "death")
+        text = (
+            f"{count} since boot; the kernel's log can't be read, and the journal has {deaths} of the run's processes"
+        )
     return Finding("memory", "kills for memory", verdict, text, {"oom_kill": count, "ran_out": view.ran_out})
 
 

@@ -176,6 +176,6 @@ def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Finding:
 def _left_over(paths: RunPaths) -> Finding:
     pids = {server.name: [process.pid for process in server.tree] for server in find_servers(paths)}
     if not pids:
-        return Finding("run", "processes", OK, "none is left, as it should be")
+        return Finding("run", "processes", OK, "no server is left, as it should be")
     text = f"the run has ended, but these are still running: {', '.join(f'{n} {p}' for n, p in pids.items())}"
     return Finding("run", "processes", BAD, text, {"pids": pids})

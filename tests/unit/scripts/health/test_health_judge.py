@@ -83,6 +83,7 @@ SILENT = {"generated_s": None, "failure": "no answer within 4 s"}
         ({"weight_version": 8}, OK, "weight_version 8"),
         ({"weight_version": 6}, BAD, "it holds weight_version 6, the trainer is at 7 or 8"),
         ({"weight_version": 9}, BAD, "it holds weight_version 9"),
+        ({"expected": (8, 11)}, BAD, "it holds weight_version 7, the trainer is at 8 to 11"),
         ({"expected": None, "weight_version": 3}, OK, "weight_version 3"),
         ({"running": None, "queued": None, "kv_use": None}, OK, "a token in 0.10 s, weight_version 7"),
         ({"process": ""}, BAD, "its process is gone"),
@@ -107,7 +108,8 @@ def test_memory_and_disk_space():
     spaces = [judge_space("/d", free * GIB, [2 * GIB, 3 * GIB]) for free in (2, 4, 8, 30)]
     assert verdicts(spaces) == [BAD, NOTE, NOTE, OK]
     assert spaces[-1].facts["fits"] == 10
-    assert "10 more checkpoints of 3.00 GiB fit" in spaces[-1].said
+    assert "room for 10 more checkpoints of 3.00 GiB" in spaces[-1].said
+    assert "room for 1 more checkpoint of" in spaces[1].said
     assert judge_space("/d", GIB, []).verdict is NOTE
 
 
@@ -119,8 +121,9 @@ def test_memory_and_disk_space():
         ({"kills": ((150.0, 9, "other"),), "count": 1}, NOTE, "none of this run: other (pid 9)"),
         ({"kills": ((150.0, 7, "python"),), "count": 1}, NOTE, "killed 1 of this run's processes for memory"),
         ({"kills": ((150.0, 7, "python"),), "count": 1, "is_live": False}, BAD, "python (pid 7)"),
-        ({"ran_out": ["server-0 (server_pool)"]}, NOTE, "memory ran out 1 times in this attempt"),
+        ({"ran_out": ["server-0 (server_pool)"]}, NOTE, "memory ran out 1 time in this attempt"),
         ({"kills": None, "count": 3, "deaths": 1}, UNKNOWN, "the kernel's log can't be read"),
+        ({"kills": ((50.0, 7, "python"),), "count": 1}, OK, "none while it ran"),  # another's, before, of the same pid
         ({"kills": None, "count": 3}, OK, "none of this run's processes died (3 since boot)"),
         ({"kills": None}, OK, "none while it ran"),
     ],
@@ -139,7 +142,10 @@ def test_errors_in_logs_count_while_they_are_young_and_the_run_lives():
     assert verdicts(judge_errors(errors, now=1000.0, recent_s=40, is_live=True)) == [NOTE]
     (dead,) = judge_errors(errors, now=1000.0, recent_s=60, is_live=False)
     assert (dead.verdict, dead.said) == (NOTE, "3 × timed out, from 16 min ago to 50 s ago")
-    assert verdicts(judge_errors([], now=1000.0, recent_s=60, is_live=True)) == [OK]
+    (none,) = judge_errors([], now=1000.0, recent_s=60, is_live=True)
+    assert (none.verdict, none.said) == (OK, "no connection error in the logs")
+    (none,) = judge_errors([], now=1000.0, recent_s=60, is_live=True, is_all=False)
+    assert none.said == "no connection error in the last 32 MiB of each log"
 
 
 def test_unknown_is_never_healthy_and_nothing_there_is():
