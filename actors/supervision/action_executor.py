@@ -276,9 +276,9 @@ class ActionExecutor:
 
     async def _load_weights(self, name: str, lineage: int) -> int:
         """The version that it got: the one that was ordered, or a newer one."""
-        self._observer.watched.load_begins(name)
         within_s = self._config.actor.weight_update_timeout
-        version: int = await self._trainer.call("send_weights", self._living(name), lineage, within_s=within_s)
+        with self._observer.watched.loads(name):
+            version: int = await self._trainer.call("send_weights", self._living(name), lineage, within_s=within_s)
         if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
             await self._monitor.trust(name)
         return version

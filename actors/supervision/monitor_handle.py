@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,8 @@ from launcher.policy.observation_history import Task
 ANSWER_S = 2.0
 LOOK_S = 0.5
 FRESH_S = 5.0
+LATE_S = 2.0
+"""So much later than a load begins may it be seen."""
 LONGEST_TURN_S = 5.0
 """One turn's share of a silence: a longer one was a pause of the Coordinator's own."""
 
@@ -153,8 +155,9 @@ def _verdicts(view: MonitorView | None) -> object:
 class WatchedServers:
     """The servers that the HealthMonitor is to watch now, each with the long task that it was given.
 
-    A server that starts has its own deadline; one that loads weights owes nobody a token until it has, for
-    `load_s` at most.
+    A server that starts has its own deadline; one that is sent weights owes nobody a token until it has them, for
+    `load_s` at most: one that was given up after all that time is stuck. One that merely waits for weights (its trainer
+    starts, a disk is full) answers as any other.
     """
 
     def __init__(
@@ -163,18 +166,26 @@ class WatchedServers:
         self._slots = slots
         self._standbys = standbys
         self._load_s = load_s
+        self._ordered: set[str] = set()
         self._loading_since: dict[str, float] = {}
 
-    def load_begins(self, name: str) -> None:
-        """Weights are sent again: the deadline begins again."""
+    @contextlib.contextmanager
+    def loads(self, name: str) -> Iterator[None]:
+        """Inside the block it is sent weights by order of the Coordinator: the deadline begins anew."""
         self._loading_since[name] = time.monotonic()
+        self._ordered.add(name)
+        try:
+            yield
+        finally:
+            self._ordered.discard(name)
 
     def targets(self, view: TrainerView) -> list[Watched]:
         in_pool = {(info.name, info.generation): info for info in view.servers}
         targets = []
         for name, slot in self._slots.items():
-            is_loading = slot.serves and _is_loading(in_pool.get((name, slot.generation)), view)
-            if not is_loading:
+            known = in_pool.get((name, slot.generation))
+            is_loading = name in self._ordered or _is_sent(known, view) or self._is_stuck(known)
+            if not (slot.serves and is_loading):
                 self._loading_since.pop(name, None)
             if slot.info is not None and slot.serves:
                 task = self._task(name) if is_loading else None
@@ -182,14 +193,19 @@ class WatchedServers:
                 targets.append(Watched(server=slot.info, waiting=waiting, task=task, is_standby=is_standby))
         return targets
 
+    def _is_stuck(self, known: ServerInfo | None) -> bool:
+        """Its load took all its time, and it has nothing newer."""
+        if known is None or known.state is not ServerState.STALE or known.name not in self._loading_since:
+            return False
+        return time.monotonic() - self._loading_since[known.name] >= self._load_s - LATE_S
+
     def _task(self, name: str) -> Task:
         since = self._loading_since.setdefault(name, time.monotonic())
         return Task(name="loading weights", since=since, deadline_s=self._load_s)
 
 
-def _is_loading(known: ServerInfo | None, view: TrainerView) -> bool:
-    """It is not the trainer's version yet, and somebody is sending that."""
+def _is_sent(known: ServerInfo | None, view: TrainerView) -> bool:
+    """The trainer sends it weights by itself."""
     if known is None:
         return False
-    is_behind = known.weight_version != view.policy_version
-    return known.state is ServerState.STALE or (view.phase == "publish" and is_behind)
+    return known.name in view.loading or (view.phase == "publish" and known.weight_version != view.policy_version)

@@ -15,7 +15,7 @@ from launcher.run_files.journal import Record
 HANGS = frozenset({"server_hang", "trainer_hang"})
 SILENCES = (
     *("stopped", "asleep", "unanswered", "does not answer"),
-    *("without a token", "no token for anybody", "no progress"),
+    *("without a token", "no token for anybody", "no token", "no progress"),
 )
 SILENCE = re.compile(rf"(?:{'|'.join(SILENCES)}) for (\d+(?:\.\d+)?) s")
 """How launcher/policy/liveness.py and trainer_liveness.py report how long there was no sign of life."""

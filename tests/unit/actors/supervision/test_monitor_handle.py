@@ -2,14 +2,15 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
 from actors.monitoring.monitor_view import MonitorView, ServerVerdict
 from actors.supervision import monitor_handle
-from actors.supervision.monitor_handle import MonitorHandle
-from launcher.base.messages import Cause, Health, Incident, Verdict
+from actors.supervision.monitor_handle import MonitorHandle, WatchedServers
+from launcher.base.messages import Cause, Health, Incident, ServerInfo, ServerState, Verdict
 from tests.support.fake_actors import FakeActor, never
 
 SOUND = MonitorView(
@@ -162,3 +163,46 @@ async def test_it_is_released_from_the_servers_that_are_about_to_be_stopped(ende
     assert len(watched) == seen
     assert watched[0] == ["server-0"]
     assert watched[-1] == []
+
+
+WAITS = ServerInfo(name="server-0", index=0, generation=1, state=ServerState.STALE, url="u", weight_version=6)
+
+
+class Loads:
+    """One server, as the trainer sees it at a time."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(monitor_handle.time, "monotonic", lambda: self.now)
+        slot = SimpleNamespace(name="server-0", generation=1, serves=True, info=WAITS)
+        self.watched = WatchedServers({"server-0": slot}, load_s=60.0)
+
+    def task(self, after_s=0.0, known=WAITS, *, phase="rollout", loading=()):
+        self.now += after_s
+        view = SimpleNamespace(servers=(known,), loading=loading, phase=phase, policy_version=7, in_flight={})
+        (target,) = self.watched.targets(view)
+        return target.task
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    return Loads(monkeypatch)
+
+
+def test_a_server_that_waits_for_weights_which_nobody_sends_is_at_no_task(loads):
+    """While the trainer started, or a disk was full, it was found hung after actor.weight_update_timeout."""
+    assert loads.task() is None and loads.task(3600.0) is None
+    assert loads.task(loading=("server-0",)).since == loads.now
+    assert loads.task(5.0) is None, "it was refused at once: nobody sends it anything now"
+
+
+def test_one_that_is_sent_weights_has_its_time_and_is_stuck_after_it(loads):
+    began = loads.now
+    assert loads.task(loading=("server-0",)).since == began
+    assert loads.task(59.5).since == began, "the load was given up after all its time"
+    assert loads.task(1.0).deadline_s < loads.now - began
+    with loads.watched.loads("server-0"):
+        assert loads.task().since == loads.now, "sent again by order: its time begins anew"
+    current = dataclasses.replace(WAITS, state=ServerState.READY, weight_version=7)
+    assert loads.task(known=current) is None
+    assert loads.task(known=dataclasses.replace(current, weight_version=6), phase="publish") is not None
