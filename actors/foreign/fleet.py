@@ -36,6 +36,7 @@ from actors.supervision.interfaces import Observation
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
+from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, TrainerView, Verdict
 from launcher.config.schema import RunConfig
@@ -181,16 +182,15 @@ class ServedSupervisor(ForeignSupervisor):
         await asked(lambda: self._door.new_client.remote(is_first), within_s=DOOR_S)
         await super()._start(step, is_again=is_again)
 
-    async def _take_all(self, *, known: int | None = None) -> Fault | None:
+    async def _take(self, seen: Sequence[StepSeen]) -> Fault | None:
         """With what the door has answered since the step before."""
-        steps, counted, had = self.steps, None, self.steps.committed
-        with contextlib.suppress(RunError):  # what it counted comes with a later step, or is lost with it
-            counted = await answer(self._door.completions.remote(), within_s=ANSWER_S, of="the door")
-        steps.beside = {} if counted is None else counted.figures_since(self._counted)
-        fault = await super()._take_all(known=known)
-        if steps.committed > had or self._counted is None:
+        if seen:
+            counted = None
+            with contextlib.suppress(RunError):  # this step and the next go without
+                counted = await answer(self._door.completions.remote(), within_s=ANSWER_S, of="the door")
+            self.steps.beside = {} if counted is None else counted.figures_since(self._counted)
             self._counted = counted
-        return fault
+        return await super()._take(seen)
 
 
 class Fleet:

@@ -293,11 +293,11 @@ class ForeignSupervisor:
     async def _take_all(self, *, known: int | None = None) -> Fault | None:
         """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""
         seen, self._rest = await asyncio.to_thread(lambda: self._adapter.read(self._rest + self._tail.read()))
-        fault = self._take([one for one in seen if known is None or one.step > known])
+        fault = await self._take([one for one in seen if known is None or one.step > known])
         await asyncio.to_thread(self.steps.write)
         return fault
 
-    def _take(self, seen: Sequence[StepSeen]) -> Fault | None:
+    async def _take(self, seen: Sequence[StepSeen]) -> Fault | None:
         """Lines come in bundles, as buffers are emptied: their steps are spread over the time since the last one."""
         now, seen_at = self._clock(), self.steps.seen_at
         before = self.since if seen_at is None else seen_at

@@ -79,15 +79,15 @@ async def test_each_step_gets_what_the_door_answered_since_the_one_before_also_w
             raise RunError("the door is being restarted")
         return made
 
-    answers = [counts[0], counts[1], counts[2], None, counts[2], counts[3]]
+    answers = [counts[0], counts[2], None, counts[2], counts[3]]
     config = RunConfig(experiment_name="counted", trainer=ForeignTrainerConfig(adapter="command", command="true"))
     config.trainer.pattern = "step (?P<step>[0-9]+)"
     journal = Journal(paths.events, 1)
     supervisor = ServedSupervisor(config, paths, journal, RunHistory(journal), {}, door=FakeActor(completions=count))
     paths.logs.mkdir(parents=True, exist_ok=True)
-    for printed in ("", "", "step 1\n", "step 2\n", "", "step 3\n"):
+    for printed in ("step 1\n", "", "step 2\n", "step 3\n", "step 4\n", "step 5\n"):
         with paths.trainer_log.open("a") as log:
             log.write(printed)
         assert await supervisor._take_all() is None
     lines = list(read_lines(paths.metrics))
-    assert [line.get("door/completions") for line in lines] == [32.0, None, 32.0]
+    assert [line.get("door/completions") for line in lines] == [None, 32.0, None, None, 32.0]
