@@ -79,10 +79,21 @@ def needs() -> Iterator[Need]:
     for path, request, given in (
         ("/update_weights_from_disk", "UpdateWeightFromDiskReqInput", ("model_path",)),
         ("/update_weights_from_tensor", "UpdateWeightsFromTensorReqInput", ("serialized_named_tensors",)),
+        (
+            "/update_weights_from_distributed",
+            "UpdateWeightsFromDistributedReqInput",
+            ("names", "dtypes", "shapes", "group_name", "load_format"),
+        ),
     ):
         yield Need(kind="route", name=path, files=ROUTES, use="actors/serving/sglang_client.py")
         for name in (*given, "weight_version", "abort_all_requests", "flush_cache"):
             yield Need(kind="field", name=f"{request}.{name}", files=REQUESTS, use="actors/serving/sglang_client.py")
+    path = "/init_weights_update_group"
+    yield Need(kind="route", name=path, files=ROUTES, use="actors/serving/sglang_client.py")
+    for name in ("group_name", "master_address", "master_port", "backend", "rank_offset", "world_size"):
+        request = f"InitWeightsUpdateGroupReqInput.{name}"
+        yield Need(kind="field", name=request, files=REQUESTS, use="actors/serving/sglang_client.py")
+    yield Need(kind="text", name='"flattened_bucket"', files=r"srt/.*\.py", use="actors/serving/weight_buckets.py")
     for name in ("input_ids", "sampling_params", "return_logprob", "stream"):
         yield Need(kind="field", name=f"GenerateReqInput.{name}", files=REQUESTS, use="actors/serving/sglang_client.py")
     for name in (*CONFIGURED, "stop_token_ids", "sampling_seed", "stream_interval"):

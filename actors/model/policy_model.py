@@ -222,6 +222,11 @@ class PolicyModel:
         is_finite: bool = self._do("is_finite")
         return is_finite
 
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return self._device.type
+
     def named_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Weights by Hugging Face name, as servers load them; a tied head is left out, as `save_pretrained` does.
 

@@ -1,7 +1,6 @@
 """HTTP client for the SGLang endpoints that we use, typed. No Ray, no torch at import.
 
-Every answer is either complete and valid, or a `RequestFailed` with what was wrong (P1). The session has
-no limit of connections (aiohttp's own 100 would throttle 256 requests in flight) and reuses them.
+Every answer is either complete and valid, or a `RequestFailed` with what was wrong (P1).
 
 SGLang keeps weight versions as strings, ours are integers. Each update sends one, since without it the server keeps
 the old label on the new weights, and asks the server for it afterwards.
@@ -10,34 +9,31 @@ the old label on the new weights, and asks the server for it afterwards.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-import aiohttp
-import orjson
-
-from actors.serving.completions import CompletionStream, Samples, completion_from, malformed, refusal
+from actors.serving.completions import CompletionStream, Samples, completion_from, malformed
+from actors.serving.server_connection import ServerConnection
 from actors.serving.sglang_features import streams_by_length, update_session
 from launcher.base.errors import RequestFailed as RequestFailed
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
 from launcher.config.schema import GenerationConfig
-from launcher.run_files.run_keys import ServerKeys
 
 if TYPE_CHECKING:
     import torch
 
-KEEP_ALIVE_S = 4.0
-"""SGLang closes a connection that was idle for 5 s; to reuse one at that moment would look like a server's death."""
+    from actors.serving.weight_buckets import WeightBucket
+
 CONFIGURED = ("temperature", "top_p", "top_k", "max_new_tokens", "min_new_tokens")
 """Sampling parameters that are settings of ours, under SGLang's own names."""
 ANSWER_S = 1.0
 """What is left for an answer after a deadline spent otherwise."""
+NO_VERSION = "default"
+"""SGLang's own label of weights that were given none."""
 ONLY_WHEN_WHOLE = 2**30
 """A `stream_interval` that is longer than any completion."""
 
@@ -93,32 +89,11 @@ class ModelInfo:
     weight_version: int | None
 
 
-class SGLangClient:
+class SGLangClient(ServerConnection):
     """One HTTP session to any number of servers, used on one asyncio loop.
 
     Every method takes the server's `url` and a deadline `timeout_s`, and raises RequestFailed.
     """
-
-    def __init__(self, keys: ServerKeys | None = None) -> None:
-        """`keys`: the run's; None sends no authorization."""
-        self._headers = {} if keys is None else _authorization(keys.api)
-        self._admin_headers = {} if keys is None else _authorization(keys.admin)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-            headers={"Content-Type": "application/json"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._session.close()
 
     # ── generation ──
 
@@ -171,7 +146,7 @@ class SGLangClient:
         try:
             version = str(answer["weight_version"])
             return ModelInfo(
-                model_path=answer["model_path"], weight_version=None if version == "default" else int(version)
+                model_path=answer["model_path"], weight_version=None if version == NO_VERSION else int(version)
             )
         except (KeyError, ValueError) as error:
             raise malformed(url, f"no model_path, or no weight_version of ours, in {answer}") from error
@@ -228,8 +203,36 @@ class SGLangClient:
             async with update_session(partial(self._answer, "POST", url, timeout_s=timeout_s, body={}, admin=True)):
                 await self._update(url, "/update_weights_from_tensor", weights, weight_version, timeout_s)
 
+    async def join_update_group(
+        self, url: str, *, name: str, address: str, port: int, backend: str, tp_size: int, timeout_s: float
+    ) -> None:
+        """Have a server's ranks be 1 to `tp_size` of a torch.distributed group, whose rank 0 keeps the store at that
+        address and port. Answered when all are there; until then the server does nothing else.
+        """
+        group = {"group_name": name, "master_address": address, "master_port": port, "backend": backend}
+        ranks = {"rank_offset": 1, "world_size": 1 + tp_size}
+        await self._answer("POST", url, "/init_weights_update_group", timeout_s, {**group, **ranks}, admin=True)
+
+    async def update_weights_from_distributed(
+        self, url: str, *, group: str, bucket: WeightBucket, weight_version: int | None, timeout_s: float
+    ) -> None:
+        """Have a server take a bucket that rank 0 of the group broadcasts meanwhile. Requests are aborted.
+
+        `weight_version` None: others follow, and until the last it has no version. Raises WeightsRefused where the
+        server says no or another version afterwards; then a part of its weights may be the new ones.
+        """
+        weights = {
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
+            "group_name": group,
+            "load_format": "flattened_bucket",
+        }
+        async with update_session(partial(self._answer, "POST", url, timeout_s=timeout_s, body={}, admin=True)):
+            await self._update(url, "/update_weights_from_distributed", weights, weight_version, timeout_s)
+
     async def _update(
-        self, url: str, path: str, weights: Mapping[str, object], weight_version: int, timeout_s: float
+        self, url: str, path: str, weights: Mapping[str, object], weight_version: int | None, timeout_s: float
     ) -> None:
         """Update, ask for the version, then flush the prefix cache, which holds what the old weights computed.
 
@@ -238,7 +241,8 @@ class SGLangClient:
         """
         what = f"{url} and weight version {weight_version}"
         deadline = time.monotonic() + timeout_s
-        order = {"weight_version": str(weight_version), "abort_all_requests": True, "flush_cache": False}
+        label = NO_VERSION if weight_version is None else str(weight_version)
+        order = {"weight_version": label, "abort_all_requests": True, "flush_cache": False}
         try:
             await self._answer("POST", url, path, timeout_s, {**weights, **order}, admin=True)
             held = (await self.model_info(url, timeout_s=_until(deadline))).weight_version
@@ -256,90 +260,6 @@ class SGLangClient:
         """Forget all prefixes. Waits for running requests; http_4xx where they have not ended in time."""
         await self._answer("POST", url, f"/flush_cache?timeout={timeout_s:g}", timeout_s + ANSWER_S, admin=True)
 
-    # ── one request ──
-
-    async def _json(
-        self, method: str, url: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None
-    ) -> dict[str, Any]:
-        content = await self._answer(method, url, path, timeout_s, body)
-        try:
-            answer = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
-            raise malformed(url, f"not JSON: {content[:80]!r}") from error
-        if not isinstance(answer, dict):
-            raise malformed(url, f"not a JSON object: {content[:80]!r}")
-        return answer
-
-    async def _answer(
-        self,
-        method: str,
-        url: str,
-        path: str,
-        timeout_s: float,
-        body: Mapping[str, object] | None = None,
-        *,
-        admin: bool = False,
-    ) -> bytes:
-        """The body of a 2xx answer."""
-        async with self._response(method, url, path, timeout_s, body, admin=admin) as response:
-            return await response.read()
-
-    @asynccontextmanager
-    async def _response(
-        self,
-        method: str,
-        url: str,
-        path: str,
-        timeout_s: float,
-        body: Mapping[str, object] | None = None,
-        *,
-        admin: bool = False,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A 2xx answer, to be read inside the block; what goes wrong there is a RequestFailed too."""
-        content = None if body is None else orjson.dumps(body)
-        async with self.exchange(method, url, path, timeout_s, content, admin=admin) as response:
-            if response.status >= 400:
-                said = (await response.read())[:300].decode(errors="replace").strip()
-                raise refusal(f"{method} {url}{path}", response.status, said)
-            yield response
-
-    @asynccontextmanager
-    async def exchange(
-        self,
-        method: str,
-        url: str,
-        path: str,
-        timeout_s: float,
-        content: bytes | None = None,
-        *,
-        admin: bool = False,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer of whatever status, as it comes; what goes wrong inside the block is a RequestFailed."""
-        where = f"{method} {url}{path}"
-        try:
-            async with self._session.request(
-                method,
-                url + path,
-                data=content,
-                headers=self._admin_headers if admin else self._headers,
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ) as response:
-                yield response
-        except TimeoutError as error:
-            raise RequestFailed(f"{where}: no answer within {timeout_s:g} s", kind="timeout") from error
-        except aiohttp.ClientConnectorError as error:
-            raise RequestFailed(f"{where}: {error.os_error.strerror or error}", kind="refused") from error
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            raise RequestFailed(f"{where}: the connection broke off", kind="reset") from error
-        except aiohttp.ClientPayloadError as error:
-            raise RequestFailed(f"{where}: the answer broke off", kind="truncated") from error
-        except aiohttp.ClientError as error:
-            raise RequestFailed(f"{where}: {error!r}", kind="malformed") from error
-
 
 def _until(deadline: float) -> float:
     return max(deadline - time.monotonic(), ANSWER_S)
-
-
-def _authorization(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}

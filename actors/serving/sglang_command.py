@@ -112,6 +112,7 @@ def environment(
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules again
     if device == "cpu":
         environment["OMP_NUM_THREADS"] = str(config.threads or max(1, int(config.num_cpus)))
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo listens for anybody, where this machine's name leads
     elif gpu_ids:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpu_ids, key=_number))  # Ray's order is any
     if Path(model_path).is_dir():

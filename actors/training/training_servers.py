@@ -20,6 +20,7 @@ from actors.rollout.live_rollouts import LiveRollouts, LoopThread
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, SGLangClient
+from actors.weights.group_sender import GroupSender
 from actors.weights.weight_consistency_check import (
     GREEDY,
     ONE_TOKEN,
@@ -93,6 +94,7 @@ class TrainingServers:
             newest=self._version_served,
         )
         dtype = torch_dtype(config.sglang.dtype)
+        self._groups = self._new_groups() if config.actor.weight_update_mode == "xccl" else None
         self.publisher = WeightPublisher(
             self._client,
             self.pool,
@@ -101,6 +103,8 @@ class TrainingServers:
             tp_size=config.sglang.tp_size,
             timeout_s=config.actor.weight_update_timeout,
             files=self._to_files,
+            again=lambda: self._journal.record("weights.fast_again", subject="trainer"),
+            groups=self._groups,
             finish_s=config.rollout.finish_s if config.rollout.max_head_offpolicyness > 0 else None,
         )
 
@@ -108,10 +112,19 @@ class TrainingServers:
         dtype = torch_dtype(self._config.sglang.dtype)
         return WeightFolders(self._root, lambda folder: self._model.export(folder, dtype))
 
+    def _new_groups(self) -> GroupSender:
+        sglang = self._config.sglang
+        return GroupSender(
+            self._client,
+            device=self._model.device,
+            tp_size=sglang.tp_size,
+            timeout_s=self._config.actor.weight_update_timeout,
+        )
+
     def _to_files(self, reason: str) -> WeightFolders:
-        """From now on, until this process ends."""
+        """For a while (weight_way.py)."""
         self._journal.record("weights.by_files", subject="trainer", reason=reason)
-        self._folders = self._new_folders()
+        self._folders = self._folders or self._new_folders()
         return self._folders
 
     def _version_served(self) -> int:
@@ -290,5 +303,7 @@ class TrainingServers:
         if self._episodes is not None:
             await self._episodes.close()
         await self.publisher.close()
+        if self._groups is not None:
+            self._groups.keep(())
         await self.pool.close()
         await self._client.close()

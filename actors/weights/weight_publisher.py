@@ -1,8 +1,8 @@
 """New weights to every server, each confirming the version before it gets traffic (P3).
 
 `disk`: a Hugging Face folder in memory-backed storage, written once and loaded by every server; a restarted server
-starts from it too. `tensor`: over HTTP to servers on this node, without a file; after two failures in a row of one
-server, through files to all.
+starts from it too. `tensor`: over HTTP to servers on this node, without a file. `xccl`: over a group with each server.
+After two failures in a row of one server these two give way to files, for a while (weight_way.py).
 
 All servers load side by side, each with its own deadline, and each gets traffic as soon as it has confirmed. The step
 continues when the first has confirmed and the others have had about as long again. A server that is late then loads
@@ -23,22 +23,23 @@ from typing import TYPE_CHECKING, TypeAlias
 from actors.rollout.server_pool import OVER, ServerKey, ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_way import WeightWay
 from launcher.base.errors import RequestFailed, ServerError, WeightsRefused
 from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
 
 if TYPE_CHECKING:
     import torch  # takes seconds, and the driver imports this without a tensor in sight
 
+    from actors.weights.group_sender import GroupSender
+
 PATIENCE_S = 1.0
 """The others are waited for at least so long, and at least as long again as the first one took."""
 
-FAST_TRIES = 2
-"""Failures in a row of one server to take tensors, after which weights go through files."""
 NOBODY_THERE = "refused"
 
 NamedWeights: TypeAlias = "Mapping[str, torch.Tensor]"
-Send = Callable[[str], Awaitable[None]]
-"""Sends one version to the server at a url."""
+Send = Callable[[ServerInfo], Awaitable[None]]
+"""Sends one version to a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,12 @@ class WeightPublisher:
         tp_size: int,
         timeout_s: float,
         files: Callable[[str], WeightFolders] | None = None,
+        again: Callable[[], object] = lambda: None,
+        groups: GroupSender | None = None,
         finish_s: float | None = None,
     ) -> None:
-        """`folders` None: over HTTP; then `weights` are sent, to servers split over `tp_size` GPUs. `files` makes the
-        folders that take their place, and is told why.
+        """`folders` None: `weights` are sent, over `groups` or, without, as tensors to servers split over `tp_size`
+        GPUs. `files` makes the folders that take their place, and is told why; `again`: they are taken again.
 
         `finish_s`: for so long requests in flight at a server that is to load may finish; then they move on, so that
         none is answered by two versions. None: there are none, since nothing is made ahead.
@@ -79,7 +82,9 @@ class WeightPublisher:
         self._folders = folders
         self._weights = weights
         self._files = files
-        self._failed: dict[str, int] = {}  # by server, to take tensors, in a row
+        self._again = again
+        self._groups = groups
+        self._way = WeightWay(by_files=folders is not None, may_change=files is not None)
         self._tp_size = tp_size
         self._timeout_s = timeout_s
         self._finish_s = finish_s
@@ -119,11 +124,11 @@ class WeightPublisher:
 
         Raises WeightsRefused where no server took them; a single one that did not is STALE.
         """
-        failed: dict[str, int] | None = None
-        took_them = False
-        while not took_them and failed != self._failed:  # tensors fail: again, and at last through files
-            failed = dict(self._failed)
+        failures, took_them = -1, False
+        while not took_them and failures != self._way.n_failures:  # again, and at last through files
+            failures = self._way.n_failures
             took_them = await self._offer(version)
+        self._way.published()
         if self._folders is not None:
             self._folders.forget_before(version, spare=frozenset(self._reading))
         if not took_them:
@@ -136,6 +141,8 @@ class WeightPublisher:
     async def _offer(self, version: int) -> bool:
         """Whether any server took it."""
         servers = [server for server in self._pool.servers() if server.state not in OVER]
+        if self._groups is not None:
+            self._groups.keep([_key(server) for server in servers])
         send = await self._prepare(version, may_share=len(servers) == 1)
         self._parcel = _Parcel(version=version, lineage=self.lineage, send=send)
         fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
@@ -225,22 +232,24 @@ class WeightPublisher:
         """The folder of `version` stays until the server has answered, however many steps are taken meanwhile."""
         self._reading.append(version)
         try:
-            await self._pool.unless_ended(server, send(server.url))
+            await self._pool.unless_ended(server, send(server))
+        finally:
+            self._reading.remove(version)
+
+    async def _send_fast(self, server: ServerInfo, sending: Awaitable[None]) -> None:
+        try:
+            await sending
         except (WeightsRefused, RequestFailed) as error:
             if self._pool.is_living(server) and getattr(error, "kind", "") != NOBODY_THERE:
                 self._count_failure(server.name, error.message)
             raise
-        else:
-            self._failed.pop(server.name, None)
-        finally:
-            self._reading.remove(version)
+        if self._way.took(server.name):
+            self._again()
 
     def _count_failure(self, name: str, reason: str) -> None:
-        if self._folders is not None or self._files is None:
-            return
-        self._failed[name] = self._failed.get(name, 0) + 1
-        if self._failed[name] >= FAST_TRIES:
-            self._folders = self._files(f"{name} failed to take tensors {FAST_TRIES} times in a row: {reason}")
+        if self._way.failed(name) and self._files is not None:
+            tried = "tensors" if self._groups is None else "weights over its group"
+            self._folders = self._files(f"{name} failed to take {tried}: {reason}")
 
     async def _prepare(self, version: int, *, may_share: bool) -> Send:
         """Read the model in a thread, one caller at a time: it takes seconds, and the loop must answer meanwhile.
@@ -249,15 +258,28 @@ class WeightPublisher:
         may be late.
         """
         async with self._exporting:
-            if self._folders is None:
-                tensors = await asyncio.to_thread(lambda: self._weights() if may_share else _copies(self._weights()))
-                return lambda url: self._client.update_weights_from_tensor(
-                    url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
+            if self._folders is not None and self._way.by_files:
+                folder = await asyncio.to_thread(self._folders.have, version)
+                self.newest = PublishedWeights(path=str(folder), version=version, lineage=self.lineage)
+                return lambda server: self._client.update_weights_from_disk(
+                    server.url, path=folder, weight_version=version, timeout_s=self._timeout_s
                 )
-            folder = await asyncio.to_thread(self._folders.have, version)
-            self.newest = PublishedWeights(path=str(folder), version=version, lineage=self.lineage)
-            return lambda url: self._client.update_weights_from_disk(
-                url, path=folder, weight_version=version, timeout_s=self._timeout_s
+            self.newest = None
+            if (groups := self._groups) is not None:
+                from actors.serving.weight_buckets import in_buckets  # torch
+
+                buckets = await asyncio.to_thread(lambda: in_buckets(self._weights(), device=groups.device))
+                return lambda server: self._send_fast(server, groups.send(server, buckets, version))
+            tensors = await asyncio.to_thread(lambda: self._weights() if may_share else _copies(self._weights()))
+            return lambda server: self._send_fast(
+                server,
+                self._client.update_weights_from_tensor(
+                    server.url,
+                    named_tensors=tensors,
+                    weight_version=version,
+                    timeout_s=self._timeout_s,
+                    tp_size=self._tp_size,
+                ),
             )
 
 

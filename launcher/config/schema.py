@@ -195,7 +195,9 @@ class ActorConfig(LoraConfig, RecipeConfig):
     mb_spec: MicroBatchConfig = part(MicroBatchConfig)
     optimizer: OptimizerConfig = part(OptimizerConfig)
     weight_update_mode: str = setting(
-        "disk", "how weights reach the servers: memory-backed files, or over the wire", OneOf(("disk", "tensor"))
+        "disk",
+        "how weights reach the servers: memory-backed files, tensors of this machine, or a group (NCCL, on a CPU gloo)",
+        OneOf(("disk", "tensor", "xccl")),
     )
     weight_update_timeout: float = setting(120.0, "a server must have confirmed new weights by then", DEADLINE)
     num_cpus: float = setting(1.0, "CPUs that Ray reserves for each trainer rank (bookkeeping, not a limit)", NATURAL)

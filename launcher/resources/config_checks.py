@@ -24,6 +24,7 @@ from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision_checks import find_contradictions
 from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, place
+from launcher.resources.weight_way_checks import other_ways
 
 ARGUMENTS_OF_OURS = frozenset(
     {
@@ -101,11 +102,7 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.rollout.max_head_offpolicyness > 0:
         for allowed in _against_staleness(config):
             yield "rollout.max_head_offpolicyness", f"0 {allowed}"
-    if actor.weight_update_mode == "tensor" and cluster.n_nodes > 1:
-        yield (
-            "actor.weight_update_mode",
-            f"allowed with cluster.n_nodes={cluster.n_nodes}: disk (tensors travel within one machine)",
-        )
+    yield from other_ways(config)
     if cluster.n_nodes > 1 and cluster.address == "local":
         yield (
             "cluster.n_nodes",

@@ -18,7 +18,7 @@ BENCHMARKS = {
     "routing": "tokens/s of two servers behind our pool against the two driven directly",
     "ahead": "steps with rollouts ahead of the trainer against steps that wait for them, where each side has a core",
     "step": "share of a step that is neither generation nor training",
-    "publish": "new weights to the server: from a folder and over the wire",
+    "publish": "new weights to the server: from a folder, as tensors, over a group",
     "supervision": "steps with supervision against steps without, in one run",
     "failover": "from a server's SIGKILL to the next tokens, with a standby and without",
     "hangs": "from a server's SIGSTOP until it is condemned, and its requests are answered elsewhere",

@@ -1,4 +1,4 @@
-"""Benchmark `publish`: new weights to a running server, from a folder in memory and over the wire, in turn."""
+"""Benchmark `publish`: new weights to a running server, from a folder in memory, as tensors and over a group."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from actors.model.policy_model import PolicyModel, torch_dtype
 from actors.rollout.live_rollouts import LoopThread
 from actors.serving.sglang_client import SGLangClient
+from actors.weights.group_sender import GroupSender
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.messages import ServerInfo
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Measured:
     found = measure(compose([PRESET, *arguments.overrides]), publishes=arguments.publishes)
-    return Measured(points=found, ratios={"tensor over disk": paired_ratio(found["tensor_s"], found["disk_s"])})
+    ways = [way for way in ("tensor", "xccl") if f"{way}_s" in found]
+    ratios = {f"{way} over disk": paired_ratio(found[f"{way}_s"], found["disk_s"]) for way in ways}
+    return Measured(points=found, ratios=ratios)
 
 
 def measure(config: RunConfig, *, publishes: int) -> Points:
@@ -58,17 +61,22 @@ async def connect(
     config: RunConfig, model: PolicyModel, server: ServerInfo, keys: ServerKeys, folder: Path
 ) -> tuple[SGLangClient, dict[str, WeightPublisher]]:
     client, pool = SGLangClient(keys), await pool_of(config, [server])
-    dtype = torch_dtype(config.sglang.dtype)
+    dtype, timeout_s = torch_dtype(config.sglang.dtype), config.actor.weight_update_timeout
 
-    def publisher(folders: WeightFolders | None) -> WeightPublisher:
+    def publisher(folders: WeightFolders | None = None, groups: GroupSender | None = None) -> WeightPublisher:
         return WeightPublisher(
             client,
             pool,
             folders=folders,
             weights=lambda: dict(model.named_weights(dtype)),
             tp_size=config.sglang.tp_size,
-            timeout_s=config.actor.weight_update_timeout,
+            timeout_s=timeout_s,
+            groups=groups,
         )
 
     in_memory = WeightFolders(folder / "weights", lambda target: model.export(target, dtype))
-    return client, {"disk_s": publisher(in_memory), "tensor_s": publisher(None)}
+    ways = {"disk_s": publisher(in_memory), "tensor_s": publisher()}
+    if model.device == "cpu":  # a benchmark's server and model are on one GPU, where NCCL has no two ranks
+        groups = GroupSender(client, device="cpu", tp_size=config.sglang.tp_size, timeout_s=timeout_s)
+        ways["xccl_s"] = publisher(groups=groups)
+    return client, ways

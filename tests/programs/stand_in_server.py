@@ -40,6 +40,7 @@ from aiohttp import web
 from actors.serving.auth_middleware import VARIABLE, opens
 from launcher.run_files.run_keys import ServerKeys
 from tests.programs.stand_in_faults import StandInFaults
+from tests.programs.stand_in_groups import StandInGroups
 from tests.programs.stand_in_start import fits_or_exits, start_tree, take_pool
 from tests.support.truthful_model import TruthfulModel
 
@@ -74,6 +75,7 @@ class StandIn(StandInFaults):
         self.aborts = asyncio.Event()
         self.running = asyncio.Event()
         self.running.set()
+        self.groups = StandInGroups()
         self.keys = ServerKeys.read_file(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
         self.truthful = arguments.truthful
         self.chatty = arguments.chatty
@@ -231,6 +233,13 @@ class StandIn(StandInFaults):
             self.abort_all()
         return self.updated(body)
 
+    async def update_from_distributed(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if body["abort_all_requests"]:
+            self.abort_all()
+        refused = await self.groups.update(body)
+        return self.updated(body) if refused is None else refused
+
     def updated(self, body: dict) -> web.Response:
         if self.in_flight and body["flush_cache"]:
             sys.exit("Cache flush failed after updating weights")  # as SGLang, whose requests leave a step later
@@ -273,11 +282,14 @@ class StandIn(StandInFaults):
                 web.get("/metrics/", self.metrics),
                 web.post("/update_weights_from_disk", self.update_from_disk),
                 web.post("/update_weights_from_tensor", self.update_from_tensor),
+                web.post("/init_weights_update_group", self.groups.join),
+                web.post("/update_weights_from_distributed", self.update_from_distributed),
                 web.post("/pause_generation", self.pause),
                 web.post("/continue_generation", self.resume),
                 web.post("/flush_cache", self.flush_cache),
                 web.post("/stand_in/fault", self.set_fault),
                 web.get("/stand_in/state", self.state),
+                web.get("/stand_in/received", self.groups.told),
             ]
         )
         return application

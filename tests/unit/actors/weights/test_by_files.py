@@ -6,6 +6,7 @@ import torch
 from actors.rollout.server_pool import ServerPool
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
+from actors.weights.weight_way import AGAIN_AFTER
 from launcher.base.errors import RequestFailed, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 
@@ -35,7 +36,7 @@ class Client:
 
 class Run:
     def __init__(self, folder, client, urls=URLS[:1]):
-        self.told = []
+        self.told, self.again = [], []
         self.folder, self.client, self.urls = folder, client, urls
 
     async def begin(self):
@@ -52,6 +53,7 @@ class Run:
             tp_size=1,
             timeout_s=5,
             files=self.files,
+            again=lambda: self.again.append(1),
         )
         return self
 
@@ -66,7 +68,7 @@ class Run:
         return [way for way, of, _ in self.client.sent if of == version]
 
 
-async def test_the_second_failure_takes_files_at_once_and_for_good(tmp_path):
+async def test_the_second_failure_takes_files_at_once_and_for_a_while(tmp_path):
     run = await Run(tmp_path, Client({URLS[0]: 99})).begin()
     await run.publisher.publish(1)
     assert run.ways(1) == ["tensor", "tensor", "disk"]
@@ -74,8 +76,20 @@ async def test_the_second_failure_takes_files_at_once_and_for_good(tmp_path):
     await run.publisher.publish(2)
     assert run.ways(2) == ["disk"]
     (reason,) = run.told
-    assert "http://one failed to take tensors 2 times in a row: http://one: the handle can't be opened" in reason
+    assert "http://one failed to take tensors: http://one: the handle can't be opened" in reason
     assert run.publisher.newest.version == 2, "a restarted server starts from these"
+
+
+async def test_the_fast_way_is_tried_again_later_and_then_no_folder_is_the_newest(tmp_path):
+    run = await Run(tmp_path, Client({URLS[0]: 2})).begin()
+    last = AGAIN_AFTER + 1
+    for version in range(1, last + 1):
+        await run.publisher.publish(version)
+    assert run.ways(1) == ["tensor", "tensor", "disk"]
+    assert run.ways(last - 1) == ["disk"]
+    assert run.ways(last) == ["tensor"]
+    assert run.again == [1]
+    assert run.publisher.newest is None, "a restarted server would start from older weights"
 
 
 async def test_one_failure_is_tried_again_and_changes_nothing(tmp_path):

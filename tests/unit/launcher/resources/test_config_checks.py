@@ -47,7 +47,7 @@ GSM8K = compose(["conf=gsm8k_h200"])
         ({"actor__dtype": "float16"}, "actor.dtype=float16: allowed: float32, bfloat16"),
         ({"sglang__device": "gpu"}, "sglang.device=gpu: allowed: auto, cpu, cuda"),
         ({"actor__loss_aggregation": "mean"}, "allowed: token_mean, sequence_mean"),
-        ({"actor__weight_update_mode": "nccl"}, "allowed: disk, tensor"),
+        ({"actor__weight_update_mode": "nccl"}, "allowed: disk, tensor, xccl"),
         ({"recover__mode": "fault"}, "recover.mode=fault: allowed: auto, on, off"),
         ({"stats_logger__wandb__mode": "on"}, "allowed: online, offline, disabled"),
         ({"rollout__request_retries": -1}, "rollout.request_retries=-1: allowed: at least 0"),
@@ -157,6 +157,21 @@ def test_out_of_range(settings, said):
         ),
         (
             GSM8K,
+            {"sglang__dp_size": 2, "sglang__gpu_fraction": 1.0, "actor__weight_update_mode": "xccl"},
+            "actor.weight_update_mode=xccl: disk with sglang.dp_size=2",
+        ),
+        (
+            ARITHMETIC,
+            {"actor__device": "cuda", "actor__weight_update_mode": "xccl"},
+            "actor.weight_update_mode=xccl: disk or tensor with sglang.device=cpu and actor.device=cuda",
+        ),
+        (
+            GSM8K,
+            {"actor__weight_update_mode": "xccl"},
+            "disk or tensor with sglang.gpu_fraction=0.5 and actor.gpu_fraction=0.5: on one GPU",
+        ),
+        (
+            GSM8K,
             {"cluster__n_gpus_per_node": 1, "sglang__gpu_fraction": 0.6},
             "sglang.gpu_fraction=0.6 + the trainer × actor.gpu_fraction=0.5; to share one, ",
         ),
@@ -193,6 +208,7 @@ def test_all_problems_are_said_at_once():
     [
         (ARITHMETIC, {"train_dataset__batch_size": 15}),  # nothing divides a batch: one trainer, servers share by load
         (ARITHMETIC, {"sglang__n_servers": 3}),
+        (ARITHMETIC, {"actor__weight_update_mode": "xccl", "actor__dp_size": 2}),
         (ARITHMETIC, {"gconfig__max_new_tokens": 255}),
         (ARITHMETIC, {"valid_dataset": DatasetConfig(path="x", max_items=1)}),
         (ARITHMETIC, {"evaluator__freq_steps": None, "valid_dataset": None}),

@@ -1,0 +1,33 @@
+"""Which ways of new weights to the servers a run can take (actor.weight_update_mode)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.config.schema import RunConfig
+
+KEY = "actor.weight_update_mode"
+
+
+def other_ways(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The key, and what would be allowed."""
+    mode, nodes = config.actor.weight_update_mode, config.cluster.n_nodes
+    if mode != "disk" and nodes > 1:
+        yield KEY, f"allowed with cluster.n_nodes={nodes}: disk (the others have been built within one machine)"
+    elif mode != "disk" and config.sglang.dp_size > 1:
+        yield KEY, f"disk with sglang.dp_size={config.sglang.dp_size}: SGLang takes the others with dp_size 1 only"
+    elif mode == "xccl" and (why := _against_groups(config)):
+        yield KEY, f"disk or tensor with {why}"
+
+
+def _against_groups(config: RunConfig) -> str:
+    """Why no server can be in a group with the trainer; "" if it can."""
+    sglang, actor = config.sglang, config.actor
+    if sglang.device != actor.device:
+        return f"sglang.device={sglang.device} and actor.device={actor.device}: a group is of one kind of device"
+    if sglang.device != "cpu" and sglang.gpu_fraction + actor.gpu_fraction <= 1:
+        return (
+            f"sglang.gpu_fraction={sglang.gpu_fraction:g} and actor.gpu_fraction={actor.gpu_fraction:g}: on one "
+            "GPU, where NCCL has no two ranks"
+        )
+    return ""
