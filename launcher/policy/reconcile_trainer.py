@@ -107,7 +107,7 @@ def _load(builder: PlanBuilder) -> None:
     repair = builder.next_repair(Cause.CHECKPOINT_CORRUPT, TRAINER, progress_at=builder.seen.progress_at)
     choice = choose(builder.seen.checkpoints, None, builder.history, builder.config.restore)
     if repair.rung is Rung.HALT or choice.global_step is None:
-        builder.halt(f"{repair.reason}; {choice.reason}")
+        builder.halt(f"the trainer's state could not be loaded ({repair.tried}); {choice.reason}")
     elif not builder.is_due(repair):
         return
     elif repair.rung is Rung.RETRY:
@@ -115,7 +115,7 @@ def _load(builder: PlanBuilder) -> None:
         builder.order(RestoreTrainer(global_step=choice.global_step, reason=choice.reason), attempt=attempt)
     else:
         attempt = builder.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RESTORE)
-        builder.order(RestartTrainer(reason=repair.reason), attempt=attempt)
+        builder.order(RestartTrainer(reason="its state could not be loaded"), attempt=attempt)
 
 
 def _pause_then_restore(builder: PlanBuilder) -> None:

@@ -71,11 +71,12 @@ SHARED_RUNGS = frozenset({Rung.FLEET, Rung.RESTORE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """Do `rung`, not before `not_before` (on the clock of the history)."""
+    """Do `rung`, not before `not_before` (on the clock of the history). `tried`: what was, where nothing is left."""
 
     rung: Rung
     not_before: float
     reason: str
+    tried: str = ""
 
 
 def next_repair(
@@ -109,7 +110,8 @@ def next_repair(
                 reason=f"{cause} of {subject}: {rung}, {spent[rung] + 1} of {budget}",
             )
     tried = ", ".join(f"{rung} {counted(count, 'time')}" for rung, count in spent.items()) or "nothing can help here"
-    return Repair(rung=Rung.HALT, not_before=now, reason=f"{cause} of {subject} again, without progress: {tried}")
+    reason = f"{cause} of {subject} again, without progress: {tried}"
+    return Repair(rung=Rung.HALT, not_before=now, reason=reason, tried=tried)
 
 
 def budget_of(rung: Rung, settings: RestartConfig) -> int:
