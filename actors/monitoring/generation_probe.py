@@ -36,7 +36,8 @@ class GenerationProbe:
         self.waits = False
         """A generation has been requested since the last answer."""
         self.answered_at: float | None = None
-        self.last_failure = ""
+        self.failure = ""
+        """Of the last that failed since the last answer."""
 
     @property
     def usual_answer_s(self) -> float | None:
@@ -70,11 +71,11 @@ class GenerationProbe:
                 self._url, token_ids=PROMPT, sampling=SAMPLING, timeout_s=self._settings.silence_max_s
             )
         except RequestFailed as failure:
-            self.last_failure = failure.message
+            self.failure = failure.message
             return
         self.answered_at = self._clock()
         self._durations.append(self.answered_at - asked_at)
-        self.waits = False
+        self.waits, self.failure = False, ""
 
     async def close(self) -> None:
         running = tuple(self._running)

@@ -109,6 +109,7 @@ class ServerWatch:
             processes=None if self._tree is None else self._tree.look(),
             probe_waits=self._probe.waits,
             answered_at=self._probe.answered_at,
+            probe_failure=self._probe.failure,
             usual_answer_s=self._probe.usual_answer_s,
             waiting=self._waiting if is_recent else 0,
             tokens=self._tokens(),

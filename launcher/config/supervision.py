@@ -23,7 +23,7 @@ class HealthConfig:
     silence_s: float = setting(3.0, "without an answer, a token or CPU time: one of three votes for a hang", POSITIVE)
     silence_factor: float = setting(10.0, "or so many of its usual answer times, where that is longer", POSITIVE)
     silence_max_s: float = setting(60.0, "but not longer than this", DEADLINE)
-    lone_probe_factor: float = setting(5.0, "patience, times silence, where nothing but a probe waits", Between(1))
+    lone_probe_factor: float = setting(5.0, "patience, times silence, where no client is known to wait", Between(1))
     proof_s: float = setting(10.0, "an answer, a token or an observation older than that is no evidence", POSITIVE)
     slow_factor: float = setting(2.5, "times slower than it used to be, and than its peers are: slow", Between(1))
     trainer_silence_s: float = setting(10.0, "a stopped trainer that doesn't answer for so long is hung", POSITIVE)

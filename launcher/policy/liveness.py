@@ -87,7 +87,8 @@ def _votes_at_task(evidence: ServerEvidence, task: Task, settings: HealthConfig,
 def _answer_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:
     silence_s = _silence_s(evidence, settings)
     if evidence.unanswered_s >= silence_s:
-        return Vote(f"one-token generation unanswered for {evidence.unanswered_s:.1f} s")
+        failure = evidence.look.probe_failure
+        return Vote(f"one-token generation unanswered for {evidence.unanswered_s:.1f} s{failure and f' ({failure})'}")
     return ALIVE if _is_within(silence_s, evidence.look.answered_at, now) else ABSTAINS
 
 
@@ -95,9 +96,10 @@ def _tokens_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -
     silence_s = _silence_s(evidence, settings)
     if evidence.dry_s >= silence_s:
         return Vote(f"{counted(evidence.look.waiting, 'request')} without a token for {evidence.dry_s:.1f} s")
-    # With nothing but a probe waiting, this witness is the same as the one before: it must wait longer to count.
-    if evidence.alone_s >= silence_s * settings.lone_probe_factor:
-        return Vote(f"no token for anybody for {evidence.alone_s:.1f} s")
+    # Where no client is known to wait, this witness is the same as the one before: it must wait longer to count. A
+    # server that answers errors at once has a client waiting at one look, and none at the next.
+    if evidence.barren_s >= silence_s * settings.lone_probe_factor:
+        return Vote(f"no token for anybody for {evidence.barren_s:.1f} s")
     return ALIVE if _is_within(silence_s, evidence.token_at, now) else ABSTAINS
 
 

@@ -52,7 +52,7 @@ class ServerLook:
     `probe_waits`: one has been asked for since, and has not come. `waiting`: requests of clients in flight. `tokens`:
     all that this incarnation has made, counted as they are made; a count of finished answers would make a long one look
     like a hang. `health_status`: of its health endpoint, shown to a person and never believed: it is 200 while dead and
-    503 while busy.
+    503 while busy. `probe_failure`: what came in place of the answer that is waited for, "" where nothing did.
     """
 
     at: float
@@ -64,6 +64,7 @@ class ServerLook:
     tokens: int | None = None
     task: Task | None = None
     health_status: int | None = None
+    probe_failure: str = ""
 
     @property
     def has_stopped(self) -> bool:
@@ -75,9 +76,9 @@ class ServerEvidence:
     """One incarnation of one server so far: the last look, and for how many seconds (as defined above) it has been …
 
     `stopped_s`: with a process stopped; `frozen_s`: with work, its scheduler asleep; `unanswered_s`: owing a probe;
-    `dry_s`: owing clients a token; `alone_s`: owing one to nobody but a probe. `token_at`: when its count last grew;
-    `dead_at`: when it was last found dead, before which nothing proves that it lives. `ran_s`, `waited_s`: of its
-    scheduler, lately.
+    `dry_s`: owing clients a token; `barren_s`: owing a probe one, and making none for anybody. `token_at`: when its
+    count last grew; `dead_at`: when it was last found dead, before which nothing proves that it lives. `ran_s`,
+    `waited_s`: of its scheduler, lately.
     """
 
     look: ServerLook
@@ -85,7 +86,7 @@ class ServerEvidence:
     frozen_s: float = 0.0
     unanswered_s: float = 0.0
     dry_s: float = 0.0
-    alone_s: float = 0.0
+    barren_s: float = 0.0
     token_at: float | None = None
     dead_at: float = float("-inf")
     stopped: frozenset[str] = field(default=frozenset())
@@ -126,7 +127,7 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
         frozen_s=evidence.frozen_s + served_s if asleep else 0.0,
         unanswered_s=evidence.unanswered_s + served_s if owes_probe else 0.0,
         dry_s=evidence.dry_s + served_s if owes_client and made == 0 else 0.0,
-        alone_s=evidence.alone_s + served_s if owes_probe and made == 0 and not owes_client else 0.0,
+        barren_s=evidence.barren_s + served_s if owes_probe and made == 0 else 0.0,
         token_at=look.at if made else evidence.token_at,
         ran_s=evidence.ran_s * kept + ran_s,
         waited_s=evidence.waited_s * kept + waited_s,

@@ -248,7 +248,7 @@ def test_of_several_runs_one_that_can_not_be_composed_keeps_no_other_from_being_
 
 
 @pytest.mark.slow
-def test_a_sweep_of_wrong_values_alone_starts_nothing(command, tmp_path):
+def test_a_sweep_of_wrong_values_barren_starts_nothing(command, tmp_path):
     code, _, err = command("conf=arithmetic_cpu", "-m", "seed=x,-1")
     assert code == 2
     assert err.count("error:") == 2

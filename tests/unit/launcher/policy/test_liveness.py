@@ -92,6 +92,19 @@ def test_an_endless_loop_while_nobody_asks_is_suspected_soon_and_condemned_later
     assert condemned <= SETTINGS.silence_s * SETTINGS.lone_probe_factor + 2
 
 
+def test_a_server_that_answers_errors_at_once_is_condemned_though_a_client_waits_at_every_other_look():
+    """It held a whole run: each look without a client forgot how long clients had waited, and the other way round."""
+    first = ServerLook(at=0.0, processes=None, answered_at=0.0, tokens=9)
+    evidence, at = ServerEvidence(look=first), 0.0
+    while (verdict := judge_server(evidence, SETTINGS, at)).health is not Health.DEAD and at < 60:
+        at += SETTINGS.look_interval_s
+        waiting = round(at / SETTINGS.look_interval_s) % 2
+        look = dataclasses.replace(first, at=at, probe_waits=True, probe_failure="HTTP 500", waiting=waiting)
+        evidence = observation_history.observe(evidence, look, SETTINGS)
+    assert at <= SETTINGS.silence_s * SETTINGS.lone_probe_factor + 1
+    assert "one-token generation unanswered for 15.0 s (HTTP 500); no token for anybody" in verdict.reason
+
+
 @pytest.mark.parametrize("name", TRAPS)
 def test_a_trap_raises_no_alarm(name):
     assert alarms(TRAPS[name]) == []
@@ -268,10 +281,10 @@ LONG = Task(name="loading weights", since=80.0, deadline_s=30.0)
             Health.DEAD,
             "scheduler asleep for 3.0 s with work waiting; 3 requests",
         ),
-        (LOOK, {"frozen_s": 3.0, "alone_s": 14.9}, Health.SUSPECT, "scheduler asleep"),
+        (LOOK, {"frozen_s": 3.0, "barren_s": 14.9}, Health.SUSPECT, "scheduler asleep"),
         (
             LOOK,
-            {"frozen_s": 3.0, "alone_s": 15.0},
+            {"frozen_s": 3.0, "barren_s": 15.0},
             Health.DEAD,
             "scheduler asleep for 3.0 s with work waiting; no token",
         ),

@@ -93,12 +93,12 @@ BEFORE = ServerLook(
     waiting=2,
     tokens=100,
 )
-HELD = {"stopped_s": 1.0, "frozen_s": 2.0, "unanswered_s": 3.0, "dry_s": 4.0, "alone_s": 5.0, "token_at": 8.0}
+HELD = {"stopped_s": 1.0, "frozen_s": 2.0, "unanswered_s": 3.0, "dry_s": 4.0, "barren_s": 5.0, "token_at": 8.0}
 HALF = dataclasses.replace(SETTINGS, look_interval_s=0.5)
 LOADING = Task(name="loading weights", since=9.0, deadline_s=9.0)
-ENDED = {"stopped_s": 0.0, "frozen_s": 0.0, "unanswered_s": 0.0, "dry_s": 0.0, "alone_s": 0.0, "token_at": 8.0}
-OWED = ENDED | {"frozen_s": 2.75, "unanswered_s": 3.75, "dry_s": 4.75}
-WAITED = ENDED | {"frozen_s": 2.0, "unanswered_s": 3.0, "dry_s": 4.0}
+ENDED = {"stopped_s": 0.0, "frozen_s": 0.0, "unanswered_s": 0.0, "dry_s": 0.0, "barren_s": 0.0, "token_at": 8.0}
+OWED = ENDED | {"frozen_s": 2.75, "unanswered_s": 3.75, "dry_s": 4.75, "barren_s": 5.75}
+WAITED = ENDED | {"frozen_s": 2.0, "unanswered_s": 3.0, "dry_s": 4.0, "barren_s": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -106,18 +106,19 @@ WAITED = ENDED | {"frozen_s": 2.0, "unanswered_s": 3.0, "dry_s": 4.0}
     [
         ({}, {}, OWED),
         ({}, {"waiting": 1}, OWED),
-        ({}, {"waiting": 0}, OWED | {"dry_s": 0.0, "alone_s": 5.75}),
+        ({}, {"waiting": 0}, OWED | {"dry_s": 0.0}),
         ({}, {"waiting": 0, "probe_waits": False}, ENDED),
-        ({}, {"probe_waits": False}, OWED | {"unanswered_s": 0.0}),
-        ({}, {"answered_at": 10.5}, OWED | {"unanswered_s": 0.0}),
+        ({}, {"probe_waits": False}, OWED | {"unanswered_s": 0.0, "barren_s": 0.0}),
+        ({}, {"answered_at": 10.5}, OWED | {"unanswered_s": 0.0, "barren_s": 0.0}),
         ({}, {"tokens": 101}, ENDED | {"unanswered_s": 3.75, "token_at": 10.75}),
         ({}, {"tokens": 101, "waiting": 0}, ENDED | {"unanswered_s": 3.75, "token_at": 10.75}),
-        ({}, {"tokens": None}, OWED | {"dry_s": 0.0}),
-        ({"tokens": None}, {}, OWED | {"dry_s": 0.0}),
-        ({"tokens": None}, {"waiting": 0}, OWED | {"dry_s": 0.0}),
+        ({}, {"tokens": None}, OWED | {"dry_s": 0.0, "barren_s": 0.0}),
+        ({"tokens": None}, {}, OWED | {"dry_s": 0.0, "barren_s": 0.0}),
+        ({"tokens": None}, {"waiting": 0}, OWED | {"dry_s": 0.0, "barren_s": 0.0}),
         ({}, {"task": LOADING}, ENDED),
         ({"task": LOADING}, {}, ENDED),
-        ({}, {"at": 15.0}, ENDED | {"frozen_s": 3.0, "unanswered_s": 4.0, "dry_s": 5.0}),  # two intervals at most
+        # two intervals at most
+        ({}, {"at": 15.0}, ENDED | {"frozen_s": 3.0, "unanswered_s": 4.0, "dry_s": 5.0, "barren_s": 6.0}),
         ({}, {"at": 9.0}, WAITED),
         ({}, {"http": ProcessLook(state="R", cpu_s=1.0)}, WAITED),
         ({}, {"http": ProcessLook(state="R", cpu_s=1.01)}, OWED),
