@@ -64,7 +64,8 @@ class HangReasons:
 
 async def _read(log: Path, since: int) -> str:
     try:
-        return await asyncio.wait_for(asyncio.to_thread(tail, log, since), READ_S)
+        async with asyncio.timeout(READ_S):
+            return await asyncio.to_thread(tail, log, since)
     except TimeoutError:
         return ""
 

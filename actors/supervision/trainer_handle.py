@@ -72,8 +72,7 @@ class TrainerHandle:
         self._load_s = health.trainer_first_s
         self._look_s = health.look_interval_s
         self._liveness = TrainerWatch(health)
-        self._lease_s = lease_s
-        self._fenced_until = 0.0
+        self._lease_s, self._fenced_until = lease_s, 0.0
         self._kills = OomKillWatch()
         self._watched: ProcessId | None = None
         self._busy, self._busy_since = "", 0.0
@@ -104,7 +103,8 @@ class TrainerHandle:
     async def _log_size(self) -> int:
         """Read on a thread, since a disk may stall; then it is the size that was known."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(size_of, self._log), READ_S)
+            async with asyncio.timeout(READ_S):  # `wait_for` may swallow a cancellation (Python 3.11)
+                return await asyncio.to_thread(size_of, self._log)
         except TimeoutError:
             return self._log_read
 

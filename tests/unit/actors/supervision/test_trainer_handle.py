@@ -161,3 +161,24 @@ async def test_a_log_on_a_disk_that_stalls_does_not_stop_the_loop(monkeypatch):
         stall.set()
         assert (view, log_bytes, was_stalled) == (LOADED, 0, True)
     stall.set()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_one_that_is_closed_just_as_its_log_was_read_ends(monkeypatch, turns):
+    """A cancellation in that moment was swallowed: its questions went on, and their end was waited for for ever."""
+    async with World().link() as link:
+        size = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(asyncio, "to_thread", lambda *args: _awaited(size))
+        reading = asyncio.create_task(link._log_size())
+        await asyncio.sleep(0.01)
+        size.set_result(1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        had_ended = reading.done()
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert had_ended or reading.cancelled()
+
+
+async def _awaited(future):
+    return await future
