@@ -12,6 +12,7 @@ from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.incident_history import ENDED, IncidentHistory
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Rejection
+from launcher.base.wording import counted
 from launcher.policy.incident_policy import Ending, Trouble, end_all, incident_changes, repair_text, subjects_of
 from launcher.policy.observed import Observed, RecoveryPlan
 
@@ -115,7 +116,9 @@ def _what_was_kept(events: Sequence[Mapping[str, object]]) -> str:
     restored = steps.get("trainer.loaded")
     if not isinstance(committed, int) or not isinstance(restored, int):
         return ""
-    return f"; {committed - restored} steps are repeated" if committed > restored else "; no committed step was lost"
+    if (again := committed - restored) > 0:
+        return f"; {counted(again, 'step')} {'is' if again == 1 else 'are'} repeated"
+    return "; no committed step was lost"
 
 
 def incident_summary(events: Sequence[Mapping[str, object]], ended: Mapping[str, object]) -> dict[str, object]:

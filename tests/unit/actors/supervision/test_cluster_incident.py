@@ -16,6 +16,7 @@ def event(name, number, **facts):
     [
         (41, 41, "; no committed step was lost"),
         (41, 38, "; 3 steps are repeated"),
+        (41, 40, "; 1 step is repeated"),
         (None, -1, ""),
         (41, None, ""),
     ],
