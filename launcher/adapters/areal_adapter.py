@@ -19,7 +19,7 @@ from launcher.adapters.areal_settings import LAUNCHERS, areal_settings, areal_ve
 from launcher.adapters.command_adapter import MOST_REST, PYTHON, changed_at, split_words, step_seen
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
 from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
-from launcher.checkpoints.areal_folders import DATA_FILE, RecoverInfo, pickle_problems, read_recover_info
+from launcher.checkpoints.areal_folders import DATA_FILE, SUPERVISED, RecoverInfo, pickle_problems, read_recover_info
 from launcher.checkpoints.areal_log import STEP_LINE, StepTable, read_step, unfinished
 from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
@@ -114,7 +114,7 @@ class ArealAdapter:
         names = ("--experiment-name", paths.experiment_name, "--trial-name", paths.trial_name)
         which = ("--undo",) if resume is None else ("--checkpoint-path", str(resume), "--force")
         tool = (sys.executable, "-m", "scripts.setup_recovery", "--fileroot", str(paths.fileroot), *names, *which)
-        return TrainerCommand(words=tool, cwd=REPOSITORY, variables={})
+        return TrainerCommand(words=tool, cwd=REPOSITORY, variables={SUPERVISED: "1"})
 
     def is_trainer(self, words: Sequence[str]) -> bool:
         """A rank: Python with the script. torchrun, the launcher and its servers have the script further behind."""

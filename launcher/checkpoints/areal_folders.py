@@ -37,6 +37,8 @@ FREQUENCY_KEYS = frozenset(
 )
 DATA_FILE = "dataloader_info.pkl"
 METADATA = ".metadata"
+SUPERVISED = "GRPO_SUPERVISED"
+"""In the environment of a tool that a run's own supervisor starts, once the trainer has ended."""
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
 
 

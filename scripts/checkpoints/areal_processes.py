@@ -2,7 +2,8 @@
 
 Its launcher pipes each process's output through `tee -a {logs}/….log`: who holds a log of the trial open for writing is
 of the run, with the shell and the launcher above it and all below these. A trainer that was started by hand is found
-where its command names experiment and trial. On another machine's a log that is still young is all there is to see.
+where its command names experiment and trial; so is this launcher, but for a tool that it starts itself, whose trainer
+is down then. On another machine's a log that is still young is all there is to see.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import psutil
 
 from actors.processes.process_tree import PROC, Process, command_line, descendants, identify
 from launcher.base.errors import StorageError
+from launcher.checkpoints.areal_folders import SUPERVISED
 from launcher.checkpoints.areal_log import read_servers
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.reporting.formats import age
@@ -26,6 +28,7 @@ from scripts.faults.run_processes import all_processes
 YOUNG_S = 120.0
 """A run's log that is younger may be written to on another machine."""
 OF_A_LAUNCHER = ("areal", "torchrun", "torch.distributed")
+LAUNCHER = "launcher"
 ACCESS_MODE = os.O_WRONLY | os.O_RDWR
 
 
@@ -44,6 +47,8 @@ def areal_processes(trial: TrialFolder) -> list[Process]:
 
 def _names(process: Process, names: set[str]) -> bool:
     words = command_line(process)
+    if SUPERVISED in os.environ and any(word.partition(".")[0] == LAUNCHER for word in words):
+        return False
     return names <= set(words) and not any(word.startswith("scripts.") for word in words)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.errors import ConfigError
+from launcher.checkpoints.areal_folders import SUPERVISED
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.run_files.run_paths import login_name
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, copied, make_areal, truncate
@@ -130,6 +131,7 @@ def test_the_recover_folder_comes_before_an_export_of_its_step_and_an_export_is_
     assert adapter.preparation(own) is None
     prepared = adapter.preparation(found[0].path).words
     assert prepared[1:3] == ("-m", "scripts.setup_recovery")
+    assert SUPERVISED in adapter.preparation(found[0].path).variables, "the run that asks is not in its way"
     assert prepared[-3:] == ("--checkpoint-path", str(found[0].path), "--force")
     assert adapter.preparation(None).words[-1] == "--undo"
     assert adapter.command(own).words == adapter.command(None).words

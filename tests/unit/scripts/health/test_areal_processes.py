@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from launcher.checkpoints.areal_folders import SUPERVISED
 from launcher.checkpoints.areal_log import read_servers
 from launcher.checkpoints.trial_folders import find_trial
 from scripts import setup_recovery
@@ -62,6 +63,17 @@ def test_a_trainer_started_by_hand_is_known_by_its_command(trial, refused):
         assert "is running" in refused("--undo", code=2)
     with started(sys.executable, "-c", WAITS, words[0], "trial_name=another"):
         assert areal_processes(trial) == []
+
+
+def test_a_launcher_that_prepares_its_own_resume_is_not_in_its_way(trial, tool, monkeypatch):
+    words = ("-m", "launcher", "conf=areal", f"experiment_name={EXPERIMENT}", f"trial_name={TRIAL}")
+    with started(sys.executable, "-c", WAITS, *words) as driver:
+        assert [one.pid for one in areal_processes(trial)] == [driver.pid], "a person's tool is refused"
+        monkeypatch.setenv(SUPERVISED, "1")
+        assert areal_processes(trial) == []
+        assert tool("--before-step", "30")[0] == 0
+        with started(sys.executable, "-c", WAITS, *words[3:]) as trainer:
+            assert [one.pid for one in areal_processes(trial)] == [trainer.pid], "another trainer is"
 
 
 def test_who_reads_its_log_is_not_the_run(trial, tool):
