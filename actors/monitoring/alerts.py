@@ -72,7 +72,7 @@ class IncidentAlerts:
         """Send what is new in the journal. Never raises."""
         try:
             new = [event for event in self._tail.read() if event.get("attempt") == self._attempt]
-            self._sent |= {(e.get("incident"), str(e.get("state"))) for e in new if e.get("event") == SENT}
+            self._sent |= {(e.get("of", e.get("incident")), str(e.get("state"))) for e in new if e.get("event") == SENT}
             self._pending.extend(new)
             while self._pending:
                 self._send_if_due(self._pending.popleft())
@@ -88,14 +88,17 @@ class IncidentAlerts:
             self._ending.wait(LOOK_S)
 
     def _send_if_due(self, event: Mapping[str, object]) -> None:
-        found, number, state = alert_of(event), event.get("incident"), str(event.get("event")).rpartition(".")[2]
-        if found is None or not isinstance(number, int) or (number, state) in self._sent:
+        found, state = alert_of(event), str(event.get("event")).rpartition(".")[2]
+        number = number if isinstance(number := event.get("incident"), int) else None
+        of = event.get("monotonic") if number is None else number
+        if found is None or (of, state) in self._sent:
             return
         title, reason = found
-        self._sent.add((number, state))
-        self._journal.record(SENT, subject="webhook", reason=title, incident=number, state=state)
+        self._sent.add((of, state))
+        self._journal.record(SENT, subject="webhook", reason=title, incident=number, state=state, of=of)
+        what = "" if number is None else f"incident {number} {state}: "
         message = {
-            "text": f"{self._run}: incident {number} {state}: {title}: {reason}",  # what chat services show
+            "text": f"{self._run}: {what}{title}: {reason}",  # what chat services show
             "run": self._run,
             "incident": number,
             "state": state,

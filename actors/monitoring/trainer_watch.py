@@ -14,9 +14,13 @@ from actors.cluster.node_identity import is_here
 from actors.processes.process_tree import process_state
 from launcher.base.messages import ServerState, TrainerView, Verdict
 from launcher.config.supervision import HealthConfig
-from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
-
-STEPS_KEPT = 20
+from launcher.policy.trainer_liveness import (
+    STEPS_KEPT,
+    TrainerEvidence,
+    TrainerLook,
+    judge_trainer,
+    observe_trainer,
+)
 
 
 class TrainerWatch:

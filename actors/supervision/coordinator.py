@@ -29,6 +29,7 @@ from launcher.policy.reconcile_fleet import change_to
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import wait_s
 from launcher.policy.run_state import ENDS, RunState
+from launcher.policy.trainer_liveness import StepClock
 
 TURN_S = 0.25
 """Between two looks at what time alone changes: a deadline, a doubt."""
@@ -58,6 +59,7 @@ class Coordinator:
         self._incidents = IncidentTracker(history, artifacts)
         self._under_way: dict[asyncio.Task[None], Action] = {}
         self._failures: dict[tuple[type[Action], str], list[float]] = {}
+        self._steps = StepClock(config.health)
 
     async def run(self) -> RunOutcome:
         """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
@@ -140,6 +142,7 @@ class Coordinator:
         made = plan(seen, self._history.attempts, self._config, now)
         self._incidents.turn(seen, made, look.rejections, now)
         self._enter(made)
+        self._note_late_step(seen, made, now)
         for attempt in made.attempts:
             self._history.attempted(attempt)
         for action in made.actions:
@@ -152,6 +155,15 @@ class Coordinator:
         verdicts = (seen.trainer.verdict, *(server.verdict for server in seen.servers))
         is_in_doubt = any(verdict.health in (Health.SUSPECT, Health.DEAD) for verdict in verdicts)
         return made.state is RunState.RUNNING and not (self._under_way or is_in_doubt or seen.incident or seen.disk)
+
+    def _note_late_step(self, seen: Observed, made: RecoveryPlan, now: float) -> None:
+        is_working = made.state is RunState.RUNNING and not seen.trainer.is_evaluating and not seen.hold_reason
+        told = self._steps.note(seen.trainer.next_step, is_working=is_working, now=now)
+        if told and self._steps.is_late:
+            doubts = [f"{s.name}: {s.verdict.reason}" for s in seen.servers if s.verdict.health is not Health.HEALTHY]
+            self._history.event("step.late", subject="trainer", reason="; ".join([told, *doubts]))
+        elif told:
+            self._history.event("step.came", subject="trainer", reason=told)
 
     def _enter(self, made: RecoveryPlan) -> None:
         self._history.enter(made.state, made.reason)

@@ -57,10 +57,8 @@ class TrainerHandle:
         lease_s: float | None = None,
         standby: StandbyHandle | None = None,
     ) -> None:
-        """`log`: what it wrote; a process that found no memory may report it there and nowhere else.
-
-        `lease_s`: for how long a process that was cut off may still step; None where none can be.
-        """
+        """`log`: what it wrote; a process that found no memory may report it there and nowhere else. `lease_s`: for how
+        long a process that was cut off may still step; None where none can be."""
         self.view = NOTHING
         self.lengths = Lengths()
         self.order: OrderState = NoOrder()
@@ -162,6 +160,7 @@ class TrainerHandle:
             lineage=view.lineage,
             next_step=view.next_step,
             is_publishing=view.phase == "publish",
+            is_evaluating=view.phase == "evaluate",
             is_finished=view.is_finished and answers,
             ran_out=None if found is None else found.ran_out,
             unschedulable_since=unschedulable_since,

@@ -60,6 +60,7 @@ class TrainerFacts:
     lineage: int
     next_step: int
     is_publishing: bool = False
+    is_evaluating: bool = False
     is_finished: bool = False
     ran_out: RanOut | None = None
     unschedulable_since: float | None = None

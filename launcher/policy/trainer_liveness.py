@@ -6,11 +6,17 @@ kernel may hold the interpreter for long. Only one that is stopped *and* doesn't
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
+from statistics import median
 
 from launcher.base.messages import Cause, Health, Verdict
 from launcher.config.supervision import HealthConfig
 from launcher.policy.observation_history import LONGEST_GAP, STOPPED
+
+STEPS_KEPT = 20
+MOST_BETWEEN_LOOKS_S = 5.0
+"""Of a longer time nobody knows what was in it: the machine may have been suspended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +110,38 @@ def _alive_or_unknown(evidence: TrainerEvidence, settings: HealthConfig, now: fl
         return Verdict(health=Health.UNKNOWN, reason=f"last sign of life {age_s:.1f} s ago")
     waits = f", waits for {evidence.look.waits_for}" if evidence.look.waits_for else ""
     return Verdict(health=Health.HEALTHY, reason=f"sign of life {age_s:.1f} s ago{waits}")
+
+
+class StepClock:
+    """Says when a run that works takes no step for far longer than usual, and when one came after all.
+
+    For what no detector knows: nothing is repaired for it, but a person hears of it.
+    """
+
+    def __init__(self, settings: HealthConfig) -> None:
+        self._settings = settings
+        self._durations: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._next_step, self._at, self._waited_s = -1, 0.0, 0.0
+        self.is_late = False
+
+    def note(self, next_step: int, *, is_working: bool, now: float) -> str:
+        """What began or ended to be so with this look, "" for nothing. Only time in which the run worked counts: it is
+        not repaired, paused or evaluated; nor does what nobody looked at."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        elapsed_s = min(now - self._at, MOST_BETWEEN_LOOKS_S) if is_working and self._next_step >= 0 else 0.0
+        steps, self._next_step, self._at = next_step - self._next_step, next_step, now
+        if steps == 0:
+            self._waited_s = waited_s + elapsed_s
+            return self._became_late()
+        if steps > 0 and waited_s > 0:
+            self._durations.append((waited_s + elapsed_s) / steps)
+        was_late, self.is_late = self.is_late, False
+        return f"a step came after {waited_s + elapsed_s:.0f} s" if was_late else ""
+
+    def _became_late(self) -> str:
+        usual_s = median(self._durations) if self._durations else None
+        if self.is_late or self._waited_s < progress_limit_s(usual_s, self._settings):
+            return ""
+        self.is_late = True
+        usually = "" if usual_s is None else f", usually one takes {usual_s:.1f} s"
+        return f"no step for {self._waited_s:.0f} s{usually}, and no cause is known"

@@ -65,6 +65,8 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "server.leave_asked": "{subject} leaves: {short_reason}",
     "server.left": "{subject} has left; {moved} of its requests moved",
     "server.slow": "{subject} is slow: {short_reason}",
+    "step.late": "{short_reason}",
+    "step.came": "{short_reason}",
     "server.pace_back": "{subject} is no longer slow",
     "server.moved": "{subject}: {reason}",
     "gpu.quarantined": "{subject} is set aside: {short_reason} (recovery.quarantine_gpus=false uses it again)",
@@ -140,9 +142,12 @@ def tell(event: Record) -> str:
 
 def alert_of(event: Record) -> tuple[str, str] | None:
     """Title and text of the message to a person who does not watch the console; None where it needs none."""
-    if event.get("event") not in ("incident.began", "incident.ended"):
-        return None
-    return f"{event.get('cause')}: {event.get('subject')}", tell(event)
+    match event.get("event"):
+        case "incident.began" | "incident.ended":
+            return f"{event.get('cause')}: {event.get('subject')}", tell(event)
+        case "step.late" | "step.came":
+            return "no step", tell(event)
+    return None
 
 
 def what_happened(event: Record) -> str:

@@ -81,6 +81,20 @@ def test_each_is_reported_once_also_by_a_successor(paths, webhook):
     assert sent == ["began", "ended"]
 
 
+def test_a_run_that_takes_no_step_is_reported_each_time_and_by_one_of_two(paths, webhook):
+    url, got, _ = webhook
+    first, second = follow(paths, url), follow(paths, url)
+    for name, why in (("late", "no step for 60 s"), ("came", "a step came"), ("late", "no step for 70 s")):
+        Journal(paths.events, 1).record(f"step.{name}", subject="trainer", reason=why)
+        first.refresh()
+        message = got.get(timeout=DEADLINE_S)
+        assert (message["incident"], message["state"], message["title"]) == (None, name, "no step")
+        assert message["text"] == f"exp/t0: no step: {why}"
+    second.refresh()
+    with pytest.raises(queue.Empty):
+        got.get_nowait()
+
+
 def test_a_webhook_that_fails_for_a_moment_is_tried_again(paths, webhook):
     url, got, statuses = webhook
     statuses[:] = [503, 200]

@@ -288,3 +288,19 @@ async def test_what_failed_long_ago_no_longer_delays_what_fails_now(tmp_path):
         rests = trial.coordinator._observe(await trial.hands.look()).not_before
         waits.extend(not_before - trial.run.now for not_before in rests.values())
     assert [wait / CONFIG.restart.wait_initial_s for wait in waits] == [1, 2, 4, 1]
+
+
+async def test_a_run_that_takes_no_step_and_nobody_knows_why_is_said(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    for _ in range(5):
+        trial.run.step(1)
+        await trial.turns(2)
+    await trial.turns(int(CONFIG.health.trainer_min_s) - 3)
+    assert not trial.events("step.late")
+    await trial.turns(5)
+    (late,) = trial.events("step.late")
+    assert late["reason"] == "no step for 60 s, usually one takes 2.0 s, and no cause is known"
+    assert trial.did() == [], "nothing is repaired for it"
+    trial.run.step(1)
+    await trial.turns(2)
+    assert [event["reason"] for event in trial.events("step.came")] == ["a step came after 64 s"]

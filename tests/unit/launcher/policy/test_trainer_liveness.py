@@ -9,7 +9,7 @@ from actors.monitoring.trainer_watch import TrainerWatch
 from launcher.base.messages import Cause, Health, TrainerView
 from launcher.config.supervision import HealthConfig
 from launcher.policy import trainer_liveness
-from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
+from launcher.policy.trainer_liveness import StepClock, TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
 
 SETTINGS = HealthConfig()
 MEDIAN_S = 2.0
@@ -161,3 +161,47 @@ def test_any_other_stand_still_is_met_after_the_runs_own_steps(phase):
     watch = Watch()
     watch.enters(phase)
     assert watch.at(phase, 2 * LIMIT_S) == pytest.approx(LIMIT_S, abs=2 * SETTINGS.look_interval_s)
+
+
+# ── a run that takes no step ──
+
+
+def told(clock, *, steps, each_s, is_working=True, since=0.0, look_s=1.0):
+    """What is said at looks `look_s` apart, with a step every `each_s`, and when the last look was."""
+    said, now = [], since
+    while now < since + steps * each_s:
+        now += look_s
+        if text := clock.note(int((now - since) // each_s), is_working=is_working, now=now):
+            said.append((now, text))
+    return said, now
+
+
+def test_a_run_without_a_step_for_as_long_as_a_hang_is_said_once_and_so_is_the_step_that_came():
+    clock = StepClock(SETTINGS)
+    said, now = told(clock, steps=10, each_s=8.0)
+    assert (said, clock.is_late) == ([], False)
+    late = [
+        (at, text) for at in range(int(now) + 1, int(now) + 300) if (text := clock.note(10, is_working=True, now=at))
+    ]
+    ((at, text),) = late
+    assert at - now == pytest.approx(SETTINGS.trainer_factor * 8, abs=1)
+    assert text == "no step for 80 s, usually one takes 8.0 s, and no cause is known"
+    assert clock.is_late
+    assert clock.note(11, is_working=True, now=now + 300) == "a step came after 300 s"
+    assert not clock.is_late
+
+
+def test_time_in_which_the_run_does_not_work_and_time_that_nobody_saw_are_none_of_a_step():
+    clock = StepClock(SETTINGS)
+    _, now = told(clock, steps=10, each_s=2.0)
+    for at in range(1, 1000):
+        assert clock.note(10, is_working=False, now=now + at) == ""
+    assert clock.note(10, is_working=True, now=now + 10_000) == "", "the machine was suspended"
+    assert clock.note(3, is_working=True, now=now + 10_001) == "", "a restore"
+    assert not clock.is_late
+
+
+def test_the_first_step_has_the_time_of_a_first_step():
+    clock = StepClock(SETTINGS)
+    looks = range(int(SETTINGS.trainer_first_s) + 2)
+    assert [at for at in looks if clock.note(0, is_working=True, now=float(at))] == [int(SETTINGS.trainer_first_s)]
