@@ -134,6 +134,7 @@ def terminal(monkeypatch):
 
 PANEL_END = "╯"
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+ERASE_LINE = "\x1b[2K"
 
 
 def test_in_a_terminal_the_panel_is_redrawn_in_place_and_given_back(terminal):
@@ -160,7 +161,8 @@ def test_what_others_print_goes_above_the_panel(terminal, monkeypatch):
         display.update(view())
         screen.until(PANEL_END)
         print("(Trainer pid=42) printed by Ray")
-        assert "37/200" not in screen.until("printed by Ray").partition("printed by Ray")[0]
+        before = screen.until("(Trainer pid=42) printed by Ray").partition("(Trainer")[0]
+        assert ERASE_LINE in before.rpartition("37/200")[2], "the panel is taken away first, however often it was drawn"
         print("and on stderr", file=sys.stderr)
         assert "37/200" in screen.until("and on stderr")
     assert sys.stdout is stream and sys.stderr is stream
