@@ -84,7 +84,7 @@ class WeightPublisher:
         self._files = files
         self._again = again
         self._groups = groups
-        self._way = WeightWay(by_files=folders is not None, may_change=files is not None)
+        self._way = WeightWay(by_files=folders is not None, may_change=files is not None and folders is None)
         self._tp_size = tp_size
         self._timeout_s = timeout_s
         self._finish_s = finish_s

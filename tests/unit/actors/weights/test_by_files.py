@@ -39,7 +39,7 @@ class Run:
         self.told, self.again = [], []
         self.folder, self.client, self.urls = folder, client, urls
 
-    async def begin(self):
+    async def begin(self, *, by_files=False):
         self.pool = ServerPool(lambda url: None)
         await self.pool.update(
             ServerInfo(name=url, index=i, generation=0, state=ServerState.READY, url=url, weight_version=0)
@@ -48,7 +48,7 @@ class Run:
         self.publisher = WeightPublisher(
             self.client,
             self.pool,
-            folders=None,
+            folders=self.files("as the settings say") if by_files else None,
             weights=lambda: {"w": torch.zeros(3)},
             tp_size=1,
             timeout_s=5,
@@ -90,6 +90,14 @@ async def test_the_fast_way_is_tried_again_later_and_then_no_folder_is_the_newes
     assert run.ways(last) == ["tensor"]
     assert run.again == [1]
     assert run.publisher.newest is None, "a restarted server would start from older weights"
+
+
+async def test_where_files_are_the_setting_no_other_way_is_ever_tried(tmp_path):
+    """A run with actor.weight_update_mode=disk sent tensors from its 21st publish on."""
+    run = await Run(tmp_path, Client()).begin(by_files=True)
+    for version in range(1, AGAIN_AFTER + 3):
+        await run.publisher.publish(version)
+    assert {way for way, *_ in run.client.sent} == {"disk"} and run.again == []
 
 
 async def test_one_failure_is_tried_again_and_changes_nothing(tmp_path):
