@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from actors.cluster.fencing import raylet_pid
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
-from actors.processes.process_tree import Process, command_line, descendants, process_state, stat_fields
+from actors.processes.process_tree import Process, command_line, descendants, identify, process_state, stat_fields
 from actors.serving.server_log_tail import size_of, tail
 from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.base.errors import RunError
@@ -123,11 +123,13 @@ class TreeWatch:
 
     def _ranks_in(self, tree: Sequence[Process]) -> list[Process]:
         """Without workers that they forked, which have their command line: their children, and the guard's once they
-        are gone."""
+        are gone. A process that ends has no command line for a moment, and still its children."""
         alike = {one.pid: one for one in tree if self._is_trainer(command_line(one))}
-        others = {*alike, self._process.guard_pid}
-        return [
-            one
-            for pid, one in alike.items()
-            if (fields := stat_fields(pid)) is not None and int(fields[1]) not in others
-        ]
+        workers_of = {*alike, self._process.guard_pid}
+        parents = {pid: int(fields[1]) for pid in alike if (fields := stat_fields(pid)) is not None}
+        return [alike[pid] for pid, parent in parents.items() if parent not in workers_of and _lives(parent)]
+
+
+def _lives(pid: int) -> bool:
+    process = identify(pid)
+    return process is not None and bool(command_line(process))
