@@ -26,7 +26,7 @@ from actors.monitoring.reward_series import RewardSeries
 from actors.monitoring.server_watch import BackgroundCall, ServerWatch
 from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
-from launcher.base.messages import Cause, Health, Incident, ServerInfo, Verdict
+from launcher.base.messages import Cause, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import OF_WEIGHTS, Admission, BatchReport, GateRules, admit
 from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, judge_canaries
@@ -73,7 +73,6 @@ class HealthMonitor:
         self._rounds: list[CanaryRound] = _rounds_of(series)
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._standbys: set[str] = set()
         self._blind: set[tuple[object, ...]] = set()
         self._faults: dict[tuple[str, int], ServerFault] = {}
         self._doubts: dict[str, tuple[str, Cause]] = {}
@@ -94,7 +93,6 @@ class HealthMonitor:
         if self._memory is not None:
             look = partial(asyncio.to_thread, self._memory.look, is_starting=is_starting)
             self._memory_look.start_if_due(look, self._clock(), self._config.memory.sample_interval_s)
-        self._standbys = {target.server.name for target in targets if target.is_standby}
         for target in targets:
             known = self._watches.get(target.server.name)
             if known is None or _incarnation(known.server) != _incarnation(target.server):
@@ -152,8 +150,6 @@ class HealthMonitor:
             cause=verdict.cause,
             at=self._clock(),
         )
-        if verdict.health is Health.DEAD and verdict.cause is not None and server.name not in self._standbys:
-            self._note_fault(server.name, verdict.cause)
 
     def _note_fault(self, name: str, cause: Cause) -> None:
         step = self._series.next_step

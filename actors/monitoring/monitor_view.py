@@ -10,15 +10,11 @@ from launcher.policy.observation_history import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """One server to watch: its incarnation, its clients' requests in flight, and the long task that it was given.
-
-    `is_standby`: no reward is of its tokens, so that no fault of it explains any.
-    """
+    """One server to watch: its incarnation, its clients' requests in flight, and the long task that it was given."""
 
     server: ServerInfo
     waiting: int = 0
     task: Task | None = None
-    is_standby: bool = False
 
     def shifted(self, seconds: float) -> Watched:
         """As sent by a machine whose clock is so many seconds behind this one's."""

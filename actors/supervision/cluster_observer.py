@@ -82,7 +82,7 @@ class ClusterObserver:
         for name, actor in servers.items():
             self.add_slot(name, actor)
         load_s = config.actor.weight_update_timeout
-        self.watched = WatchedServers(self.slots, load_s=load_s, standbys=lambda: history.fleet.standbys)
+        self.watched = WatchedServers(self.slots, load_s=load_s)
         self.standby = (
             None
             if standby is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -160,11 +160,8 @@ class WatchedServers:
     starts, a disk is full) answers as any other.
     """
 
-    def __init__(
-        self, slots: Mapping[str, ServerHandle], *, load_s: float, standbys: Callable[[], Collection[str]] = tuple
-    ) -> None:
+    def __init__(self, slots: Mapping[str, ServerHandle], *, load_s: float) -> None:
         self._slots = slots
-        self._standbys = standbys
         self._load_s = load_s
         self._ordered: set[str] = set()
         self._loading_since: dict[str, float] = {}
@@ -189,8 +186,7 @@ class WatchedServers:
                 self._loading_since.pop(name, None)
             if slot.info is not None and slot.serves:
                 task = self._task(name) if is_loading else None
-                waiting, is_standby = view.in_flight.get(name, 0), name in self._standbys()
-                targets.append(Watched(server=slot.info, waiting=waiting, task=task, is_standby=is_standby))
+                targets.append(Watched(server=slot.info, waiting=view.in_flight.get(name, 0), task=task))
         return targets
 
     def _is_stuck(self, known: ServerInfo | None) -> bool:

@@ -2,7 +2,7 @@
 
 Two detectors over the run's valid steps: a streak of steps with nothing but zeros, and a fall against the run's own
 baseline (launcher/policy/change_point.py). They find *that*; `find_cause` finds *what*, in this order:
-known answers scored wrongly accuse the reward function, a server with a fault of its own since the onset accuses
+known answers scored wrongly accuse the reward function, a server with other weights since the onset accuses
 that server, and only what neither explains is a collapse of the policy.
 
 Before a fall is believed, and before the first step after a restore, the run's own record is asked
@@ -253,7 +253,8 @@ def _recent_text(series: Sequence[RewardPoint]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFault:
-    """What was wrong with a server, and the step under way when it began."""
+    """Which other weights a server held, and the step under way when it was seen. One that ended or hung explains no
+    reward: what it did not finish is trained on nowhere."""
 
     name: str
     cause: Cause

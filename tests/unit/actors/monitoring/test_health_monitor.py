@@ -11,7 +11,7 @@ from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.monitor_view import Watched
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.sglang_client import SGLangClient
-from launcher.base.messages import Cause, Health, ServerInfo, ServerState, Verdict
+from launcher.base.messages import Cause, ServerInfo, ServerState
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import HealthConfig
 from launcher.policy.admission import BatchReport
@@ -185,29 +185,6 @@ def test_a_collapse_is_found_in_the_batches_that_were_admitted(world):
     assert not any(answers[answers.index(False) :])
     assert (incident.cause, incident.subject) == (Cause.REWARD_COLLAPSE, "policy")
     assert len(world.events("health.reward_collapse")) == 1
-
-
-def test_a_fault_in_the_steps_that_a_restore_undid_explains_no_later_fall(world):
-    """A server that died at step 61 was said to be the cause when the rewards fell there again, after a restore."""
-    world.steps(61)
-    world.config.gate.max_reward_jump = None
-
-    def fall(monitor):
-        while (found := monitor.view().incident) is None:
-            monitor.admit(batch(monitor._series.next_step, mean_reward=0.0, high_reward=0.0))
-        return found
-
-    def work(monitor):
-        ended = Verdict(health=Health.DEAD, reason="gone", cause=Cause.SERVER_CRASH)
-        monitor._record_verdict(server(1, "http://127.0.0.1:9"), ended)
-        first = fall(monitor)
-        monitor.restored(55, first.onset_step)
-        for step in range(56, 61):
-            monitor.admit(batch(step))
-        return first, fall(monitor)
-
-    first, second = use(world, work)
-    assert (first.cause, second.cause) == (Cause.SERVER_CRASH, Cause.REWARD_COLLAPSE)
 
 
 def test_zeros_are_alerted_once_before_they_stop_the_run(world):

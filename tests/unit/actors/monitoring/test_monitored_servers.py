@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from dataclasses import replace
 
 import pytest
 
@@ -28,16 +27,42 @@ def look(monitor, targets):
     return monitor.view()
 
 
-def test_the_end_of_a_standby_explains_no_reward(world):
-    async def work(monitor):
-        dead = Verdict(health=Health.DEAD, reason="its process is gone", cause=Cause.SERVER_CRASH)
-        watched = [replace(server(os.getpid(), "http://nobody"), name=f"server-{n}") for n in range(2)]
-        monitor.watch([Watched(server=watched[0]), Watched(server=watched[1], is_standby=True)])
-        for one in watched:
-            monitor._record_verdict(one, dead)
-        return [name for name, _ in monitor._faults]
+def test_a_fault_in_the_steps_that_a_restore_undid_explains_no_later_fall(world):
+    """A server of step 61 was said to be the cause when the rewards fell there again, after a restore."""
+    world.steps(61)
+    world.config.gate.max_reward_jump = None
 
-    assert use(world, work) == ["server-0"]
+    def fall(monitor):
+        while (found := monitor.view().incident) is None:
+            monitor.admit(batch(monitor._series.next_step, mean_reward=0.0, high_reward=0.0))
+        return found
+
+    def work(monitor):
+        monitor._note_fault("server-0", Cause.SERVER_STALE)
+        first = fall(monitor)
+        monitor.restored(55, first.onset_step)
+        for step in range(56, 61):
+            monitor.admit(batch(step))
+        return first, fall(monitor)
+
+    first, second = use(world, work)
+    assert (first.cause, second.cause) == (Cause.SERVER_STALE, Cause.REWARD_COLLAPSE)
+
+
+def test_a_server_that_ended_when_the_rewards_fell_is_not_their_cause(world):
+    """It was named, and the checkpoint with the weights that had collapsed was taken for a good one."""
+    world.steps(61)
+    world.config.gate.max_reward_jump = None
+
+    def work(monitor):
+        ended = Verdict(health=Health.DEAD, reason="gone", cause=Cause.SERVER_CRASH)
+        monitor._record_verdict(server(1, "http://127.0.0.1:9"), ended)
+        while (found := monitor.view().incident) is None:
+            monitor.admit(batch(monitor._series.next_step, mean_reward=0.0, high_reward=0.0))
+        return found
+
+    found = use(world, work)
+    assert (found.cause, found.subject) == (Cause.REWARD_COLLAPSE, "policy")
 
 
 @pytest.mark.slow
