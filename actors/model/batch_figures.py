@@ -43,7 +43,7 @@ def stats_of(
         groups, sums if looked is None else looked, mean=distance, farthest=farthest, version=policy_version
     )
     checked = {"loss": figures["loss"], "gradient norm": grad_norm, "distance of log-probs": distance}
-    overflow = _overflow_of_rewards(minibatches, groups)
+    overflow = _overflow_of_rewards(done, groups)
     return UpdateStats(
         **figures,
         grad_norm=grad_norm,
@@ -67,5 +67,8 @@ def _overflow_of_rewards(minibatches: Sequence[Batch], groups: Sequence[RolloutG
     """Where advantages are not finite before any weight has met them, the rewards alone made them so."""
     if all(bool(batch.advantages.isfinite().all()) for batch in minibatches):
         return ()
-    rewards = [math.nan if one.reward is None else one.reward for group in groups for one in group.rollouts]
-    return (f"rewards from {min(rewards):.3g} to {max(rewards):.3g} have no finite advantages",)
+    rewards = [one.reward for group in groups for one in group.rollouts]
+    known = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+    if missing := len(rewards) - len(known):
+        return (f"{missing} of {len(rewards)} rewards are not numbers",)
+    return (f"rewards from {min(known):.3g} to {max(known):.3g} have no finite advantages",)
