@@ -136,7 +136,8 @@ class StepClock:
         if steps > 0 and waited_s > 0:
             self._durations.append((waited_s + elapsed_s) / steps)
         was_late, self.is_late = self.is_late, False
-        return f"a step came after {waited_s + elapsed_s:.0f} s" if was_late else ""
+        what = "a step came" if steps > 0 else "the trainer was taken back"
+        return f"{what} after {waited_s + elapsed_s:.0f} s" if was_late else ""
 
     def _became_late(self) -> str:
         usual_s = median(self._durations) if self._durations else None

@@ -72,7 +72,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "trainer.resuming": "the trainer resumes",
     "trainer.resumed": "it has resumed",
     "step.late": "no step for as long as would be a hang of the trainer, and no cause is known: nothing is repaired",
-    "step.came": "a step came after all",
+    "step.came": "a step came after all, or the trainer was taken back",
     "trainer.ranks_met": "the trainer ranks have connected",
     "trainer.rank_lost": "a trainer rank ended, failed or hangs",
     "trainer.unwatched": "of another project's trainer: what can't be seen, and the setting to check",

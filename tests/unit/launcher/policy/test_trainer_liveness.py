@@ -189,6 +189,8 @@ def test_a_run_without_a_step_for_as_long_as_a_hang_is_said_once_and_so_is_the_s
     assert clock.is_late
     assert clock.note(11, is_working=True, now=now + 300) == "a step came after 300 s"
     assert not clock.is_late
+    assert sum(bool(clock.note(11, is_working=True, now=now + after)) for after in range(301, 400)) == 1
+    assert clock.note(7, is_working=True, now=now + 400) == "the trainer was taken back after 100 s"
 
 
 def test_time_in_which_the_run_does_not_work_and_time_that_nobody_saw_are_none_of_a_step():
