@@ -22,6 +22,7 @@ from actors.processes.process_tree import Process, bearing, identify, send, wait
 from launcher.base.errors import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
+MOST_AT_ONCE = 65536
 LAUNCH_TIMEOUT_S = 60.0
 
 
@@ -63,6 +64,41 @@ class Ended:
         return self.cause == TOLD
 
 
+class ReportPipe:
+    """`lines` are what comes through a pipe, which is closed at its end.
+
+    Without a transport: uvloop, which Ray's actors run on, closes the descriptor of a pipe twice, and the second time
+    it may be the file that another thread has just opened.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.lines = asyncio.StreamReader()
+        self._descriptor: int | None = descriptor
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._take)
+
+    def _take(self) -> None:
+        if self._descriptor is None:
+            return
+        try:
+            data = os.read(self._descriptor, MOST_AT_ONCE)
+        except BlockingIOError:
+            return
+        if data:
+            self.lines.feed_data(data)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Once, however often it is asked."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+            self.lines.feed_eof()
+
+
 class GuardedProcess:
     """One incarnation of a child. Made by `launch`."""
 
@@ -98,23 +134,20 @@ class GuardedProcess:
     @classmethod
     async def reported(cls, report: int, log: Path, *, within_s: float) -> GuardedProcess:
         """The child that a guard reports through the pipe `report`, which is closed at its end. Raises ServerError."""
-        lines = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(report, "rb", buffering=0)
-        )
+        pipe = ReportPipe(report)
         try:
-            first = await asyncio.wait_for(lines.readline(), within_s)
+            first = await asyncio.wait_for(pipe.lines.readline(), within_s)
         except TimeoutError as error:
-            transport.close()
+            pipe.close()
             raise ServerError(
                 f"the server's guard did not start within {within_s:g} s", "the machine is overloaded"
             ) from error
         told = json.loads(first or "{}")
         if told.get("event") != "started":
-            transport.close()
+            pipe.close()
             why = told.get("reason", "its guard ended at once")
             raise ServerError(f"the server process could not be started: {why}", f"see {log}")
-        return cls(pid=told["server"], guard_pid=told["guard"], sentinel_pid=told["sentinel"], lines=lines)
+        return cls(pid=told["server"], guard_pid=told["guard"], sentinel_pid=told["sentinel"], lines=pipe.lines)
 
     @property
     def ended(self) -> Ended | None:
