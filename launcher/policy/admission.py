@@ -18,6 +18,7 @@ from statistics import median
 
 from launcher.base.messages import Cause, Incident
 from launcher.base.rollouts import RolloutBatch, mean_of
+from launcher.base.wording import counted
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import GateConfig
 from launcher.policy.canary_policy import CanaryScore
@@ -248,15 +249,14 @@ def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admis
 
 
 def _incomplete(report: BatchReport) -> list[BatchFault]:
-    unscored = sum(score.got is None for score in report.canaries)
     counts = (
-        (report.without_reward, "completion{s} without a reward", Cause.VERIFIER_BROKEN),
-        (report.empty, "empty completion{s}", Cause.SERVER_CORRUPT),
-        (report.nonfinite_logprobs, "completion{s} with non-finite log-probs", Cause.SERVER_CORRUPT),
-        (report.uneven_groups, "incomplete group{s}", Cause.SERVER_CRASH),
-        (unscored, "known answer{s} without a reward", Cause.VERIFIER_BROKEN),
+        (report.without_reward, "completion", " without a reward", Cause.VERIFIER_BROKEN),
+        (report.empty, "empty completion", "", Cause.SERVER_CORRUPT),
+        (report.nonfinite_logprobs, "completion", " with non-finite log-probs", Cause.SERVER_CORRUPT),
+        (report.uneven_groups, "incomplete group", "", Cause.SERVER_CRASH),
+        (sum(one.got is None for one in report.canaries), "known answer", " without a reward", Cause.VERIFIER_BROKEN),
     )
-    faults = [BatchFault(reason=f"{n} {what.format(s='s' * (n > 1))}", cause=cause) for n, what, cause in counts if n]
+    faults = [BatchFault(reason=counted(n, what, more=more), cause=cause) for n, what, more, cause in counts if n]
     return faults if report.completions else [BatchFault(reason="no completions", cause=Cause.SERVER_CRASH), *faults]
 
 
