@@ -3,7 +3,7 @@
 import pytest
 
 from tests.programs.supervised_run import DEADLINE_S, SupervisedRun
-from tests.support.raylets import Raylets
+from tests.support.clusters.raylets import Raylets
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 

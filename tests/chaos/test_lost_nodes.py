@@ -12,7 +12,7 @@ import pytest
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
 from launcher.run_files.journal import read_lines
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
-from tests.support.raylets import Raylets
+from tests.support.clusters.raylets import Raylets
 
 pytestmark = pytest.mark.timeout(1800)
 

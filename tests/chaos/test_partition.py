@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.programs.supervised_run import SupervisedRun
-from tests.support.network_cut import TwoNetworks, is_possible
-from tests.support.raylets import Raylets
+from tests.support.clusters.network_cut import TwoNetworks, is_possible
+from tests.support.clusters.raylets import Raylets
 
 pytestmark = [
     pytest.mark.timeout(900),

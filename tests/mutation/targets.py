@@ -10,7 +10,8 @@ POOL = ("server_pool", "pool_news", "pool_probes")
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
     *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states")),
-    *(f"{POLICY}/test_{name}.py" for name in ("plan_borders", "reconcile_servers", "reconcile_trainer", "node_policy")),
+    *(f"{POLICY}/reconcile/test_{name}.py" for name in ("plan_borders", "reconcile_servers", "reconcile_trainer")),
+    f"{POLICY}/test_node_policy.py",
     SCALING,
 ]
 
@@ -36,7 +37,7 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/restart_budget.py": [f"{RECOVERY}/test_restart_budget.py", *PLAN],
     "launcher/policy/restore.py": [
         *(f"{RECOVERY}/test_{name}.py" for name in ("restore", "borne_out")),
-        f"{POLICY}/test_reconcile_trainer.py",
+        f"{POLICY}/reconcile/test_reconcile_trainer.py",
     ],
     "launcher/policy/retention.py": [
         f"{RECOVERY}/test_restore.py",

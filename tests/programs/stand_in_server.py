@@ -4,7 +4,7 @@ arguments]`.
 Completions are a function of the prompt's token ids and `sampling_seed`; without a seed, of how often that prompt was
 asked before. Weight updates check that the folder has a config.json, as far as SGLang does.
 
-Faults are switched on over HTTP (stand_in_faults.py). `GET /stand_in/state` tells what was asked.
+Faults are switched on over HTTP (stand_in/faults.py). `GET /stand_in/state` tells what was asked.
 
 With `--truthful` it loads the model and its log-probs are those of the weights that it holds, at any temperature; so
 what asks whether a server has the right weights gets a true answer.
@@ -39,9 +39,9 @@ from aiohttp import web
 
 from actors.serving.auth_middleware import VARIABLE, opens
 from launcher.run_files.run_keys import ServerKeys
-from tests.programs.stand_in_faults import StandInFaults
-from tests.programs.stand_in_groups import StandInGroups
-from tests.programs.stand_in_start import fits_or_exits, start_tree, take_pool
+from tests.programs.stand_in.faults import StandInFaults
+from tests.programs.stand_in.groups import StandInGroups
+from tests.programs.stand_in.start import fits_or_exits, start_tree, take_pool
 from tests.support.truthful_model import TruthfulModel
 
 

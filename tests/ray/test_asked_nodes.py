@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.support import nvml
+from tests.support.clusters.raylets import Raylets
 from tests.support.machine import scaled
-from tests.support.raylets import Raylets
 
 
 @pytest.fixture(scope="module")

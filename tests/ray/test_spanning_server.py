@@ -18,7 +18,7 @@ from tests.support.machine import scaled
 pytestmark = pytest.mark.usefixtures("cluster")
 
 DEADLINE_S = scaled(120)
-PART = (sys.executable, "-m", "tests.programs.stand_in_part")
+PART = (sys.executable, "-m", "tests.programs.stand_in.part")
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def part_process(address):
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []  # none of a zombie's, nor of one that has just ended
         if (
-            words[1:3] == ["-m", "tests.programs.stand_in_part"]
+            words[1:3] == ["-m", "tests.programs.stand_in.part"]
             and address in words
             and value(words, "--node-rank") == "1"
         ):

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.reporting.current_status import read_now
 from tests.programs.supervised_run import DEADLINE_S, SupervisedRun
-from tests.support.raylets import Raylets
+from tests.support.clusters.raylets import Raylets
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -1,7 +1,7 @@
 """A stand-in for a server over several nodes: all parts meet at `--dist-init-addr` before the first one serves.
 
 As SGLang's: the first node's part listens there and waits for the others, which wait for it; further parts then serve
-nobody, and stay for as long as they are let. `python -m tests.programs.stand_in_part [SGLang arguments]`.
+nobody, and stay for as long as they are let. `python -m tests.programs.stand_in.part [SGLang arguments]`.
 """
 
 import argparse
