@@ -293,7 +293,10 @@ class CheckpointStore:
         return True
 
     def clean(self) -> tuple[str, ...]:
-        """Remove what a crash left staged or half deleted; returns the names. Only the run's writer may call it."""
+        """Remove what a crash left staged or half deleted; returns the names. Only the run's writer may call it.
+
+        What can't be removed is logged and stays: no checkpoint was ever saved again for one such folder.
+        """
         if not self.root.is_dir():
             return ()
         leftovers = [
@@ -301,9 +304,7 @@ class CheckpointStore:
             for path in self.root.iterdir()
             if path.name.startswith((STAGING, TRASH)) and path not in self._staged and path.is_dir()
         ]
-        for path in leftovers:
-            shutil.rmtree(path)
-        return tuple(path.name for path in leftovers)
+        return tuple(path.name for path in leftovers if _is_removed(path))
 
     def _not_written(self, what: object, error: Exception) -> CheckpointError:
         hint = "the last committed checkpoint is intact; check the folder's permissions and its disk"
@@ -321,6 +322,19 @@ def _seal(staged: Path, manifest: Manifest, *, keep: bool) -> None:
     sync_file(staged / MANIFEST_NAME)
     for folder in (*(path for path in staged.rglob("*") if path.is_dir()), staged):
         sync_folder(folder)
+
+
+def _is_removed(path: Path) -> bool:
+    """Of a link, by which a person moved a checkpoint to another disk, the link alone."""
+    try:
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    except OSError as error:
+        log.warning("a deleted checkpoint's folder stays, it can't be removed: %s: %s", path, error)
+        return False
+    return True
 
 
 def _surplus_aside(aside: Path, keep_last: int) -> list[Checkpoint]:

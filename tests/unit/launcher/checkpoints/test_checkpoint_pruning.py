@@ -1,6 +1,8 @@
 """The store's own retention, leftovers of crashes, and writes that fail: no older checkpoint is lost."""
 
+import errno
 import os
+import shutil
 
 import pytest
 
@@ -63,6 +65,42 @@ def test_leftovers_of_a_crash_go_with_the_next_save_not_with_a_reader(store):
     assert len(hidden(store)) == 2
     staged = CheckpointStore(store.root).stage(name_of(2))
     assert hidden(store) == [staged.name]
+
+
+def test_a_checkpoint_that_was_moved_to_another_disk_is_forgotten_there_and_keeps_no_other_from_being_saved(
+    store, tmp_path
+):
+    """Each later save failed: "Cannot call rmtree on a symbolic link"."""
+    for step in range(3):
+        save(store, step)
+    first, elsewhere = store.list()[0].path, tmp_path / "another disk"
+    first.rename(elsewhere)
+    first.symlink_to(elsewhere)
+    assert [one.global_step for one in store.prune(keep_last=2)] == [0]
+    save(store, 3)
+    assert steps_of(store) == [1, 2, 3] and hidden(store) == []
+    assert (elsewhere / "manifest.json").exists(), "who moved it may still want it"
+
+
+def test_a_folder_that_can_not_be_removed_keeps_no_checkpoint_from_being_saved(store, monkeypatch, caplog):
+    """As on NFS, while somebody has one of its files open."""
+    for step in range(3):
+        save(store, step)
+    remove = shutil.rmtree
+
+    def busy(path, ignore_errors=False):
+        if ignore_errors or ".trash-" not in path.name:
+            return remove(path, ignore_errors)
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    store.prune(keep_last=2)
+    save(store, 3)
+    assert steps_of(store) == [1, 2, 3] and len(hidden(store)) == 1
+    assert "Device or resource busy" in caplog.text
+    monkeypatch.undo()
+    save(store, 4)
+    assert hidden(store) == []
 
 
 def test_a_failing_writer_leaves_nothing_and_becomes_a_checkpoint_error(store):
