@@ -82,6 +82,7 @@ class HealthMonitor:
         self._is_accusing = bool(self._rounds)
         self._is_alerted = False
         self._compared_in_a_row = 0
+        self._answered = "", Admission(admitted=False, reason="nothing was asked yet")
         self._memory = memory
         self._memory_look = BackgroundCall()
 
@@ -158,7 +159,13 @@ class HealthMonitor:
     # ── the gate ──
 
     def admit(self, report: BatchReport) -> Admission:
-        """May this batch be trained on? Its rewards and known answers are recorded with it."""
+        """May this batch be trained on? Its rewards and known answers are recorded with it. The same `question` again,
+        as its answer was late, has the same answer, and its batch counts once."""
+        if not report.question or report.question != self._answered[0]:
+            self._answered = report.question, self._answer(report)
+        return self._answered[1]
+
+    def _answer(self, report: BatchReport) -> Admission:
         if self._series.next_step > report.global_step >= 0:
             self._series.restored(report.global_step - 1)  # it is about to repeat them
         if report.canaries:

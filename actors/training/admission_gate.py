@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
+from uuid import uuid4
 
 from actors.model.update_stats import LogprobDistance, UpdateStats
 from actors.rollout.live_rollouts import Stopped
@@ -143,6 +144,7 @@ class AdmissionGate:
             return Admission(admitted=True, reason="no monitor to ask")
         if self._scoring is not None:
             report = dataclasses.replace(report, canaries=self._scoring.result())
+        report = dataclasses.replace(report, question=uuid4().hex)
         self.is_waiting = True
         try:
             return self._until_answered(self._ask, report)

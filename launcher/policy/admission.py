@@ -40,7 +40,8 @@ class BatchReport:
     None before; `distances`: the same of each server's share alone. Where older weights made a part of the batch, both
     are of the other part, `older` has one for each server and version. `canaries`: the known answers, as
     they were scored with this batch. `can_check`: the trainer can ask the run's own record about it, and has not yet.
-    `replayed`: what prompts of healthy steps earned when it had.
+    `replayed`: what prompts of healthy steps earned when it had. `question`: the same where the same one is asked again
+    because its answer was late, and only then; "" where that is not known.
     """
 
     policy_version: int
@@ -63,16 +64,10 @@ class BatchReport:
     canaries: tuple[CanaryScore, ...] = ()
     can_check: bool = False
     replayed: CanaryScore | None = None
+    question: str = ""
 
     @classmethod
-    def of(
-        cls,
-        batch: RolloutBatch,
-        *,
-        policy_version: int,
-        n_samples: int,
-        global_step: int = -1,
-    ) -> BatchReport:
+    def of(cls, batch: RolloutBatch, *, policy_version: int, n_samples: int, global_step: int = -1) -> BatchReport:
         completions = [rollout.completion for rollout in batch.rollouts]
         rewards = [r.reward for r in batch.rollouts if r.reward is not None and math.isfinite(r.reward)]
         return cls(

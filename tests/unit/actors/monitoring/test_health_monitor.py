@@ -221,6 +221,25 @@ def test_a_changed_reward_is_turned_away_twice_and_then_left_to_the_detectors(wo
     assert use(world, work) == [False, False, True]
 
 
+def test_a_batch_that_is_asked_about_again_is_judged_once(world):
+    """A monitor that was stopped for 25 s finds the same question three times: the third answer let the batch pass."""
+    world.steps(30)
+    silent = dataclasses.replace(SOUND, got=None, error="took too long")
+
+    def work(monitor):
+        jump = batch(30, mean_reward=1.0, question="the first batch")
+        jumped = {monitor.admit(jump).admitted for _ in range(4)}
+        unscored = batch(30, canaries=(silent,), question="the second one")
+        for _ in range(world.config.reward_health.canary_silent_rounds):
+            monitor.admit(unscored)
+        unjudged = monitor.view().incident
+        monitor.admit(dataclasses.replace(unscored, question="the third one"))
+        return jumped, unjudged, monitor.view().incident.cause
+
+    world.config.gate.max_reward_jump = 0.4
+    assert use(world, work) == ({False}, None, Cause.VERIFIER_BROKEN)
+
+
 def test_what_is_usual_begins_anew_with_a_change_that_stayed(world):
     """Else each step after it cost three batches, until the median of the last twenty was the new level."""
     world.steps(30)

@@ -55,15 +55,19 @@ def admitted(gate, figures=None):
 
 
 def test_it_asks_until_it_is_answered_and_records_it_once(journal):
-    answers = [MonitorAway("restarting"), MonitorAway("restarting"), YES]
+    answers, questions = [MonitorAway("restarting"), MonitorAway("restarting"), YES, YES], []
 
     def ask(report):
+        questions.append(report.question)
         answer = answers.pop(0)
         if isinstance(answer, MonitorAway):
             raise answer
         return answer
 
-    assert admitted(gate_of(journal, ask)) == YES
+    gate = gate_of(journal, ask)
+    assert admitted(gate) == YES
+    assert admitted(gate) == YES
+    assert len(questions) == 4 and len(set(questions[:3])) == 1 and questions[3] not in questions[:3] and all(questions)
     events = [(e["event"], e["reason"], e["global_step"]) for e in read_lines(journal.path)]
     assert events == [("gate.waiting", "restarting", 7), ("gate.answered", "", 7)]
 
