@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from actors.data.mixture import Circle
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, DataError
 from launcher.base.rollouts import Completion
 
 FORMAT = 1
@@ -162,8 +162,8 @@ class PromptQueue:
         return _digest(self._seed, self._shuffle, *ids, *(circle.in_epoch for circle in self._circles))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. Raises CheckpointError, changing nothing, where it is damaged or of another data set,
-        order or seed."""
+        """Continue from `state`. Raises, changing nothing, CheckpointError where it is damaged; DataError where it is
+        of another data set, order or seed, and as good as it was."""
         self._check_same(state)
         epoch, cursor, first, last = (state.get(name) for name in ("epoch", "cursor", "first", "last"))
         if not (_is_count(epoch) and _is_count(cursor) and _are_ids(first) and _are_ids(last)):
@@ -191,7 +191,7 @@ class PromptQueue:
         }
         changed = [f"{name} was {state.get(name)!r}, is {now[name]!r}" for name in now if state.get(name) != now[name]]
         if changed:
-            raise CheckpointError(
+            raise DataError(
                 f"the data set, its order or the seed is not the checkpoint's: {'; '.join(changed)}",
                 f"set train_dataset.* and seed as they were, and train_datasets.*; {BEGIN_ANEW}",
             )

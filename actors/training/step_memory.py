@@ -145,7 +145,8 @@ class StepMemory:
         return found[-1] if found else None
 
     def load(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
-        """Verify the state, then restore everything from it. Raises CheckpointError and drops the state."""
+        """Verify the state, then restore everything from it. Raises CheckpointError and drops the state; and
+        DataError, where it is of another data set."""
         try:
             state.verify()
             kept = _read(state.path / POSITION_FILE)

@@ -153,7 +153,8 @@ class Training:
     def restore(self, global_step: int, lineage: int) -> int:
         """Load the checkpoint of a step, or the first weights (-1); returns the number of the next step.
 
-        `lineage` counts the restores of the run, this one included. Raises CheckpointError: then nothing is loaded.
+        `lineage` counts the restores of the run, this one included. Raises CheckpointError, or DataError as PromptQueue
+        does: then nothing is loaded.
         """
         self._busy, self._is_loaded, self._is_finished, self._failure = "restoring", False, False, None
         try:

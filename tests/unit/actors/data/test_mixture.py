@@ -9,7 +9,7 @@ import pytest
 
 from actors.data.mixture import in_epoch, mixed, share_of
 from actors.data.prompt_queue import PromptQueue
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import DataError
 from launcher.base.rollouts import Prompt
 from launcher.reporting.ledger_audit import audit
 
@@ -81,7 +81,7 @@ def test_a_run_that_is_cut_continues_as_the_one_that_was_not():
 
 def test_with_another_weight_a_resume_is_refused():
     for changed in ({"b": (0.6, 10)}, {"c": (1.0, 3)}, {"b": (0.5, 11)}):
-        with pytest.raises(CheckpointError, match="the data set, its order or the seed is not the checkpoint's"):
+        with pytest.raises(DataError, match="the data set, its order or the seed is not the checkpoint's"):
             mixture(WEIGHTS | changed).load_state_dict(mixture().state_dict())
 
 

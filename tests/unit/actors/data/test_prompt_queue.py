@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from actors.data import prompt_queue
 from actors.data.prompt_queue import PromptQueue
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, DataError
 
 ROOT = Path(__file__).parents[4]
 IDS = [f"p{i}" for i in range(10)]
@@ -146,7 +146,7 @@ def test_what_is_of_the_wrong_type_is_called_damaged_and_not_contradictory(damag
 
 def test_the_format_is_that_of_the_checkpoints_that_are_there():
     assert queue().state_dict()["format"] == 1
-    with pytest.raises(CheckpointError, match="format was 2, is 1"):
+    with pytest.raises(DataError, match="format was 2, is 1"):
         queue().load_state_dict(queue().state_dict() | {"format": 2})
 
 
@@ -192,7 +192,7 @@ def test_the_state_of_another_data_set_or_seed_is_refused(changes, said):
     saved.commit(saved.take(3))
     other = queue(**changes)
     before = other.state_dict()
-    with pytest.raises(CheckpointError, match=said) as error:
+    with pytest.raises(DataError, match=said) as error:
         other.load_state_dict(saved.state_dict())
     assert "set train_dataset.* and seed as they were" in error.value.hint
     assert other.state_dict() == before
@@ -200,7 +200,7 @@ def test_the_state_of_another_data_set_or_seed_is_refused(changes, said):
 
 def test_a_data_set_read_in_another_order_is_the_same_when_shuffled_and_another_when_not():
     queue(IDS[::-1]).load_state_dict(queue().state_dict())
-    with pytest.raises(CheckpointError, match="fingerprint was"):
+    with pytest.raises(DataError, match="fingerprint was"):
         queue(IDS[::-1], shuffle=False).load_state_dict(queue(shuffle=False).state_dict())
 
 

@@ -8,7 +8,7 @@ import pytest
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
-from launcher.base.errors import CheckpointError, ResourceError
+from launcher.base.errors import CheckpointError, DataError, ResourceError
 from launcher.base.messages import ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, RestoreTrainer
@@ -129,6 +129,16 @@ async def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_pat
         )
         trial.history.started_server("server-0", 0, 0, 1)
         await trial.begun()
+        await trial.hands.look()
+
+
+async def test_another_data_set_ends_the_run_and_no_checkpoint_is_called_damaged_for_it(tmp_path):
+    other = DataError("the data set is not the checkpoint's", "set train_dataset.* as it was")
+    trial = Trial(tmp_path, trainer=FakeTrainer(restore=other))
+    with pytest.raises(DataError):
+        await trial.hands.perform(RestoreTrainer(global_step=19, reason="the newest"))
+    assert trial.history.damaged_checkpoints == {}
+    with pytest.raises(DataError, match="the data set is not the checkpoint's"):
         await trial.hands.look()
 
 

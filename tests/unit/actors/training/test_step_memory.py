@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.data.prompt_queue import PromptQueue
 from actors.training import step_memory, step_records
 from actors.training.step_records import StepRecords
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, DataError
 from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
@@ -85,6 +86,18 @@ def test_a_damaged_state_counts_no_more_and_the_older_one_serves(tmp_path):
     assert "training_state.tensors was changed" in trial.events("state.damaged")[0]["reason"]
     assert newest(trial).global_step == 5
     assert checkpointer.load_step(5, trial.model, trial.queue).position.next_step == 6
+
+
+def test_a_state_of_another_data_set_or_seed_is_not_damaged_and_stays(tmp_path):
+    """It was dropped, and every checkpoint was called damaged: the run began anew."""
+    trial = Trial(tmp_path, steps=7)
+    trial.run()
+    other = PromptQueue([f"new {index}" for index in range(len(trial.queue))], seed=0, shuffle=True)
+    with pytest.raises(DataError, match=r"the data set, its order or the seed is not the checkpoint's: .*fingerprint"):
+        trial.loop._checkpointer.load_step(6, trial.model, other)
+    assert newest(trial).global_step == 6 and trial.events("state.damaged") == []
+    restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
+    assert restored.last == trial.reports[6]
 
 
 def test_a_damaged_state_of_a_step_that_the_disk_has_is_no_loss(tmp_path):
