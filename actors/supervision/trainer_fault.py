@@ -7,10 +7,12 @@ it does.
 from __future__ import annotations
 
 from launcher.base.messages import Cause, Incident, LoopFailure
-from launcher.policy.exit_cause import find_trainer_cause
+from launcher.policy.exit_cause import ExitFinding, find_trainer_cause
 
 NOT_OF_THE_PROCESS = frozenset({Cause.NONFINITE, Cause.VERIFIER_BROKEN})
 OF_THE_REWARD = frozenset({"RewardError", "RewardImportError"})
+QUOTES_OTHERS = OF_THE_REWARD | {"RolloutError"}
+"""Their messages say what a server or a reward function said: memory that ran out there is not the trainer's."""
 
 
 class TrainerFault:
@@ -55,6 +57,11 @@ class TrainerFault:
 def cause_of(failure: LoopFailure | None) -> Cause | None:
     if failure is None:
         return None
-    if failure.kind in OF_THE_REWARD:
-        return Cause.VERIFIER_BROKEN
-    return find_trainer_cause([f"{failure.kind}: {failure.message}".replace("\n", " ")], None).cause
+    return Cause.VERIFIER_BROKEN if failure.kind in OF_THE_REWARD else finding_of(failure).cause
+
+
+def finding_of(failure: LoopFailure) -> ExitFinding:
+    """What the loop's error says of the trainer itself."""
+    is_own = failure.kind not in QUOTES_OTHERS
+    said = [f"{failure.kind}: {failure.message}".replace("\n", " ")] if is_own else []
+    return find_trainer_cause(said, None)

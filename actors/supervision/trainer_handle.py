@@ -24,7 +24,7 @@ from actors.serving.server_log_tail import size_of
 from actors.supervision.exit_reason import READ_S, trainer_exit_reason
 from actors.supervision.handle_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from actors.supervision.standby_handle import StandbyHandle
-from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of
+from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of, finding_of
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, Incident, Overrides, TrainerReady, TrainerView, Verdict
 from launcher.config.supervision import HealthConfig
@@ -149,8 +149,7 @@ class TrainerHandle:
             verdict = Verdict(health=Health.DEAD, reason=lost.reason, cause=lost.cause)
         is_there = view.is_started and not self._has_ended
         if is_there:
-            failure = view.failure
-            found = find_trainer_cause([f"{failure.kind}: {failure.message}"], None) if failure is not None else None
+            found = finding_of(view.failure) if view.failure is not None else None
         answers = is_there and not is_starting and verdict.health is not Health.DEAD
         return TrainerFacts(
             verdict=verdict,

@@ -71,6 +71,18 @@ def test_a_step_that_found_no_memory(kind, message, ran_out):
     assert (facts.verdict.health, facts.verdict.cause, facts.ran_out) == (Health.DEAD, Cause.TRAINER_OOM, ran_out)
 
 
+@pytest.mark.parametrize(
+    "said", ["CUDA out of memory. Tried to allocate 2.00 GiB.", "[Errno 28] No space left on device"]
+)
+def test_what_a_server_said_to_each_try_is_not_the_trainers(said):
+    """Its micro-batches were halved, and that was remembered for the machine."""
+    message = f"prompt p1 failed 3 times in one step, last: POST http://127.0.0.1:30000/generate: HTTP 500 {said}"
+    failure = LoopFailure(kind="RolloutError", message=message, global_step=3)
+    facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True, is_loaded=True, failure=failure)))
+    assert (facts.verdict.health, facts.verdict.cause, facts.ran_out) == (Health.DEAD, Cause.TRAINER_CRASH, None)
+    assert said in facts.verdict.reason
+
+
 def test_a_start_that_found_no_memory():
     failed = RayTaskError("start", "…", RuntimeError(ALLOCATOR), pid=1, ip="127.0.0.1")
     failed.cause = RuntimeError(ALLOCATOR)
