@@ -159,8 +159,7 @@ class HealthMonitor:
     # ── the gate ──
 
     def admit(self, report: BatchReport) -> Admission:
-        """May this batch be trained on? Its rewards and known answers are recorded with it. The same `question` again,
-        as its answer was late, has the same answer, and its batch counts once."""
+        """May this batch be trained on? It is recorded with that, once for each `question`, however late the answer."""
         if not report.question or report.question != self._answered[0]:
             self._answered = report.question, self._answer(report)
         return self._answered[1]
