@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from actors.reward.reward_functions import RewardFunctions
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PID = os.getpid()
 
 
 def main(fd: int, parent: int) -> None:
@@ -95,6 +96,11 @@ def play(episode: str, line: socket.socket, receive: Callable[[], dict[str, Any]
 
 
 def say(line: socket.socket, message: Mapping[str, object]) -> None:
+    """Never from a process that a function forked and that came back from it: who listens would take its answer for
+    that to the next completion."""
+    if os.getpid() != PID:
+        print(f"a process forked by reward.fn or rollout.episode returned from it: {os.getpid()} is ended", flush=True)
+        os._exit(0)
     line.sendall(json.dumps(message).encode() + b"\n")
 
 

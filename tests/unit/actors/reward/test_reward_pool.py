@@ -42,6 +42,9 @@ REWARDS = """
         while True: pass
     def hang_loudly(*_): print("hanging", flush=True); hang()
     def hang(*_): ctypes.PyDLL(None).pause()  # in C, with the interpreter's lock held
+    def fork(text, *_):
+        os.fork()  # and the child comes back, as this process does
+        return float(text)
     def die(*_): os.kill(os.getpid(), signal.SIGKILL)
     def die_once(path, *_):
         if not Path(path).exists():
@@ -103,6 +106,14 @@ def test_many_groups_at_once_on_two_processes(rewards):
     with RewardPool(config(rewards, workers=2)) as pool:
         groups = asyncio.run(asyncio.wait_for(all_of(pool), DEADLINE_S))
     assert [[s.value for s in group] for group in groups] == [[10 * i + j for j in range(8)] for i in range(16)]
+
+
+def test_a_process_that_the_function_forked_answers_nothing(rewards):
+    """Its answer was taken for that to the next completion: the next prompt was trained on with this one's rewards."""
+    with RewardPool(config(rewards)) as pool:
+        for n in range(4):
+            said = [f"fork {n}", *(f"number {n + i / 10}" for i in range(1, 4))]
+            assert [one.value for one in score(pool, said)] == [n, n + 0.1, n + 0.2, n + 0.3]
 
 
 @pytest.mark.slow
