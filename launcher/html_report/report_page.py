@@ -112,9 +112,12 @@ def tiles_of(facts: RunFacts) -> Iterator[Tile]:
 def _learning_tile(facts: RunFacts) -> Tile:
     if facts.reward_first is None:
         return NONE, "learning: no reward seen yet", ""
-    words = f"learning: reward of the first and last {MEAN_OVER_STEPS} steps"
+    held_out = ""
     if len(facts.evals) > 1:
-        words += f"; held-out, greedy {facts.evals[0].greedy:.3g} → {facts.evals[-1].greedy:.3g}"
+        held_out = f"; held-out, greedy {facts.evals[0].greedy:.3g} → {facts.evals[-1].greedy:.3g}"
+    if (steps := len(facts.steps)) <= MEAN_OVER_STEPS:  # all of them are the first ones and the last
+        return f"{facts.reward_last:.3g}", f"learning: reward of {counted(steps, 'step')}{held_out}", ""
+    words = f"learning: reward of the first and last {MEAN_OVER_STEPS} steps{held_out}"
     return f"{facts.reward_first:.3g} → {facts.reward_last:.3g}", words, ""
 
 

@@ -92,6 +92,9 @@ def _eval_text(evals: Sequence[EvalReport]) -> str:
     if not evals:
         return ""
     first, last = evals[0], evals[-1]
+    if len(evals) == 1:
+        seen = f"({counted(first.prompts, 'problem')}, version {first.policy_version} alone)"
+        return f"sampled {first.sampled:.3f}   greedy {first.greedy:.3f}   {seen}"
     sampled, greedy = _before_after(first.sampled, last.sampled), _before_after(first.greedy, last.greedy)
     versions = f"version {first.policy_version} → {last.policy_version}"
     return f"sampled {sampled}   greedy {greedy}   ({last.prompts} problems, {versions})"

@@ -101,6 +101,18 @@ def test_its_tiles_lead_with_what_is_asked_first(paths):
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"), [(10, "learning: reward of 10 steps"), (60, "learning: reward of the first and")]
+)
+def test_of_a_few_steps_no_change_is_told(paths, steps, words):
+    LongRun(paths, steps=steps, incidents=0).write()
+    write_report(paths, is_live=False)
+    shown = Elements(paths.report.read_text()).shown
+    assert words in shown
+    tile = shown[shown.index(words) - 30 : shown.index(words)]
+    assert ("→" in tile) is (steps > 10)
+
+
 def test_each_picture_has_its_wide_and_its_narrow_form(paths):
     LongRun(paths, steps=60, incidents=3).write()
     write_report(paths, is_live=False)

@@ -104,6 +104,15 @@ def test_the_text_a_person_reads(paths):
     ]
 
 
+def test_one_evaluation_is_no_change(paths):
+    """It was told as `sampled 0.250 → 0.250 (+0.000)`."""
+    journal = Journal(paths.events, 1, lambda: T0)
+    journal.record("eval.done", global_step=-1, policy_version=0, prompts=64, sampled=0.25, greedy=0.5)
+    write_step(paths, 0, 0.1)
+    text = write_summary(paths, FINISHED)
+    assert "  held-out    sampled 0.250   greedy 0.500   (64 problems, version 0 alone)\n" in text
+
+
 def test_a_run_that_did_not_get_to_a_step_says_what_to_do_next(paths):
     outcome = RunOutcome(
         status=TerminalStatus.ERRORED, reason="server 0 did not start", next_command="python -m launcher conf=x"
