@@ -15,14 +15,16 @@ import math
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.actor_calls import as_ours
-from actors.cluster.cluster_restarts import SAME_COMMAND, ClusterLost, ClusterRestarts, end_supervisors
+from actors.cluster.cluster_restarts import SAME_COMMAND, AttemptLost, ClusterRestarts, end_supervisors
 from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
 from actors.cluster.placement_group import RunPlacement
@@ -71,7 +73,8 @@ def run(
 ) -> int:
     """Run `config` to its end and return the exit code (docs/design.md).
 
-    `server_entry`: in SGLang's place, for tests. `successor`: where the own cluster is lost. `plan`: of its memory.
+    `server_entry`: in SGLang's place, for tests. `successor`: begins the next attempt, where one is to follow.
+    `plan`: of its memory.
     Raises the UsageErrors that can be known before anything is started; later ones are the outcome.
     """
     known, killed = (None, None) if successor is None else (successor.known, successor.killed)
@@ -118,7 +121,7 @@ def run(
         try:
             parts = (config, paths, journal, screen, server_entry, unattended, restarts, interrupts, plan)
             outcome = RunLaunch(*parts).run()
-        except ClusterLost as lost:
+        except AttemptLost as lost:
             screen.leave()
             (successor or Successor()).begin(lost.known, interrupts, screen_began=screen.began, lock=lock.descriptor)
         if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
@@ -160,11 +163,11 @@ class RunLaunch:
         self._actors: RunActors | ForeignActors | None = None
 
     def run(self) -> RunOutcome:
-        """Raises ClusterLost where a successor is to resume; of what else a run can meet the outcome tells."""
+        """Raises AttemptLost where a successor is to resume; of what else a run can meet the outcome tells."""
         with self._interrupts, self._deadlines:
             try:
                 outcome = self._supervised()
-            except ClusterLost:
+            except AttemptLost:
                 raise
             except KeyboardInterrupt as error:
                 outcome = RunOutcome(status=TerminalStatus.ABORTED, reason=str(error) or "ended by the user, at once")
@@ -190,9 +193,15 @@ class RunLaunch:
 
     def _supervised(self) -> RunOutcome:
         try:
-            return self._on_its_cluster()
-        except ClusterLost as lost:
-            wait_for_the_next(lost, self._interrupts, meanwhile=self._now.write_if_due)
+            outcome = self._on_its_cluster()
+            if outcome.status is not TerminalStatus.ERRORED or self._interrupts.asked:
+                return outcome
+            next_ = self._restarts.begin_anew(outcome, self._journal, self._paths)
+            if isinstance(next_, RunOutcome):
+                return next_
+            raise self._told(next_)
+        except AttemptLost as lost:
+            wait_for_the_next(lost, self._interrupts, self._deadlines, meanwhile=self._now.write_if_due)
             raise
 
     def _on_its_cluster(self) -> RunOutcome:
@@ -213,13 +222,15 @@ class RunLaunch:
             finally:
                 self._end_actors(is_reachable=not vital.lost())
 
-    def _lost(self, lost: str, vital: VitalProcesses) -> ClusterLost:  # RunError, KeyboardInterrupt: the run ends
+    def _lost(self, lost: str, vital: VitalProcesses) -> AttemptLost:  # RunError, KeyboardInterrupt: the run ends
         end_supervisors(vital, self._paths, self._journal.attempt)
         if self._interrupts.asked:
             raise KeyboardInterrupt(f"ended by the user; {lost}")
-        again = self._restarts.begin(lost, self._journal, self._paths)
+        return self._told(self._restarts.begin(lost, self._journal, self._paths), vital.logs)
+
+    def _told(self, again: AttemptLost, logs: Mapping[str, Path] = MappingProxyType({})) -> AttemptLost:
         self._shown.tell(again.began)
-        asyncio.run(collect(self._paths, again.known.incident, facts=again.began, logs=vital.logs, pids={}))
+        asyncio.run(collect(self._paths, again.known.incident, facts=again.began, logs=logs, pids={}))
         return again
 
     def _create(self, vital: VitalProcesses | HeadWatch) -> Any:
@@ -249,8 +260,7 @@ class RunLaunch:
     def _watch(self, coordinator: Any, vital: VitalProcesses | HeadWatch) -> RunOutcome:
         """Show the run until the Coordinator reports the outcome. One that died is asked again when it is back.
 
-        Raises RunError where Ray itself is gone, so that nobody is left to restart anything, and where every
-        incarnation of the Coordinator dies soon.
+        Raises RunError where Ray itself is gone, so that nobody is left to restart anything.
         """
         running = coordinator.run.remote()
         turns = math.ceil(self._config.health.supervisor_silence_s / POLL_S)
@@ -279,10 +289,8 @@ class RunLaunch:
                     raise as_ours(error) from error
                 except RayError as error:
                     if incarnations.ended():
-                        raise RunError(
-                            f"the Coordinator dies each time it is started: {error}",
-                            "ray.log in the run's logs says why",
-                        ) from error
+                        reason = f"the Coordinator dies each time it is started: {error}; see ray.log in the run's logs"
+                        return RunOutcome(status=TerminalStatus.ERRORED, reason=reason, may_pass=True)
                     time.sleep(ASK_AGAIN_S)
                     incarnations.begins()
                     running = coordinator.run.remote()

@@ -1,10 +1,12 @@
-"""Decides whether a local cluster that was lost is begun again, and writes its incident down, and a killed driver's.
+"""Decides whether a run goes on in another attempt, and writes the incident down, and a killed driver's.
 
     Ray's process ended ─► budget left? ─► incident.began ─► a new process and cluster ─► cluster.restarted ─► training
                                         └► RunError: the run ends, and the same command resumes
+    halted, may pass ─► has this command taken a step? budget left? ─► incident.began ─► … ─► attempt.begun_anew
 
-The incident belongs to the attempt that follows: the Coordinator of the new cluster keeps its folder and ends it. The
-new cluster gets a new process (launcher/cli/continuation.py): Ray can't be relied on in one that has lost a cluster.
+What never worked under this command may never work, so only a command that has taken a step begins anew. The incident
+belongs to the attempt that follows, whose Coordinator keeps its folder and ends it. That attempt gets a new process
+(launcher/cli/continuation.py): Ray can't be relied on in one that has lost a cluster.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from typing import Any
 
 from actors.cluster.ray_cluster import VitalProcesses, end_leftovers
 from launcher.base.errors import RunError
-from launcher.base.messages import Cause, KilledDriver
+from launcher.base.messages import Cause, KilledDriver, RunOutcome
+from launcher.base.wording import counted
 from launcher.config.schema import RunConfig
-from launcher.policy.incident_policy import CLUSTER, DRIVER
-from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
+from launcher.policy.incident_policy import CLUSTER, DRIVER, RUN
+from launcher.policy.restart_budget import LADDERS, Repair, RepairAttempt, Rung, next_repair
 from launcher.run_files.journal import Journal, Record, last_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -33,12 +36,13 @@ POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """What the process that begins the next cluster must know. Times are monotonic, which the host's processes share.
+    """What the process that begins the next attempt must know. Times are monotonic, which the host's processes share.
 
-    `incident`: of the loss, at `lost_at`; `attempt`: the one that follows. `begun`: when clusters were begun in place
-    of others. `furthest`: the step after the last one that was ever committed, seen at `progress_at`. `screen_began`:
-    since when its lines count. `lock`: the descriptor of the run's lock, which stays held. `is_asked`: to end;
-    `notified_at`: that the machine is taken away.
+    `incident`: of the loss, or of the halt, at `lost_at`; `attempt`: the one that follows, `first_attempt` that of the
+    command. `begun`: when clusters were begun in place of others; `halted`: when attempts were, in place of such as
+    halted, `has_halted` where the last did. `furthest`: the step after the last one that was ever committed, seen at
+    `progress_at`. `screen_began`: since when its lines count. `lock`: the descriptor of the run's lock, which stays
+    held. `is_asked`: to end; `notified_at`: that the machine is taken away.
     """
 
     incident: int
@@ -47,14 +51,17 @@ class Continuation:
     begun: tuple[float, ...]
     furthest: int
     progress_at: float | None
+    first_attempt: int = 0
+    halted: tuple[float, ...] = ()
+    has_halted: bool = False
     screen_began: float | None = None
     lock: int | None = None
     is_asked: bool = False
     notified_at: float | None = None
 
 
-class ClusterLost(Exception):
-    """A new cluster takes the place of the one that was lost, not before `not_before`. `began`: its event."""
+class AttemptLost(Exception):
+    """Another attempt takes the place of this one, not before `not_before`. `began`: the event of the incident."""
 
     def __init__(self, began: Record, known: Continuation, *, not_before: float) -> None:
         super().__init__(began["reason"])
@@ -81,9 +88,9 @@ class ClusterRestarts:
         self._clock = clock
         self._next_attempt = next_attempt
         self.killed = killed
-        self._budget = 0 if next_attempt is None else config.restart.cluster
         self.known = known
         self._begun = () if known is None else known.begun
+        self._halted = () if known is None else known.halted
         self._furthest = 0 if known is None else known.furthest
         self._progress_at = None if known is None else known.progress_at
 
@@ -92,22 +99,55 @@ class ClusterRestarts:
         if next_step > self._furthest:
             self._furthest, self._progress_at = next_step, self._clock()
 
-    def begin(self, lost: str, journal: Journal, paths: RunPaths) -> ClusterLost:
-        """The incident, as the first event of the attempt that follows. Raises RunError where none is to follow."""
-        not_before, lost_at = self._allow(lost), self._clock()
-        assert self._next_attempt is not None  # else the budget is 0
-        journal.attempt = self._next_attempt()
+    def begin(self, lost: str, journal: Journal, paths: RunPaths) -> AttemptLost:
+        """In place of a cluster that was lost. Raises RunError where no other is to follow."""
+        repair = self._next(Cause.CLUSTER_LOST, lost)
+        if repair.rung is Rung.HALT:
+            budget = self._budget_of(Cause.CLUSTER_LOST)
+            often = f"; {counted(budget, 'new cluster')} brought no further step (restart.cluster)" if budget else ""
+            raise RunError(f"{lost}{often}", SAME_COMMAND)
         doing = "a new cluster is started, and the run resumes from its newest state"
-        number, began = _begin_incident(journal, paths, CLUSTER, Cause.CLUSTER_LOST, lost, doing=doing, at=lost_at)
+        return self._begin(Cause.CLUSTER_LOST, lost, journal, paths, doing=doing, not_before=repair.not_before)
+
+    def begin_anew(self, halted: RunOutcome, journal: Journal, paths: RunPaths) -> AttemptLost | RunOutcome:
+        """In place of an attempt that has halted; the outcome of the run where none is to follow."""
+        first = journal.attempt if self.known is None else self.known.first_attempt
+        last = _last_line(paths).get("attempt")
+        has_stepped = isinstance(last, int) and last >= first
+        if not halted.may_pass or not has_stepped or self._config.recover.mode == "off":
+            return halted
+        repair = self._next(Cause.RUN_HALTED, halted.reason)
+        if repair.rung is Rung.HALT:
+            budget = self._budget_of(Cause.RUN_HALTED)
+            often = f"; {counted(budget, 'new attempt')} brought no further step (restart.attempt)" if budget else ""
+            return dataclasses.replace(halted, reason=f"{halted.reason}{often}")
+        wait_s = repair.not_before - self._clock()
+        which = repair.reason.rpartition(", ")[2]
+        doing = f"a new attempt ({which}) begins in {wait_s:.0f} s, and resumes from the run's newest state"
+        return self._begin(Cause.RUN_HALTED, halted.reason, journal, paths, doing=doing, not_before=repair.not_before)
+
+    def _begin(
+        self, cause: Cause, reason: str, journal: Journal, paths: RunPaths, *, doing: str, not_before: float
+    ) -> AttemptLost:
+        """The incident, as the first event of the attempt that follows."""
+        at, has_halted = self._clock(), cause is Cause.RUN_HALTED
+        assert self._next_attempt is not None  # else the budget is 0
+        first = journal.attempt if self.known is None else self.known.first_attempt
+        journal.attempt = self._next_attempt()
+        subject = RUN if has_halted else CLUSTER
+        number, began = _begin_incident(journal, paths, subject, cause, reason, doing=doing, at=at)
         known_next = Continuation(
             incident=number,
             attempt=journal.attempt,
-            lost_at=lost_at,
-            begun=(*self._begun, lost_at),
+            lost_at=at,
+            begun=self._begun if has_halted else (*self._begun, at),
             furthest=self._furthest,
             progress_at=self._progress_at,
+            first_attempt=first,
+            halted=(*self._halted, at) if has_halted else self._halted,
+            has_halted=has_halted,
         )
-        return ClusterLost(began, known_next, not_before=not_before)
+        return AttemptLost(began, known_next, not_before=not_before)
 
     def end_what_was_left(self) -> None:
         """Of a driver that was killed, whose cluster nobody has ended."""
@@ -115,11 +155,13 @@ class ClusterRestarts:
             end_leftovers(self.killed.mark)
 
     def record_restart(self, journal: Journal, paths: RunPaths) -> None:
-        """Of a cluster in place of another, and of a driver in place of one that was killed, whose incident begins
-        here: with the last step that was committed, which the restored one is compared with."""
+        """Of a cluster or an attempt in place of another, and of a driver in place of one that was killed, whose
+        incident begins here: with the last step that was committed, which the restored one is compared with."""
         more: dict[str, object]
         if self.known is not None:
             name, subject, reason = "cluster.restarted", CLUSTER, "a new local cluster runs"
+            if self.known.has_halted:
+                name, subject, reason = "attempt.begun_anew", RUN, "a new attempt runs"
             number, since, more = self.known.incident, self.known.lost_at, {}
         elif (killed := self.killed) is not None:
             often = "once" if killed.times == 1 else f"{killed.times} times"
@@ -134,23 +176,23 @@ class ClusterRestarts:
         step = last_committed(paths)
         journal.record(name, subject=subject, reason=reason, incident=number, global_step=step, seconds=seconds, **more)
 
-    def _allow(self, lost: str) -> float:
-        """When the next cluster may be started."""
-        if self._budget and self._config.recover.mode == "off":
+    def _budget_of(self, cause: Cause) -> int:
+        budget = self._config.restart.attempt if cause is Cause.RUN_HALTED else self._config.restart.cluster
+        return 0 if self._next_attempt is None else budget
+
+    def _next(self, cause: Cause, lost: str) -> Repair:
+        budget, rung = self._budget_of(cause), LADDERS[cause][0]
+        if budget and self._config.recover.mode == "off":
             raise RunError(lost, "recover.mode=off resumes nothing; give the new run another trial_name")
-        repair = next_repair(
-            Cause.CLUSTER_LOST,
-            CLUSTER,
-            [RepairAttempt(at=at, cause=Cause.CLUSTER_LOST, subject=CLUSTER, rung=Rung.CLUSTER) for at in self._begun],
-            dataclasses.replace(self._config.restart, cluster=self._budget),
+        earlier = self._halted if cause is Cause.RUN_HALTED else self._begun
+        return next_repair(
+            cause,
+            RUN,
+            [RepairAttempt(at=at, cause=cause, subject=RUN, rung=rung) for at in earlier],
+            dataclasses.replace(self._config.restart, **{rung.value: budget}),
             now=self._clock(),
             progress_at=self._progress_at,
         )
-        if repair.rung is Rung.HALT:
-            clusters = f"{self._budget} new cluster{'s' if self._budget > 1 else ''}"
-            often = f"; {clusters} brought no further step (restart.cluster)" if self._budget else ""
-            raise RunError(f"{lost}{often}", SAME_COMMAND)
-        return repair.not_before
 
 
 def _begin_incident(
@@ -170,7 +212,10 @@ def end_supervisors(vital: VitalProcesses, paths: RunPaths, attempt: int) -> Non
 
 def last_committed(paths: RunPaths) -> int | None:
     """The step of the ledger's last line."""
-    for line in deque(read_lines(paths.ledger), maxlen=1):
-        step = line.get("global_step")
-        return step if isinstance(step, int) else None
-    return None
+    step = _last_line(paths).get("global_step")
+    return step if isinstance(step, int) else None
+
+
+def _last_line(paths: RunPaths) -> Record:
+    """Of the ledger; an empty one where there is none."""
+    return next(iter(deque(read_lines(paths.ledger), maxlen=1)), {})

@@ -261,6 +261,7 @@ class Coordinator:
             status=TerminalStatus(self._history.state),
             reason=self._history.ending_reason,
             last_step=last_step if last_step >= 0 else None,
+            may_pass=self._history.ending_may_pass,
             evals=look.evals,
         )
 

@@ -60,6 +60,7 @@ def attempt_of(event: Mapping[str, object]) -> RepairAttempt:
         rung=Rung(str(event["rung"])),
         onset_step=optional_number(event, "onset_step"),
         restored_step=optional_number(event, "restored_step"),
+        told=str(event.get("told") or ""),
     )
 
 

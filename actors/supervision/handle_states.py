@@ -110,7 +110,9 @@ OrderState = NoOrder | StartOrdered | OrderOverdue
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """The last process of it that has ended. `finding`: why, where more is known than that it did."""
+    """The last process of it that has ended. `finding`: why, where more is known than that it did. `told`: why it could
+    not start, in its own words."""
 
     process: ProcessId | None = None
     finding: ExitFinding | None = None
+    told: str = ""

@@ -25,6 +25,7 @@ DONE = frozenset(
         "checkpoint.condemned",
         "cluster.restarted",
         "driver.restarted",
+        "attempt.begun_anew",
         "server.restarted",
         "server.abandoned",
         "server.loaded",
@@ -33,6 +34,7 @@ DONE = frozenset(
     }
 )
 """Events of actions that were carried out."""
+BEGUN_ANEW = ("cluster.restarted", "driver.restarted", "attempt.begun_anew")
 
 
 class IncidentTracker:
@@ -110,9 +112,10 @@ class IncidentTracker:
 
 
 def _what_was_kept(events: Sequence[Mapping[str, object]]) -> str:
-    """Of a lost cluster or driver: whether what was restored is the last committed step; "" where neither is known."""
+    """Of a lost cluster or driver, and of a halt: whether what was restored is the last committed step; "" where
+    neither is known."""
     steps = {event.get("event"): event.get("global_step") for event in events}
-    committed = steps.get("cluster.restarted", steps.get("driver.restarted"))
+    committed = next((steps[name] for name in BEGUN_ANEW if name in steps), None)
     restored = steps.get("trainer.loaded")
     if not isinstance(committed, int) or not isinstance(restored, int):
         return ""

@@ -56,12 +56,12 @@ class RunHistory:
         self.trainer_actor = TRAINER
         self.died: set[tuple[str, int]] = set()
         self.tried: list[TriedSettings] = []
-        self.abort_reason = ""
-        self.hold_reason = ""
+        self.abort_reason = self.hold_reason = ""
         self.nodes: set[str] = set()
         self.coordinator_nodes: set[str] = set()
         self.ending: TerminalStatus | None = None
         self.ending_reason = ""
+        self.ending_may_pass = False
         self.was_begun = False
         self.incidents = IncidentHistory()
         self.fleet = FleetRecord()
@@ -338,6 +338,7 @@ class RunHistory:
                 if self.ending is None:  # whoever begins it again after a restart no longer knows why it was begun
                     self.ending = TerminalStatus(str(event.get("word")))
                     self.ending_reason = str(event.get("reason", ""))
+                    self.ending_may_pass = bool(event.get("may_pass"))
 
     def _started(self, subject: str, event: Mapping[str, object]) -> None:
         overrides = event.get("with_overrides")

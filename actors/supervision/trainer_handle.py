@@ -64,16 +64,14 @@ class TrainerHandle:
         self.order: OrderState = NoOrder()
         self._end = ProcessEnd()
         self.actor, self._standby = actor, standby
-        self._ended = ended
-        self._changed = changed
+        self._ended, self._changed = ended, changed
         self._log, self._log_read = log, 0
         self._load_s = health.trainer_first_s
         self._look_s = health.look_interval_s
         self._liveness = TrainerWatch(health)
         self._lease_s, self._fenced_until = lease_s, 0.0
         self._kills = OomKillWatch()
-        self._watched: ProcessId | None = None
-        self._busy, self._busy_since = "", 0.0
+        self._watched, self._busy, self._busy_since = ProcessId("", 0), "", 0.0
         self._fault = TrainerFault()
         self._run: asyncio.Task[None] | None = None
         self.probe = ActorProbe(self._ask_view, heard=self._take_view)
@@ -143,13 +141,14 @@ class TrainerHandle:
     def facts(self, unschedulable_since: float | None = None) -> TrainerFacts:
         self.probe.tasks.check()
         view, verdict, is_starting = self.view, self._verdict(), isinstance(self.order, StartOrdered)
-        found = self._end.finding
+        found, told = self._end.finding, self._end.told
         if unschedulable_since is not None and not is_starting:
             lost = found if found is not None and found.cause is Cause.NODE_LOST else NO_ROOM
             verdict = Verdict(health=Health.DEAD, reason=lost.reason, cause=lost.cause)
         is_there = view.is_started and not self._has_ended
         if is_there:
-            found = finding_of(view.failure) if view.failure is not None else None
+            told = "" if view.failure is None else f"{view.failure.kind}: {view.failure.message}"
+            found = None if view.failure is None else finding_of(view.failure)
         answers = is_there and not is_starting and verdict.health is not Health.DEAD
         return TrainerFacts(
             verdict=verdict,
@@ -163,6 +162,7 @@ class TrainerHandle:
             is_finished=view.is_finished and answers,
             ran_out=None if found is None else found.ran_out,
             unschedulable_since=unschedulable_since,
+            told=told,
         )
 
     def incident(self, now: float) -> Incident | None:
@@ -205,7 +205,8 @@ class TrainerHandle:
     def _verdict_by_view(self) -> Verdict:
         view, found = self.view, self._end.finding or ENDED
         if self._has_ended or not view.is_started:
-            return Verdict(health=Health.DEAD, reason=found.reason, cause=found.cause)
+            reason = self._end.told if found is ENDED and self._end.told else found.reason
+            return Verdict(health=Health.DEAD, reason=reason, cause=found.cause)
         cause = cause_of(view.failure)
         if view.failure is not None and cause not in NOT_OF_THE_PROCESS:
             return Verdict(health=Health.DEAD, reason=view.failure.message, cause=cause)
@@ -251,7 +252,8 @@ class TrainerHandle:
             ready: TrainerReady = await self._within_load_s(self.actor.start.remote(dict(overrides)))
             return ready
         except LauncherError as error:
-            self._note_end(find_trainer_cause([error.message], None))
+            told = "" if isinstance(error, ActorAway) else error.message
+            self._note_end(find_trainer_cause([error.message], None), told=told)
             raise
         finally:
             if isinstance(self.order, StartOrdered):
@@ -285,8 +287,8 @@ class TrainerHandle:
 
     async def call(self, method: str, *arguments: Any, within_s: float | None = None) -> Any:
         """Have its actor (actors/training/trainer.py) carry out `method`, by default within ANSWER_S."""
-        deadline_s = ANSWER_S if within_s is None else within_s
-        return await answer(getattr(self.actor, method).remote(*arguments), within_s=deadline_s, of="the trainer")
+        call = getattr(self.actor, method).remote(*arguments)
+        return await answer(call, within_s=ANSWER_S if within_s is None else within_s, of="the trainer")
 
     async def _within_load_s(self, call: Any) -> Any:
         """An answer of what keeps it busy: past the deadline it hangs, however busy it claims to be."""
@@ -339,10 +341,10 @@ class TrainerHandle:
         await self.probe.refresh()
         self._changed.set()
 
-    def _note_end(self, found: ExitFinding, process: ProcessId | None = None) -> None:
+    def _note_end(self, found: ExitFinding, process: ProcessId | None = None, told: str = "") -> None:
         """`process` has ended, if it is given; `found` is kept only where it adds to that."""
-        kept = self._end
-        self._end = ProcessEnd(process or kept.process, found if found.ran_out is not None else kept.finding)
+        kept, finding = self._end, found if found.ran_out is not None else self._end.finding
+        self._end = ProcessEnd(process or kept.process, finding, told or kept.told)
 
     async def close(self) -> None:
         await self.probe.close()

@@ -253,6 +253,7 @@ class RunOutcome:
     """How a run ended, the reason, and the next command for the user.
 
     `last_step` is the last one committed, None where there was none. `exit_code` only where it isn't the status's own.
+    `may_pass`: another attempt may go on.
     """
 
     status: TerminalStatus
@@ -260,6 +261,7 @@ class RunOutcome:
     next_command: str = ""
     last_step: int | None = None
     exit_code: int | None = None
+    may_pass: bool = False
     evals: Sequence[EvalReport] = field(default=())
 
 
@@ -309,6 +311,7 @@ class Cause(enum.StrEnum):
     OUTSIDE_WEIGHTS = "outside_weights"
     CLUSTER_LOST = "cluster_lost"
     DRIVER_LOST = "driver_lost"
+    RUN_HALTED = "run_halted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Begins the same command again, in place of this process: Ray can't be relied on in a process that has lost a cluster.
 
-    a cluster is lost ─► all of it is ended ─► execve, with what the next one must know in the environment
+    an attempt is lost, or halts ─► all of it is ended ─► execve, with what the next one must know in the environment
 
 The process keeps its pid, its terminal and its parent. SIGINT and SIGTERM that come meanwhile wait until somebody
 listens again (launcher/cli/interrupts.py).
@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, final
 
-from actors.cluster.cluster_restarts import ClusterLost, Continuation
+from actors.cluster.cluster_restarts import AttemptLost, Continuation
+from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.keep_alive import predecessor
 from launcher.cli.unattended import CONTINUES
@@ -35,7 +36,13 @@ class Successor:
         text = os.environ.pop(CONTINUES, "")  # nobody below this process is to have it
         data = json.loads(text) if text else None
         self.killed = predecessor()
-        self.known = None if data is None else Continuation(**{**data, "begun": tuple(data["begun"])})
+        self.known = (
+            None
+            if data is None
+            else Continuation(
+                **{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+            )
+        )
 
     def begin(self, known: Continuation, interrupts: Interrupts, *, screen_began: float, lock: int) -> NoReturn:
         """Nothing of this process is left but its pid, its standard streams, and the signals that wait."""
@@ -55,13 +62,17 @@ class Successor:
         os.execve(command[0], command, os.environ | {CONTINUES: json.dumps(facts)})
 
 
-def wait_for_the_next(lost: ClusterLost, interrupts: Interrupts, *, meanwhile: Callable[[], None]) -> None:
-    """Until the next cluster may be started; signals then wait for the process that starts it. Raises KeyboardInterrupt
-    where one came before."""
+def wait_for_the_next(
+    lost: AttemptLost, interrupts: Interrupts, deadlines: Deadlines, *, meanwhile: Callable[[], None]
+) -> None:
+    """Until the next attempt may be begun; signals then wait for the process that begins it. Raises KeyboardInterrupt
+    where one came before, or a deadline."""
     while time.monotonic() < lost.not_before and not interrupts.asked:
+        if deadlines.is_due():
+            raise KeyboardInterrupt(deadlines.reason) from lost
         time.sleep(POLL_S)
         meanwhile()
     interrupts.hold_back()
     if interrupts.asked:
         interrupts.listen_again()
-        raise KeyboardInterrupt("ended by the user, before a new cluster was started") from lost
+        raise KeyboardInterrupt("ended by the user, before another attempt was begun") from lost

@@ -33,7 +33,9 @@ class HealthConfig:
         1800.0, "the same before there is a median, in a checkpoint, and while servers load weights", DEADLINE
     )
     supervisor_silence_s: float = setting(30.0, "a supervisor that answers no call for so long is replaced", POSITIVE)
-    monitor_silence_s: float = setting(600.0, "without a HealthMonitor, however often it is started: halt", DEADLINE)
+    monitor_silence_s: float = setting(
+        600.0, "without a HealthMonitor, however often it is started: another attempt", DEADLINE
+    )
 
 
 @dataclass
@@ -123,6 +125,10 @@ class RestartConfig:
     restore: int = setting(3, "restores of the trainer; then the run halts", COUNT)
     cluster: int = setting(3, "new local Ray clusters in place of one that was lost; then the run halts", NATURAL)
     driver: int = setting(3, "new drivers in place of one that was killed (keep_alive); then the run halts", NATURAL)
+    attempt: int = setting(
+        6, "new attempts of a run that halted for what may pass by itself; then it stays halted", NATURAL
+    )
+    attempt_wait_s: float = setting(30.0, "before the first of them; doubles with each, up to window_s / 2", POSITIVE)
 
 
 @dataclass

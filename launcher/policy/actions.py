@@ -150,10 +150,14 @@ class PromoteServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """End the run: stop everything in reverse order. After ERRORED what is sound is saved first."""
+    """End the run: stop everything in reverse order. After ERRORED what is sound is saved first.
+
+    `may_pass`: a person could only give the same command again, so the driver does (`restart.attempt`).
+    """
 
     reason: str
     word: TerminalStatus = TerminalStatus.ERRORED
+    may_pass: bool = False
 
 
 Action = (

@@ -21,8 +21,8 @@ from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
 
 REWARD, POLICY, BATCH, DISK, ENVIRONMENT = "reward", "policy", "batch", "disk", "environment"
-CLUSTER, DRIVER = "cluster", "driver"
-OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH, ENVIRONMENT, CLUSTER, DRIVER})
+CLUSTER, DRIVER, RUN = "cluster", "driver", "run"
+OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH, ENVIRONMENT, CLUSTER, DRIVER, RUN})
 """Subjects whose repair is the trainer's, and after which servers get their weights again."""
 
 SUBJECT_OF = {

@@ -50,7 +50,7 @@ class TrainerFacts:
     `is_loaded`: its weights are those of a checkpoint, or the first ones, by order; a fresh process is not.
     `is_paused`: the loop has stopped and confirmed it. `is_publishing`: from the optimizer step until every server has
     confirmed the new version or has been given up; meanwhile versions differ by right.
-    `unschedulable_since`: as of a server.
+    `unschedulable_since`: as of a server. `told`: what it says itself that ended it, "" where it was killed or hangs.
     """
 
     verdict: Verdict
@@ -64,6 +64,7 @@ class TrainerFacts:
     is_finished: bool = False
     ran_out: RanOut | None = None
     unschedulable_since: float | None = None
+    told: str = ""
 
 
 class StandbyTrainer(enum.StrEnum):

@@ -19,7 +19,8 @@ KEPT = "and nothing may give way (memory.give_way=false)"
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
-    """Once `halt_reason` is set, the plan is to halt. `restore_reason`: why servers need the trainer to go back."""
+    """Once `halt_reason` is set, the plan is to halt; `may_pass`: as of the action. `restore_reason`: why servers need
+    the trainer to go back."""
 
     seen: Observed
     history: Sequence[RepairAttempt]
@@ -30,6 +31,7 @@ class PlanBuilder:
     reasons: list[str] = field(default_factory=list)
     wake_at: list[float] = field(default_factory=list)
     halt_reason: str = ""
+    may_pass: bool = False
     restore_reason: str = ""
     _kinds_by_name: set[tuple[type[Action], str]] = field(init=False)
 
@@ -60,7 +62,9 @@ class PlanBuilder:
             self.reasons.append(f"{kind.__name__} {name}".strip() + f" failed: again in {not_before - self.now:.1f} s")
         return not_before > self.now
 
-    def halt(self, reason: str) -> None:
+    def halt(self, reason: str, *, may_pass: bool = False) -> None:
+        """The first reason is the one that is told. It may pass where each of them may."""
+        self.may_pass = may_pass and (self.may_pass or not self.halt_reason)
         self.halt_reason = self.halt_reason or reason
 
     def is_due(self, repair: Repair) -> bool:
@@ -82,7 +86,13 @@ class PlanBuilder:
             self.halt(f"{end} for {self.now - since:.0f} s (cluster.node_wait_s)")
 
     def next_repair(
-        self, cause: Cause, subject: str, *, progress_at: float | None, without: frozenset[Rung] = frozenset()
+        self,
+        cause: Cause,
+        subject: str,
+        *,
+        progress_at: float | None,
+        without: frozenset[Rung] = frozenset(),
+        told: str = "",
     ) -> Repair:
         return next_repair(
             cause,
@@ -92,6 +102,7 @@ class PlanBuilder:
             now=self.now,
             progress_at=progress_at,
             without=without,
+            told=told,
             is_standby=subject in self.seen.standbys,
         )
 
@@ -110,8 +121,21 @@ class PlanBuilder:
         return rung.overrides, rung.reason
 
     def attempt(
-        self, cause: Cause, subject: str, rung: Rung, *, onset_step: int | None = None, restored_step: int | None = None
+        self,
+        cause: Cause,
+        subject: str,
+        rung: Rung,
+        *,
+        onset_step: int | None = None,
+        restored_step: int | None = None,
+        told: str = "",
     ) -> RepairAttempt:
         return RepairAttempt(
-            at=self.now, cause=cause, subject=subject, rung=rung, onset_step=onset_step, restored_step=restored_step
+            at=self.now,
+            cause=cause,
+            subject=subject,
+            rung=rung,
+            onset_step=onset_step,
+            restored_step=restored_step,
+            told=told,
         )

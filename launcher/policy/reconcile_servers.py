@@ -115,7 +115,7 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
     is_spared = _another_may_work(builder, server)
     if builder.must_keep_its_settings(server.ran_out):
         reason = f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}"
-        _give_up(builder, server, reason, is_spared=False)
+        _give_up(builder, server, reason, is_spared=False, may_pass=False)
         return
     of_all = OF_ALL if is_spared else {Rung.FLEET} if len(active_servers(builder.seen)) == 1 else frozenset()
     without = frozenset(of_all) | ({Rung.RESTORE} if cause in OF_THE_MACHINE else frozenset())
@@ -124,7 +124,8 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
     if overrides:
         _restart(builder, server, cause, f"{server.verdict.reason}; {rung_reason}")
     elif repair.rung is Rung.HALT:
-        _give_up(builder, server, f"{repair.reason}; {server.verdict.reason}", is_spared=is_spared)
+        reason, may_pass = f"{repair.reason}; {server.verdict.reason}", repair.may_pass and server.ran_out is None
+        _give_up(builder, server, reason, is_spared=is_spared, may_pass=may_pass)
     elif builder.is_due(repair):
         _perform(builder, server, cause, repair)
 
@@ -161,10 +162,10 @@ def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
     return own.rung is not Rung.HALT
 
 
-def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, *, is_spared: bool) -> None:
+def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, *, is_spared: bool, may_pass: bool) -> None:
     """The run continues with the others; while none of them is ready yet, it waits for them."""
     if not is_spared and server.name not in builder.seen.standbys:
-        builder.halt(reason)
+        builder.halt(reason, may_pass=may_pass)
     elif server.state is not ServerState.FAILED and any(
         other.name != server.name and other.state is ServerState.READY and _may_work(builder, other)
         for other in builder.seen.servers
@@ -183,7 +184,7 @@ def _perform(builder: PlanBuilder, server: ServerFacts, cause: Cause, repair: Re
             builder.attempts.append(builder.attempt(cause, server.name, Rung.FLEET))
         case Rung.RESTORE:
             _restore_and_restart_all(builder, server, cause, repair.reason)
-        case Rung.HALT | Rung.CLUSTER | Rung.DRIVER:
+        case Rung.HALT | Rung.CLUSTER | Rung.DRIVER | Rung.ATTEMPT:
             pass  # given up before; no server's
         case _:
             assert_never(repair.rung)

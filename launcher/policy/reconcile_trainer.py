@@ -82,15 +82,17 @@ def _restart(builder: PlanBuilder) -> None:
         builder.halt(f"{cause} ({trainer.ran_out}), {KEPT}; {trainer.verdict.reason}")
         return
     overrides, rung_reason = builder.give_way(trainer.ran_out, trainer.verdict.reason)
-    repair = builder.next_repair(cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER)
+    repair = builder.next_repair(
+        cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER, told=trainer.told
+    )
     # Each rung of the memory ladder is another repair, and the ladder ends: the budget is for the same one again.
     if repair.rung is Rung.HALT and not overrides:
-        builder.halt("; ".join(filter(None, [repair.reason, trainer.verdict.reason, rung_reason])))
+        reason = "; ".join(filter(None, [repair.reason, trainer.verdict.reason, rung_reason]))
+        builder.halt(reason, may_pass=repair.may_pass and trainer.ran_out is None)
     elif overrides or builder.is_due(repair):
         reason = "; ".join(filter(None, [trainer.verdict.reason, rung_reason or repair.reason]))
-        builder.order(
-            RestartTrainer(reason=reason, overrides=overrides), attempt=builder.attempt(cause, TRAINER, Rung.RESTORE)
-        )
+        attempt = builder.attempt(cause, TRAINER, Rung.RESTORE, told=trainer.told)
+        builder.order(RestartTrainer(reason=reason, overrides=overrides), attempt=attempt)
         if AT_ITS_START & overrides.keys():  # a server holds what it took until it is started again
             for server in builder.seen.servers:
                 builder.order(RestartServer(name=server.name, reason=f"it makes room for the trainer: {rung_reason}"))
@@ -107,7 +109,8 @@ def _load(builder: PlanBuilder) -> None:
     repair = builder.next_repair(Cause.CHECKPOINT_CORRUPT, TRAINER, progress_at=builder.seen.progress_at)
     choice = choose(builder.seen.checkpoints, None, builder.history, builder.config.restore)
     if repair.rung is Rung.HALT or choice.global_step is None:
-        builder.halt(f"the trainer's state could not be loaded ({repair.tried}); {choice.reason}")
+        reason = f"the trainer's state could not be loaded ({repair.tried}); {choice.reason}"
+        builder.halt(reason, may_pass=repair.may_pass)
     elif not builder.is_due(repair):
         return
     elif repair.rung is Rung.RETRY:

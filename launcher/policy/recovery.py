@@ -48,7 +48,8 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     if seen.monitor_silent_s > config.health.monitor_silence_s:
         # No step is taken without its answer, and Ray has restarted it each time: this would never end.
         silent = f"the HealthMonitor has answered nobody for {seen.monitor_silent_s:.0f} s"
-        return _end(seen, Halt(reason=f"{silent}, more than health.monitor_silence_s; see ray.log in the run's logs"))
+        reason = f"{silent}, more than health.monitor_silence_s; see ray.log in the run's logs"
+        return _end(seen, Halt(reason=reason, may_pass=True))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
     reconcile_trainer(builder)
     reconcile_standbys(builder)
@@ -57,7 +58,7 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     _hold_or_resume(builder)
     reconcile_standby_trainer(builder)
     if builder.halt_reason:
-        return _end(seen, Halt(reason=builder.halt_reason))
+        return _end(seen, Halt(reason=builder.halt_reason, may_pass=builder.may_pass))
     return RecoveryPlan(
         actions=tuple(builder.actions),
         state=transition(seen.state, _next_state(builder)),

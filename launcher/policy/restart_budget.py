@@ -1,5 +1,9 @@
 """May a repair be tried again, which one, and when? Rungs: retry → server → fleet → restore → halt.
 
+A halt after failures that may pass by themselves (processes that are killed or hang) is not the end: the driver begins
+another attempt of the run, after waits of their own, within the budget of the rung `attempt`. One that a process itself
+explains in the same words each time is.
+
 A standby's restarts have a rung of their own, and no larger one: they cost no server with traffic anything.
 
 Each cause has its ladder and each rung a budget. Attempts count per cause and subject since the subject last took
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -32,12 +37,14 @@ class Rung(enum.StrEnum):
     RESTORE = "restore"
     CLUSTER = "cluster"
     DRIVER = "driver"
+    ATTEMPT = "attempt"
     HALT = "halt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairAttempt:
-    """One repair that was begun. `onset_step` and `restored_step` where it was a restore of the trainer."""
+    """One repair that was begun. `onset_step` and `restored_step` where it was a restore of the trainer. `told`: the
+    failure in the words of the process that failed, "" where it said nothing."""
 
     at: float
     cause: Cause
@@ -45,6 +52,7 @@ class RepairAttempt:
     rung: Rung
     onset_step: int | None = None
     restored_step: int | None = None
+    told: str = ""
 
 
 OF_A_SERVER = (Rung.SERVER, Rung.FLEET, Rung.RESTORE, Rung.HALT)
@@ -63,20 +71,30 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.OUTSIDE_WEIGHTS: (Rung.RETRY, Rung.HALT),
     Cause.CLUSTER_LOST: (Rung.CLUSTER, Rung.HALT),
     Cause.DRIVER_LOST: (Rung.DRIVER, Rung.HALT),
+    Cause.RUN_HALTED: (Rung.ATTEMPT, Rung.HALT),
 }
 """From the smallest repair that can help to the end of the run."""
 
 SHARED_RUNGS = frozenset({Rung.FLEET, Rung.RESTORE})
+MAY_PASS = frozenset(
+    {Cause.SERVER_CRASH, Cause.SERVER_HANG, Cause.SERVER_STALE, Cause.NODE_LOST}
+    | {Cause.TRAINER_CRASH, Cause.TRAINER_HANG, Cause.CHECKPOINT_CORRUPT}
+)
+"""What the same command may go on from: not memory, a GPU, wrong numbers or rewards, which it would meet again."""
+VARIES = re.compile(r"0x[0-9a-f]+|\d+")
+"""In the words of a failure, from one time to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """Do `rung`, not before `not_before` (on the clock of the history). `tried`: what was, where nothing is left."""
+    """Do `rung`, not before `not_before` (on the clock of the history). `tried`: what was, where nothing is left;
+    `may_pass`: as of `Halt`, there."""
 
     rung: Rung
     not_before: float
     reason: str
     tried: str = ""
+    may_pass: bool = False
 
 
 def next_repair(
@@ -88,13 +106,14 @@ def next_repair(
     now: float,
     progress_at: float | None,
     without: frozenset[Rung] = frozenset(),
+    told: str = "",
     is_standby: bool = False,
 ) -> Repair:
     """The next rung for a failure of `subject`.
 
     `history`: oldest first. `progress_at`: when the run last completed a step that it had never completed before,
     with the help of `subject`.
-    `without`: rungs that can't help here (a fleet of one).
+    `without`: rungs that can't help here (a fleet of one). `told`: as of an attempt, of this failure.
     """
     recent = _since_quiet(history, settings, now, progress_at)
     rungs = [rung for rung in LADDERS[cause] if rung is not Rung.HALT and rung not in without]
@@ -111,7 +130,8 @@ def next_repair(
             )
     tried = ", ".join(f"{rung} {counted(count, 'time')}" for rung, count in spent.items()) or "nothing can help here"
     reason = f"{cause} of {subject} again, without progress: {tried}"
-    return Repair(rung=Rung.HALT, not_before=now, reason=reason, tried=tried)
+    may_pass = cause in MAY_PASS and not _always_tells(told, cause, subject, recent)
+    return Repair(rung=Rung.HALT, not_before=now, reason=reason, tried=tried, may_pass=may_pass)
 
 
 def budget_of(rung: Rung, settings: RestartConfig) -> int:
@@ -129,6 +149,8 @@ def budget_of(rung: Rung, settings: RestartConfig) -> int:
             return settings.cluster
         case Rung.DRIVER:
             return settings.driver
+        case Rung.ATTEMPT:
+            return settings.attempt
         case Rung.HALT:
             return 0
         case _:
@@ -159,6 +181,12 @@ def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[RepairAttemp
     return sum(a.rung is rung and a.cause is cause and touches(a, subject) for a in recent)
 
 
+def _always_tells(told: str, cause: Cause, subject: str, recent: Sequence[RepairAttempt]) -> bool:
+    """The process has explained each failure in the same words, but for numbers: the next one would end alike."""
+    words = [one.told for one in recent if one.cause is cause and one.subject == subject]
+    return bool(told and words) and {VARIES.sub("", one) for one in words} == {VARIES.sub("", told)}
+
+
 def touches(attempt: RepairAttempt, subject: str) -> bool:
     """What is done for one at a shared rung is done for all."""
     return attempt.subject == subject or attempt.rung in SHARED_RUNGS
@@ -176,8 +204,11 @@ def _not_before(
     rung: Rung, cause: Cause, subject: str, recent: Sequence[RepairAttempt], settings: RestartConfig, now: float
 ) -> float:
     """After the wait for the same failure; and, of anything larger than a retry, after that for whatever was done to
-    this subject: one that fails in a new way after each restart would else be restarted without a pause."""
+    this subject: one that fails in a new way after each restart would else be restarted without a pause. Another
+    attempt waits from the first on: all that was tried just before has failed."""
     mine = [attempt for attempt in recent if attempt.cause is cause and attempt.subject == subject]
+    if rung is Rung.ATTEMPT:
+        return now + min(settings.attempt_wait_s * 2.0 ** min(len(mine), 30), settings.window_s / 2)
     larger = [] if rung is Rung.RETRY else [attempt for attempt in recent if _restarted(attempt, subject)]
     return max((tries[-1].at + wait_s(len(tries), settings) for tries in (mine, larger) if tries), default=now)
 

@@ -38,6 +38,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
     "outside_weights": "rewards fell for a reason outside the weights",
     "cluster_lost": "the run's Ray cluster was lost",
     "driver_lost": "the run's driver was killed",
+    "run_halted": "the run halted",
 }
 
 

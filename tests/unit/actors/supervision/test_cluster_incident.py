@@ -10,7 +10,7 @@ def event(name, number, **facts):
     return {"event": name, "incident": number, "subject": "cluster", "reason": "", **facts}
 
 
-@pytest.mark.parametrize("name", ["cluster.restarted", "driver.restarted"])
+@pytest.mark.parametrize("name", ["cluster.restarted", "driver.restarted", "attempt.begun_anew"])
 @pytest.mark.parametrize(
     ("committed", "restored", "says"),
     [

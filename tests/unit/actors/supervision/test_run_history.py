@@ -8,7 +8,7 @@ import pytest
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import RestoreTrainer
+from launcher.policy.actions import Halt, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.policy.restore import choose
@@ -28,6 +28,16 @@ def journal(tmp_path):
 
 def restarted(journal, at):
     RunHistory(journal).attempted(RepairAttempt(at=at, cause=Cause.SERVER_CRASH, subject="server-0", rung=Rung.SERVER))
+
+
+def test_a_successor_knows_the_words_of_each_failure_and_whether_the_halt_may_pass(journal):
+    history = RunHistory(journal)
+    told = RepairAttempt(at=1.0, cause=Cause.TRAINER_CRASH, subject="trainer", rung=Rung.RESTORE, told="KeyError: 'a'")
+    history.attempted(told)
+    history.begun(Halt(reason="again", may_pass=True))
+    after = RunHistory.read(journal, journal.path, 1)
+    assert after.attempts == [told]
+    assert (after.ending_reason, after.ending_may_pass) == ("again", True)
 
 
 def placed(journal, node):

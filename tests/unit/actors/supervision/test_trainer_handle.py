@@ -12,7 +12,7 @@ from actors.cluster.actor_calls import ActorAway
 from actors.supervision import trainer_handle
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError, TrainerError
-from launcher.base.messages import Cause, Health, TrainerView
+from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
 from tests.support.fake_actors import FakeActor, never
 
@@ -92,6 +92,29 @@ async def test_a_start_that_an_earlier_coordinator_ordered_has_a_deadline_too():
     assert soon is Health.UNKNOWN
     assert (late.health, late.cause) == (Health.DEAD, Cause.TRAINER_HANG)
     assert "starting for" in late.reason
+
+
+@pytest.mark.parametrize(("error", "told"), [(TrainerError("no tokenizer"), "no tokenizer"), (ActorAway("died"), "")])
+async def test_a_start_that_fails_is_told_in_its_own_words_and_a_kill_has_none(error, told):
+    """Words that come again end the run; after a kill another attempt may go on. "its process ended" was said of it."""
+
+    async def start(overrides):
+        raise error
+
+    world = World(EMPTY, start=start)
+    async with world.link() as link:
+        with pytest.raises(LauncherError):
+            await link.start({})
+        facts = link.facts()
+    assert (facts.told, facts.verdict.health) == (told, Health.DEAD)
+    assert facts.verdict.reason == (told or "its process ended")
+
+
+async def test_what_ended_its_loop_is_told():
+    world = World(dataclasses.replace(LOADED, failure=LoopFailure(kind="KeyError", message="'answer'", global_step=7)))
+    async with world.link() as link:
+        await link.probe.refresh()
+        assert link.facts().told == "KeyError: 'answer'"
 
 
 async def test_one_that_no_machine_has_room_for_is_not_waited_for_for_ever():

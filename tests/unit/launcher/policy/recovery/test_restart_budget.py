@@ -142,7 +142,7 @@ class Budgets(RuleBasedStateMachine):
         for cause in Cause:
             repair = next_repair(cause, "s0", self.history, self.settings, now=self.now, progress_at=self.progress_at)
             assert repair.rung is LADDERS[cause][0]
-            assert repair.not_before <= self.now
+            assert repair.not_before <= self.now or repair.rung is Rung.ATTEMPT, "which waits from the first on"
 
     @invariant()
     def budgets_hold(self):
