@@ -23,7 +23,7 @@ from actors.supervision.run_history import RunHistory
 from launcher.base.errors import LauncherError, UsageError
 from launcher.base.messages import Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Action, Halt, PauseTrainer
+from launcher.policy.actions import Action, Halt, PauseTrainer, RestoreTrainer
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.reconcile_fleet import change_to
 from launcher.policy.recovery import plan
@@ -139,6 +139,9 @@ class Coordinator:
         self._reap()
         now = self._clock()
         seen = self._observe(look)
+        is_restoring = any(isinstance(action, RestoreTrainer) for action in seen.under_way)
+        if not is_restoring and self._history.repairs.has_lost_a_restore(seen.trainer):
+            self._history.lost_restore()
         made = plan(seen, self._history.attempts, self._config, now)
         self._incidents.turn(seen, made, look.rejections, now)
         self._enter(made)

@@ -1,19 +1,31 @@
-"""How far a run has got, and with which servers: a new highest step resets the restart budgets
+"""The repairs of a run, how far it has got, and with which servers: a new highest step resets the restart budgets
 (launcher/policy/restart_budget.py).
 
 That a repair was followed by progress is written down, once for each; so a Coordinator that takes over neither forgets
-the repairs that have not helped yet, nor counts those that have.
+the repairs that have not helped yet, nor counts those that have. Nor does it count a restore whose order never reached
+the trainer, since the Coordinator that gave it was killed: what takes its place is not a second one, and no second
+collapse at the same place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from actors.supervision.run_history import RunHistory
+from actors.supervision.event_facts import attempt_of, number_of, optional_number
+from launcher.policy.observed import TrainerFacts
 from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.restart_budget import RepairAttempt, restored_nothing, touches
 from launcher.run_files.line_tail import LineTail
 
+if TYPE_CHECKING:
+    from actors.supervision.run_history import RunHistory
+
+ATTEMPT = "repair.begun"
+PROVED = "repair.proved"
+NOT_TRIED = "repair.not_tried"
 LAST_BYTES = 256 * 1024
 """Of the metrics: some hundred steps, more than were repeated since the restore that a killed Coordinator ordered."""
 
@@ -26,13 +38,57 @@ def furthest_step(metrics: Path, attempt: int) -> int:
     return 1 + max((step for step in steps if isinstance(step, int)), default=-1)
 
 
+class RepairRecord:
+    """Read from the journal. `proved`: by subject, when the run first got further after its last repair. `lineage`: how
+    many restores were ordered."""
+
+    def __init__(self) -> None:
+        self.attempts: list[RepairAttempt] = []
+        self.proved: dict[str, float] = {}
+        self.furthest = 0
+        self.lineage = 0
+        self._is_restoring = False
+
+    def take(self, event: Mapping[str, object]) -> None:
+        match event.get("event"):
+            case "repair.begun":
+                self.attempts.append(attempt_of(event))
+            case "repair.proved":
+                self.proved[str(event.get("subject", ""))] = number_of(event, "at")
+                self.furthest = max(self.furthest, int(number_of(event, "next_step")))
+            case "trainer.restoring":
+                self.lineage, self._is_restoring = int(number_of(event, "lineage")), True
+            case "trainer.loaded":
+                self._is_restoring = False
+            case "trainer.restoring_failed":
+                self._is_restoring = False
+                self.attempts = restored_nothing(self.attempts, optional_number(event, "global_step"))
+            case "repair.not_tried":
+                self._is_restoring = False
+                last = self._last_restore()
+                self.attempts = [one for one in self.attempts if one is not last]
+
+    def owes_proof(self, subject: str) -> bool:
+        """It was repaired since the run last got further with its help."""
+        since = self.proved.get(subject, float("-inf"))
+        recent = itertools.takewhile(lambda attempt: attempt.at > since, reversed(self.attempts))
+        return any(touches(attempt, subject) for attempt in recent)
+
+    def has_lost_a_restore(self, trainer: TrainerFacts) -> bool:
+        """While none is under way: the last one was ordered, and the trainer holds what it held before."""
+        return self._is_restoring and trainer.is_loaded and trainer.lineage < self.lineage
+
+    def _last_restore(self) -> RepairAttempt | None:
+        return next((one for one in reversed(self.attempts) if one.restored_step is not None), None)
+
+
 class ProgressTracker:
     """`furthest`: the step after the last one that this attempt has ever committed."""
 
     def __init__(self, history: RunHistory, furthest: int = 0) -> None:
         self._history = history
-        self._furthest = max(furthest, history.furthest)
-        self._at: dict[str, float] = dict(history.proved)
+        self._furthest = max(furthest, history.repairs.furthest)
+        self._at: dict[str, float] = dict(history.repairs.proved)
 
     def at(self, subject: str) -> float | None:
         """When the run last got further than ever before, with the help of `subject`."""
@@ -44,6 +100,6 @@ class ProgressTracker:
             return
         self._furthest = next_step
         for subject in (TRAINER, *helpers):
-            if self._history.owes_proof(subject):
+            if self._history.repairs.owes_proof(subject):
                 self._history.proved_by(subject, next_step, now)
             self._at[subject] = now

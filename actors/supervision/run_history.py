@@ -7,7 +7,6 @@ again. So its memory can't differ from its predecessor's.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,23 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from actors.cluster.node_identity import event_on_this_clock
-from actors.supervision.event_facts import EVENTS, attempt_of, list_of, number_of, numbers_of, optional_number, tried_of
+from actors.supervision.event_facts import EVENTS, list_of, number_of, numbers_of, optional_number, tried_of
 from actors.supervision.fleet_record import FleetRecord
 from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentHistory
+from actors.supervision.progress_tracker import ATTEMPT, NOT_TRIED, PROVED, RepairRecord
 from launcher.base.gpu_names import GpuName
 from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalStatus
 from launcher.policy.actions import Action, PromoteServer, RestoreTrainer
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.policy.restart_budget import RepairAttempt, restored_nothing, touches
+from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
 from launcher.resources.gpu_quarantine import QuarantineRecord
 from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal, read_lines
 
-ATTEMPT = "repair.begun"
-PROVED = "repair.proved"
 REMEMBERED = "memory.remembered"
 TOOK_OVER = "trainer.took_over"
 
@@ -41,12 +39,8 @@ class RunHistory:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.attempts: list[RepairAttempt] = []
-        self.proved: dict[str, float] = {}  # by subject, when the run first got further after its last repair
-        self.furthest = 0
         self.state = RunState.INITIALIZING
         self.state_reason = ""
-        self.lineage = 0
         self.generations: dict[str, int] = {}
         self.start_lineages: dict[str, int | None] = {}
         self.overrides: dict[str, float | int | bool] = {}
@@ -64,6 +58,7 @@ class RunHistory:
         self.ending_may_pass = False
         self.was_begun = False
         self.incidents = IncidentHistory()
+        self.repairs = RepairRecord()
         self.fleet = FleetRecord()
         self.quarantine = QuarantineRecord()
 
@@ -97,6 +92,14 @@ class RunHistory:
             history.incidents.next_attempt()
         return history
 
+    @property
+    def attempts(self) -> list[RepairAttempt]:
+        return self.repairs.attempts
+
+    @property
+    def lineage(self) -> int:
+        return self.repairs.lineage
+
     # ── writing ──
 
     async def flush(self) -> None:
@@ -123,11 +126,9 @@ class RunHistory:
         reason = f"counts against the restart budget of {attempt.cause} ({attempt.rung})"
         self._record(ATTEMPT, subject=facts.pop("subject"), reason=reason, **facts)
 
-    def owes_proof(self, subject: str) -> bool:
-        """It was repaired since the run last got further with its help."""
-        since = self.proved.get(subject, float("-inf"))
-        recent = itertools.takewhile(lambda attempt: attempt.at > since, reversed(self.attempts))
-        return any(touches(attempt, subject) for attempt in recent)
+    def lost_restore(self) -> None:
+        reason = "the Coordinator that ordered a restore was killed before the trainer heard of it: it does not count"
+        self._record(NOT_TRIED, subject=TRAINER, reason=reason)
 
     def proved_by(self, subject: str, next_step: int, now: float) -> None:
         self._record(PROVED, subject=subject, reason="the run got further", next_step=next_step, at=now)
@@ -283,6 +284,7 @@ class RunHistory:
 
     def _take(self, event: Mapping[str, object]) -> None:
         self.incidents.take(event)
+        self.repairs.take(event)
         self.fleet.take(event)
         self.quarantine.take(event)
         name, subject = str(event.get("event", "")), str(event.get("subject", ""))
@@ -291,11 +293,6 @@ class RunHistory:
             self.was_begun = True
             self.state, self.state_reason = RunState(what.upper()), str(event.get("reason", ""))
         match name:
-            case "repair.begun":
-                self.attempts.append(attempt_of(event))
-            case "repair.proved":
-                self.proved[subject] = number_of(event, "at")
-                self.furthest = max(self.furthest, int(number_of(event, "next_step")))
             case "memory.remembered":
                 self._override(event)
                 self.tried += [tried_of(one) for one in list_of(event, "tried")]
@@ -313,10 +310,6 @@ class RunHistory:
                 self.abandoned.add(subject)
             case "server.restarting" | "trainer.restarting":
                 self._override(event)
-            case "trainer.restoring_failed":
-                self.attempts = restored_nothing(self.attempts, optional_number(event, "global_step"))
-            case "trainer.restoring":
-                self.lineage = int(number_of(event, "lineage"))
             case "checkpoint.damaged":
                 step, known = int(number_of(event, "global_step")), self.damaged_checkpoints
                 known[step] = known.get(step, frozenset()) | numbers_of(event, "made_at")

@@ -154,8 +154,7 @@ async def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_p
     assert trial.run.servers["server-0"].state is ServerState.READY
 
 
-async def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
-    trial = await Trial(tmp_path).begun()
+def collapsed(trial):
     trial.run.step(40)
     trial.run.checkpoints = tuple(
         CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
@@ -164,6 +163,11 @@ async def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
     trial.run.incident = Incident(
         cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=trial.run.now, onset_step=25
     )
+    return trial
+
+
+async def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
+    trial = collapsed(await Trial(tmp_path).begun())
     await trial.turns()
     kinds = [type(action).__name__ for action in trial.did()]
     assert kinds[:3] == ["PauseTrainer", "CondemnCheckpoints", "RestoreTrainer"]
@@ -248,6 +252,35 @@ async def test_a_successor_goes_on_with_a_restore_and_with_its_count(tmp_path):
     assert after.history.lineage == 2
     assert sum(a.cause is Cause.TRAINER_CRASH for a in after.history.attempts) == 2
     assert after.history.state is RunState.RUNNING
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+async def test_a_restore_that_never_reached_the_trainer_is_not_counted_twice(tmp_path, kills):
+    """Two such kills ended the run: "3 times: restoring does not help", after one collapse; one went further back."""
+    trial = collapsed(await Trial(tmp_path).begun())
+    for _ in range(kills):
+        trial.hands.hangs.add(RestoreTrainer)
+        await trial.turns(6)
+        assert len(trial.did(RestoreTrainer)) == 1
+        trial = Trial(tmp_path, trial.run)
+        await trial.hands.begin()
+    await trial.turns()
+    assert [action.global_step for action in trial.did(RestoreTrainer)] == [19]
+    assert sum(one.restored_step == 19 for one in trial.history.attempts) == 1
+    assert RunHistory.read(Journal(trial.path, 1), trial.path, 1).attempts == trial.history.attempts
+    assert trial.history.state is RunState.RUNNING
+
+
+async def test_a_restore_that_the_trainer_carried_out_though_its_coordinator_was_killed_counts(tmp_path):
+    before = collapsed(await Trial(tmp_path).begun())
+    before.hands.hangs.add(RestoreTrainer)
+    await before.turns(6)
+    before.hands._take_effect(before.did(RestoreTrainer)[0])
+    after = Trial(tmp_path, before.run)
+    await after.hands.begin()
+    await after.turns()
+    assert after.did(RestoreTrainer) == []
+    assert sum(one.restored_step == 19 for one in after.history.attempts) == 1
 
 
 async def test_a_successor_goes_on_shutting_down_with_the_word_that_was_given(tmp_path):
