@@ -20,7 +20,8 @@ from actors.processes.background_tasks import BackgroundTasks
 
 LOOK_S = 0.5
 HOMELESS_S = 5.0
-"""Without a process for so long, there is no room for it: a restart with room takes one or two seconds."""
+"""Without a process for so long, it waits for a node: a restart on one takes one or two seconds. Whether an autoscaler,
+a batch system or a person brings one is not known here, so nobody is told that there is none."""
 
 log = logging.getLogger("nodes")
 
@@ -84,7 +85,7 @@ class NodeWatch:
         self._tasks = BackgroundTasks()
 
     def unschedulable_since(self, name: str) -> float | None:
-        """Since when no node has had room for this actor; None where it runs, or is only being started."""
+        """Since when Ray has found no node for this actor; None where it runs, or is only being started."""
         self._tasks.check()
         since = self._nowhere_since.get(name)
         return since if since is not None and self._clock() - since >= HOMELESS_S else None

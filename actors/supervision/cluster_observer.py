@@ -289,12 +289,12 @@ class ClusterObserver:
         unschedulable = {name for name in fleet if self.nodes.unschedulable_since(name) is not None}
         left = len(fleet) - len(unschedulable)
         for name in sorted(unschedulable - self._unschedulable):
-            reason = f"no node has room for {name}: {left} of {len(fleet)} servers continue"
+            reason = f"Ray has found no node for {name} so far: {left} of {len(fleet)} servers continue"
             self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
             known = [info for info in self.trainer.view.servers if info.name == name]
             self._tasks.start(self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))
         for name in sorted(self._unschedulable - unschedulable):
-            reason = f"a node has room for {name} again"
+            reason = f"Ray has found a node for {name}"
             self._history.event("fleet.grown", subject=name, reason=reason, servers=left)
         self._unschedulable = unschedulable
 

@@ -147,7 +147,7 @@ class ServerHandle:
         self.probe.tasks.check()
         end = self._end()
         if end is None and unschedulable_since is not None and isinstance(self.state, ServerRunning):
-            end = ExitFinding(cause=Cause.NODE_LOST, reason=f"no node has room for {self.name}")
+            end = ExitFinding(cause=Cause.NODE_LOST, reason=f"Ray has found no node for {self.name} so far")
         if in_pool is not None and in_pool.generation != self.state.generation:
             in_pool = None
         state = self._state(end, in_pool, is_publishing=is_publishing)

@@ -39,7 +39,7 @@ LOOK_S = 1.0
 SOON_S = 0.05
 RESTART_S = 60.0
 NOTHING = TrainerView(pid=0)
-NO_ROOM = ExitFinding(cause=Cause.NODE_LOST, reason="no node has room for the trainer")
+NO_ROOM = ExitFinding(cause=Cause.NODE_LOST, reason="Ray has found no node for the trainer so far")
 ENDED = ExitFinding(cause=Cause.TRAINER_CRASH, reason="its process ended")
 
 

@@ -28,7 +28,7 @@ class ServerFacts:
     version numbers are used again for other weights, so a server that slept through one could pass for current.
     `ran_out`: where memory ran out, if that ended it. `progress_at`: when the run last completed a step that it had
     never completed before, with tokens of this server. `is_loading`: the trainer sends it weights by itself, within a
-    deadline: while it is behind, nobody has to repair it. `unschedulable_since`: since when no node has had room for
+    deadline: while it is behind, nobody has to repair it. `unschedulable_since`: since when Ray has found no node for
     it, None where it has a place.
     """
 

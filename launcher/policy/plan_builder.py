@@ -76,11 +76,11 @@ class PlanBuilder:
         return True
 
     def wait_for_node(self, name: str, since: float, end: str) -> None:
-        """`name` ended with its node, and no other has had room for it `since`: no restart makes any. `end`: its
+        """`name` ended with its node, and Ray has found no other for it `since`: no restart brings any. `end`: its
         reason to halt, once cluster.node_wait_s is over."""
         give_up_at = since + self.config.cluster.node_wait_s
         if self.now < give_up_at:
-            self.reasons.append(f"{name} waits for a node with room for it")
+            self.reasons.append(f"{name} waits for a node, up to cluster.node_wait_s")
             self.wake_at.append(give_up_at)
         else:
             self.halt(f"{end} for {self.now - since:.0f} s (cluster.node_wait_s)")

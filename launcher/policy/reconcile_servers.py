@@ -45,7 +45,7 @@ def is_current(server: ServerFacts, trainer: TrainerFacts) -> bool:
 
 
 def is_unschedulable(server: ServerFacts) -> bool:
-    """It ended with its node, and no other has room for it."""
+    """It ended with its node, and Ray has found no other for it."""
     return is_dead(server) and server.unschedulable_since is not None
 
 
@@ -134,7 +134,7 @@ def _wait_for_node(builder: PlanBuilder, server: ServerFacts) -> None:
     """The others continue without it; where there is none, the run waits for a node, and halts at last."""
     assert server.unschedulable_since is not None
     if not any(not is_unschedulable(other) and _may_work(builder, other) for other in builder.seen.servers):
-        end = f"{server.verdict.reason}; no node has had room for any server"
+        end = f"{server.verdict.reason}; Ray has found no node for any server"
         builder.wait_for_node(server.name, server.unschedulable_since, end)
 
 

@@ -40,7 +40,7 @@ def reconcile_trainer(builder: PlanBuilder) -> None:
     if builder.does(RestartTrainer) or builder.does(RestoreTrainer):
         return
     if trainer.verdict.health is Health.DEAD and trainer.unschedulable_since is not None:
-        end = f"{trainer.verdict.reason}; no node has had room for the trainer"
+        end = f"{trainer.verdict.reason}; Ray has found no node for the trainer"
         builder.wait_for_node("the trainer", trainer.unschedulable_since, end)
     elif trainer.verdict.health is Health.DEAD:
         _restart(builder)

@@ -140,7 +140,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "alert.sent": "a message is handed to the webhook or to WandB",
     "node.lost": "Ray has declared a node lost",
     "node.joined": "a node joined the cluster",
-    "fleet.shrunk": "a server has no node to run on",
+    "fleet.shrunk": "Ray has found no node for a server so far",
     "fleet.grown": "it has one again",
     "cluster.restarted": "a new local Ray cluster runs in place of one that was lost",
     "run.deadline": "the run saves and ends before a deadline, with exit code 75",

@@ -52,7 +52,7 @@ def test_a_server_that_is_given_up_is_no_reason_to_go_on_without_one():
     rungs = [Rung.SERVER] * CONFIG.restart.server
     halt = decide(seen, attempts(*rungs, cause=Cause.SERVER_CRASH, subject="s1"), config=CONFIG)
     assert kinds(halt) == [Halt]
-    assert "no node has had room for any server for 1000 s (cluster.node_wait_s)" in halt.actions[0].reason
+    assert "Ray has found no node for any server for 1000 s (cluster.node_wait_s)" in halt.actions[0].reason
 
 
 def test_a_trainer_that_has_a_place_elsewhere_is_restarted_there():
