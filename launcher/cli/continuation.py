@@ -36,13 +36,8 @@ class Successor:
         text = os.environ.pop(CONTINUES, "")  # nobody below this process is to have it
         data = json.loads(text) if text else None
         self.killed = predecessor()
-        self.known = (
-            None
-            if data is None
-            else Continuation(
-                **{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-            )
-        )
+        listed = {"begun", "halted"} & (data or {}).keys()
+        self.known = None if data is None else Continuation(**data | {key: tuple(data[key]) for key in listed})
 
     def begin(self, known: Continuation, interrupts: Interrupts, *, screen_began: float, lock: int) -> NoReturn:
         """Nothing of this process is left but its pid, its standard streams, and the signals that wait."""

@@ -91,7 +91,7 @@ def judge_rewards(
         reason = f"mean reward {series[-1].mean:.3g}"
         return RewardVerdict(level=Level.BREAK, reason=reason, onset_step=series[-1].step)
     factor = _tightening(series[-1].step, restored_step, settings)
-    verdicts = (_judge_fall(series, settings, factor), _judge_zeros(series, settings, factor))
+    verdicts = (_judge_fall(series, settings, factor), judge_zeros(series, settings, restored_step=restored_step))
     broken = [verdict for verdict in verdicts if verdict.level is Level.BREAK]
     alerts = [verdict for verdict in verdicts if verdict.level is Level.ALERT]
     return next(iter([*broken, *alerts]), RewardVerdict(level=Level.SOUND, reason=_recent_text(series)))
@@ -102,7 +102,11 @@ def _tightening(step: int, restored_step: int | None, settings: RewardHealthConf
     return settings.probation_factor if on_probation else 1.0
 
 
-def _judge_zeros(series: Sequence[RewardPoint], settings: RewardHealthConfig, factor: float) -> RewardVerdict:
+def judge_zeros(
+    series: Sequence[RewardPoint], settings: RewardHealthConfig, *, restored_step: int | None = None
+) -> RewardVerdict:
+    """The part of `judge_rewards` that is about steps without any reward; at least one step is known."""
+    factor = _tightening(series[-1].step, restored_step, settings)
     streak = sum(1 for _ in itertools.takewhile(lambda point: point.is_zero, reversed(series)))
     before = series[: len(series) - streak][-settings.baseline_steps :]
     usual = sum(point.is_zero for point in before)

@@ -16,13 +16,14 @@ from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.diagnosis.reading.log_clock import stamp_in, to_unix
 from launcher.diagnosis.reading.log_records import REWARD, FigureNames
+from launcher.policy.reward_health import RewardPoint
 from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.areal_processes import YOUNG_S, areal_processes, is_of_this_machine, newest_log
 from scripts.checkpoints.choosing import read_catalog
 from scripts.faults.run_processes import state
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding
-from scripts.health.recorded_run import LAST_STEPS, LastSteps, RecordedRun, read_run_settings
+from scripts.health.recorded_run import LastSteps, RecordedRun, read_run_settings
 
 ROLES = {
     **dict.fromkeys(("launcher.local", "launcher.ray", "launcher.slurm"), "launcher"),
@@ -96,13 +97,17 @@ def _last_steps(tables: Sequence[tuple[float | None, StepTable]]) -> LastSteps:
     last, names = tables[-50:], FigureNames()
     times = [at for at, _ in last if at is not None]
     seconds = [after - before for before, after in pairwise(times) if after > before]
-    figures = (names.pick(table.values).get(REWARD) for _, table in last[-LAST_STEPS:])
+    means = ((table.global_step, names.pick(table.values).get(REWARD)) for _, table in tables)
     return LastSteps(
         last_step=last[-1][1].global_step if last else None,
         last_at=times[-1] if times else None,
         policy_version=None,
         usual_step_s=median(seconds) if seconds else None,
-        last_rewards=tuple(value for value in figures if value is not None and value == value),
+        rewards=tuple(
+            RewardPoint(step=step, mean=mean, low=mean, high=mean)
+            for step, mean in means
+            if mean is not None and mean == mean
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -11,6 +11,7 @@ from statistics import median
 from actors.supervision.fleet_record import FleetRecord
 from launcher.base.errors import StorageError
 from launcher.base.wording import lines_not_read
+from launcher.policy.reward_health import RewardPoint
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.resources.gpu_quarantine import QuarantineRecord
@@ -20,7 +21,6 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
 
 TAIL_BYTES = 2 * 2**20
-LAST_STEPS = 10
 SERVER_STATES = {
     "server.starting": "STARTING",
     "server.restarting": "STARTING",
@@ -46,7 +46,7 @@ class ServerRecord:
 class RecordedRun:
     """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
     `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory.
-    `quarantine`: GPUs set aside, in any attempt.
+    `quarantine`: GPUs set aside, in any attempt. `restored_step`: of the last restore from an onset.
     `held`: by whom and why a pause was asked for that holds. `not_read`: lines that say nothing."""
 
     started_at: float = 0.0
@@ -56,6 +56,7 @@ class RecordedRun:
     state: str = ""
     state_reason: str = ""
     held: str = ""
+    restored_step: int | None = None
     servers: dict[str, ServerRecord] = field(default_factory=dict)
     fleet: FleetRecord = field(default_factory=FleetRecord)
     incidents: dict[int, str] = field(default_factory=dict)
@@ -103,6 +104,8 @@ class RecordedRun:
                 self.incidents[number] = f"incident {number}: {what_happened(event)}"
             case "incident.ended" if number is not None:
                 self.incidents.pop(number, None)
+            case "repair.begun" if as_integer(event.get("onset_step")) is not None:
+                self.restored_step = as_integer(event.get("restored_step"))
             case "memory.ran_out":
                 self.ran_out.append(f"{subject} ({event.get('ran_out')})")
             case "trainer.started":
@@ -136,13 +139,13 @@ def read_run_settings(paths: RunPaths) -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastSteps:
-    """The end of metrics.jsonl."""
+    """The end of metrics.jsonl. `rewards`: of a step that was repeated, the last."""
 
     last_step: int | None
     last_at: float | None
     policy_version: int | None
     usual_step_s: float | None
-    last_rewards: tuple[float, ...]
+    rewards: tuple[RewardPoint, ...]
     not_read: str = ""
 
 
@@ -150,16 +153,30 @@ def read_steps(path: Path) -> LastSteps:
     tail = _tail(path)
     lines = [line for line in tail.read() if as_integer(line.get("global_step")) is not None]
     seconds = [value for line in lines if math.isfinite(value := as_float(line.get("timeperf/step_s")))]
-    rewards = [value for line in lines[-LAST_STEPS:] if math.isfinite(value := as_float(line.get("rollout/reward")))]
     last: Mapping[str, object] = lines[-1] if lines else {}
     return LastSteps(
         last_step=as_integer(last.get("global_step")),
         last_at=as_unix_time(last.get("time")) or None,
         policy_version=as_integer(last.get("policy_version")),
         usual_step_s=median(seconds) if seconds else None,
-        last_rewards=tuple(rewards),
+        rewards=_rewards(lines),
         not_read=lines_not_read(tail.skipped, path),
     )
+
+
+def _rewards(lines: Sequence[Mapping[str, object]]) -> tuple[RewardPoint, ...]:
+    """Where only a step's mean is recorded, it counts as each of its rewards."""
+    points: list[RewardPoint] = []
+    for line in lines:
+        step, mean = as_integer(line.get("global_step")), as_float(line.get("rollout/reward"))
+        if step is None or not math.isfinite(mean):
+            continue
+        while points and points[-1].step >= step:
+            points.pop()
+        low, high = (as_float(line.get(f"grpo_actor/task_reward/{key}")) for key in ("min", "max"))
+        known = math.isfinite(low) and math.isfinite(high)
+        points.append(RewardPoint(step=step, mean=mean, low=low if known else mean, high=high if known else mean))
+    return tuple(points)
 
 
 def trainer_version(paths: RunPaths) -> int | None:

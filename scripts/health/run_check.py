@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import bearing
+from launcher.base.rollouts import mean_of
 from launcher.checkpoints.areal_log import read_servers
+from launcher.config.supervision import RewardHealthConfig
+from launcher.policy.reward_health import Level, judge_zeros
 from launcher.run_files.run_ends import GONE
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer
@@ -29,7 +33,8 @@ from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps, read
 SUPERVISORS = ("health_monitor", "coordinator")
 STALL_FACTOR, STALL_MIN_S = 10.0, 60.0
 """A run is stalled after this many usual step times without a step, and this many seconds at least."""
-ZERO_STEPS = 5
+LAST_STEPS = 10
+ZERO_LIMITS = {"zero_alert_steps": int | None, "zero_breaker_steps": int | None, "baseline_steps": int}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +126,24 @@ def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now:
     if view.status == "FINISHED" and not is_live and view.total_steps and _done(steps) < view.total_steps:
         text = f"all {view.total_steps} are done by its journal, but metrics.jsonl ends after {_done(steps)}"
         findings.append(Finding("run", "steps", UNKNOWN, text, facts))
-    if rewards := steps.last_rewards:
-        text, verdict = f"mean of {sum(rewards) / len(rewards):.3f} over the last {len(rewards)} steps", OK
-        if len(rewards) >= ZERO_STEPS and not any(rewards[-ZERO_STEPS:]):
-            text, verdict = f"0 in each of the last {ZERO_STEPS} steps", BAD
-        findings.append(Finding("run", "reward", verdict, text, facts))
+    if steps.rewards:
+        last = steps.rewards[-LAST_STEPS:]
+        text = f"mean of {mean_of([one.mean for one in last]):.3f} over the last {len(last)} steps"
+        zeros = judge_zeros(steps.rewards, _zero_limits(view), restored_step=view.restored_step)
+        is_sound = zeros.level is Level.SOUND
+        findings.append(Finding("run", "reward", OK if is_sound else BAD, text if is_sound else zeros.reason, facts))
     return findings
+
+
+def _zero_limits(view: RecordedRun) -> RewardHealthConfig:
+    """As the run has them; the defaults where it did not write them down."""
+    written = view.settings.get("reward_health")
+    known = written if isinstance(written, Mapping) else {}
+    limits = RewardHealthConfig()
+    for key, kind in ZERO_LIMITS.items():
+        if key in known and isinstance(known[key], kind):
+            setattr(limits, key, known[key])
+    return limits
 
 
 def _done(steps: LastSteps) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from launcher.policy.reward_health import RewardPoint
 from scripts.health.disk_check import judge_space
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Finding, first_line, is_healthy
 from scripts.health.log_check import ErrorsSeen, judge_errors
@@ -16,7 +17,17 @@ from tests.support.health_parts import verdicts
 GIB = 2**30
 NOW = 1000.0
 
-STEPS = LastSteps(last_step=9, last_at=NOW - 2, policy_version=10, usual_step_s=1.5, last_rewards=(0.5,) * 10)
+
+def rewards(*means):
+    return tuple(RewardPoint(step=step, mean=mean, low=0.0, high=2 * mean) for step, mean in enumerate(means))
+
+
+STEPS = LastSteps(last_step=9, last_at=NOW - 2, policy_version=10, usual_step_s=1.5, rewards=rewards(*[0.5] * 10))
+HARD = (0.0, 0.0, 0.0, 0.1) * 12
+"""In three of four steps nothing is solved."""
+
+
+ALERT_AT_6 = {"reward_health": {"zero_alert_steps": 6, "zero_breaker_steps": None, "warmup_steps": "15"}}
 
 
 def view_of(**changes):
@@ -42,8 +53,12 @@ def test_a_run_whose_data_were_used_up_before_the_planned_steps_is_complete():
         ({"last_at": NOW - 59}, OK, ""),
         ({"last_at": NOW - 61}, BAD, "the last step was 61 s ago, one usually takes 1.5 s"),
         ({"last_at": NOW - 300, "usual_step_s": 40.0}, OK, ""),
-        ({"last_rewards": (0.5,) * 5 + (0.0,) * 5}, BAD, "0 in each of the last 5 steps"),
-        ({"last_rewards": (0.0,) * 4}, OK, ""),
+        ({"rewards": rewards(*[0.5] * 5, *[0.0] * 5)}, BAD, "every reward was 0 for 5 steps in a row"),
+        ({"rewards": rewards(*[0.5] * 5, *[0.0] * 5), "settings": ALERT_AT_6}, OK, ""),
+        ({"rewards": rewards(*[0.0] * 4)}, OK, ""),
+        ({"rewards": rewards(*[0.5] * 5, *[0.0] * 4), "restored_step": 2}, BAD, "0 for 4 steps"),  # on probation
+        ({"rewards": rewards(*HARD, *[0.0] * 5)}, OK, ""),  # as the run's own rule has it
+        ({"rewards": rewards(*HARD, *[0.0] * 60)}, BAD, "as in 36 of the 48 steps before"),
         ({"is_live": None}, UNKNOWN, "its driver is on another machine"),
         ({"is_live": False}, BAD, "its driver is gone and recorded no final status"),
         ({"is_live": False, "status": "FINISHED", "reason": "all 20", "last_step": 19}, OK, "FINISHED: all 20"),
@@ -160,6 +175,6 @@ def test_unknown_is_never_healthy_and_nothing_there_is():
 
 def test_a_finished_run_whose_last_rewards_are_0_is_not_healthy():
     view = RecordedRun(status="FINISHED", reason="all steps are done")
-    steps = LastSteps(last_step=99, last_at=NOW, policy_version=100, usual_step_s=1.0, last_rewards=(0.0,) * 10)
+    steps = LastSteps(last_step=99, last_at=NOW, policy_version=100, usual_step_s=1.0, rewards=rewards(*[0.0] * 10))
     (_, reward) = judge_run(view, steps, is_live=False, now=NOW)
-    assert (reward.verdict, reward.said) == (BAD, "0 in each of the last 5 steps")
+    assert (reward.verdict, reward.said) == (BAD, "every reward was 0 for 10 steps in a row")
