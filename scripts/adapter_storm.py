@@ -52,6 +52,7 @@ HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
 """As AReaL's client says it."""
 NOTICED = frozenset({"server.died", "health.dead", "trainer.died", "incident.began"})
+AGAIN = frozenset({"trainer.restarted"})
 SERVES, WHOLE = frozenset({"READY"}), frozenset({"READY", "PARKED"})
 UPDATE_S = 0.3
 """`update` is sent at a random moment of so many seconds after the trainer has given weights."""
@@ -67,12 +68,14 @@ BEHIND = "--"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Of a fault: seconds to the first step that was new, None where none came; steps that were taken again; seconds
-    until an event told of it; and what the trainer's log says of its requests from the fault to that step."""
+    until an event told of it, and until the trainer was started again; and what its log says of its requests from the
+    fault to that step."""
 
     after_step: int
     seconds: float | None
     steps_again: int
     noticed_s: float | None = None
+    restarted_s: float | None = None
     http_errors: int = 0
     groups_dropped: int = 0
 
@@ -168,13 +171,19 @@ def _cost(paths: RunPaths, log: Path, begin: int, moment: float, fault: str) -> 
     with log.open("rb") as text:
         text.seek(begin)
         said = text.read()
-    times = [number_of(event.get("time")) for event in read_lines(paths.events) if event.get("event") in NOTICED]
+    events = list(read_lines(paths.events))
     return dataclasses.replace(
         cost_of(list(read_lines(paths.metrics)), moment, _begins_again(paths, moment, fault)),
-        noticed_s=next((round(time - moment, 1) for time in times if time >= moment), None),
+        noticed_s=_seconds_to(events, NOTICED, moment),
+        restarted_s=_seconds_to(events, AGAIN, moment),
         http_errors=len(HTTP_ERROR.findall(said)),
         groups_dropped=len(DROPPED.findall(said)),
     )
+
+
+def _seconds_to(events: Sequence[Record], names: Set[str], moment: float) -> float | None:
+    times = [number_of(event.get("time")) for event in events if event.get("event") in names]
+    return next((round(time - moment, 1) for time in times if time >= moment), None)
 
 
 def cost_of(lines: Sequence[Record], at: float, since: float | None = None) -> Cost:

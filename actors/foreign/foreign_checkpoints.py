@@ -12,14 +12,14 @@ from pathlib import Path
 
 from actors.foreign.foreign_process import run_to_end
 from actors.supervision.run_history import RunHistory
-from launcher.adapters.foreign_health import NOT_OURS, facts_of, why_not_whole
+from launcher.adapters.foreign_health import NOT_OURS, Unproven, facts_of, why_not_whole
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
 from launcher.base.errors import ModelError, RunError
 from launcher.base.messages import Incident
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
-from launcher.run_files.journal import Record
+from launcher.run_files.journal import Record, number_of
 from launcher.run_files.run_paths import RunPaths
 
 ASIDE = "set_aside"
@@ -30,9 +30,19 @@ Moved = list[tuple[Path, Path]]
 class ForeignCheckpoints:
     """`resume_from` chooses, `clear` moves the others; both record what they find. `put_back` undoes the last clear."""
 
-    def __init__(self, config: RunConfig, adapter: TrainerAdapter, history: RunHistory, *, are_ours: bool) -> None:
-        """`are_ours`: the run has started the command before, so what is not whole is what it left."""
+    def __init__(
+        self,
+        config: RunConfig,
+        adapter: TrainerAdapter,
+        history: RunHistory,
+        *,
+        are_ours: bool,
+        unproven: Unproven | None = None,
+    ) -> None:
+        """`are_ours`: the run has started the command before, so what is not whole is what it left. `unproven`: which
+        are not resumed from at the next start."""
         self.are_ours = are_ours
+        self._unproven = unproven
         self._config = config
         self._paths = RunPaths.of(config)
         self._adapter = adapter
@@ -41,6 +51,16 @@ class ForeignCheckpoints:
         self._problems: dict[Path, str] = {}
         self._moved: Moved = []
         self._was_prepared = False
+
+    def started(self) -> None:
+        """What lies there from now on is the run's own, and made after a start from what was sound."""
+        self.are_ours, self._unproven = True, None
+
+    def proven(self, lines: Sequence[Record]) -> Sequence[Record]:
+        """The lines of metrics.jsonl without those of steps that the next start undoes."""
+        if self._unproven is None:
+            return lines
+        return [line for line in lines if number_of(line.get("global_step")) <= self._unproven.restored_step]
 
     def path_of(self, step: int) -> Path | None:
         found = self._of(step)
@@ -66,6 +86,11 @@ class ForeignCheckpoints:
             choice = self._choice([one for one in self._found if one.has_optimizer], lines, incident)
             if choice.global_step in (None, FIRST_WEIGHTS):
                 choice = self._choice(self._found, lines, incident)
+            if (unproven := self._unproven) is not None and choice.global_step == FIRST_WEIGHTS:
+                raise RunError(
+                    f"no checkpoint is left from before step {unproven.onset_step}; {unproven.why}",
+                    f"choose one by hand, also of {ASIDE}/, or begin anew with another trial_name",
+                )
             if choice.global_step is None:  # its hint names a tool for the launcher's own checkpoints
                 reason = choice.reason.partition("; what the run had learned")[0]
                 raise RunError(reason, "choose one by hand, and leave no later one")
@@ -80,6 +105,9 @@ class ForeignCheckpoints:
         self._found = await asyncio.to_thread(self._adapter.checkpoints)
         whys = {one.path: why_not_whole(one, lines) for one in self._found}
         self._problems = {path: why for path, why in whys.items() if why}
+        if self._unproven is not None:
+            kept_out = [one.path for one in self._found if self._unproven.holds_of(one)]
+            self._problems = dict.fromkeys(kept_out, self._unproven.why) | self._problems
 
     def _choice(
         self, among: Sequence[FoundCheckpoint], lines: Sequence[Record], incident: Incident | None
@@ -106,7 +134,9 @@ class ForeignCheckpoints:
         self._moved = []
         for one in self._found:
             if one.step > after or one.path in self._problems:
-                why = "damaged" if one.path in self._problems else "condemned" if is_condemned else "superseded"
+                is_unproven = self._unproven is not None and self._problems.get(one.path) == self._unproven.why
+                is_damaged = one.path in self._problems and not is_unproven
+                why = "damaged" if is_damaged else "condemned" if is_condemned else "superseded"
                 try:
                     for path in (one.path, *one.with_it):
                         self._moved.append(await asyncio.to_thread(set_aside, path, why, one.path.parent / ASIDE))

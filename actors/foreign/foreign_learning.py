@@ -23,12 +23,13 @@ class LearningWatch:
         self._history = history
         onsets = [one for one in history.attempts if one.onset_step is not None]
         self._restored_step = onsets[-1].restored_step if onsets else None
+        self._onset_step: int | None = None
         self._owes_proof = False
         self._is_alerted = False
 
-    def restored(self, step: int) -> None:
+    def restored(self, step: int, onset_step: int | None) -> None:
         """The next step begins with the weights of a checkpoint from before an onset."""
-        self._restored_step, self._owes_proof = step, step != FIRST_WEIGHTS
+        self._restored_step, self._onset_step, self._owes_proof = step, onset_step, step != FIRST_WEIGHTS
 
     def find(self, lines: Sequence[Record], now: float) -> Fault | None:
         """Raises OutsideWeights where the first step after a restore shows that something else has changed."""
@@ -37,8 +38,13 @@ class LearningWatch:
             self._owes_proof = False
             saved = [point for point in points if point.step <= restored]
             if why := restore_contradicted(points[-1], saved, None, self._settings):
-                self._history.event("health.outside_weights", subject="environment", reason=why)
-                raise OutsideWeights(why, "repair what changed beside the weights, and start the same command again")
+                facts: dict[str, object] = {"onset_step": self._onset_step, "global_step": restored}
+                self._history.event("health.outside_weights", subject="environment", reason=why, **facts)
+                raise OutsideWeights(
+                    why,
+                    "repair what changed beside the weights, and start the same command again: it resumes from the "
+                    f"newest checkpoint from before step {self._onset_step}",
+                )
         verdict = judge_rewards(points, self._settings, restored_step=restored)
         if (verdict.level is Level.ALERT) != self._is_alerted and verdict.level is not Level.BREAK:
             self._is_alerted = not self._is_alerted
@@ -49,6 +55,6 @@ class LearningWatch:
             return None
         if found.onset_step is not None and (meanwhile := compared(lines, found.onset_step)):
             found = dataclasses.replace(found, reason=f"{found.reason}; {meanwhile}")
-        facts: dict[str, object] = {"onset_step": found.onset_step}
+        facts = {"onset_step": found.onset_step}
         self._history.event(f"health.{found.cause}", subject=found.subject, reason=found.reason, **facts)
         return Fault(cause=found.cause, subject=found.subject, reason=found.reason, incident=found)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from actors.cluster.fencing import raylet_pid
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
-from actors.processes.process_tree import Process, command_line, descendants, identify, process_state, stat_fields
+from actors.processes.process_tree import Process, command_line, descendants, identify, process_state, send, stat_fields
 from actors.serving.server_log_tail import size_of, tail
 from launcher.adapters.trainer_adapter import TrainerCommand
+from launcher.base.durable import replace_file
 from launcher.base.errors import RunError
 from launcher.policy.observation_history import STOPPED
 from launcher.run_files.run_paths import RunPaths
@@ -41,17 +45,16 @@ async def start(
     command: TrainerCommand, paths: RunPaths, variables: Mapping[str, str], *, stop_s: float
 ) -> GuardedProcess:
     """In a session of its own; ended with this process and with its raylet. Raises ServerError, and RunError
-    where what it must not find can't be removed.
+    where what it must not find can't be removed, or what it must find can't be written.
 
     `env` of coreutils changes into the folder and becomes the command: the guard has a folder and a PYTHONPATH of
     its own. Other variables are not among its words, which the process list shows.
     """
-    for folder in command.removes:
+    for path in (*command.removes, *command.writes):
         try:
-            if folder.exists():
-                await asyncio.to_thread(shutil.rmtree, folder)
+            await asyncio.to_thread(_set, path, command.writes.get(path))
         except OSError as error:
-            raise RunError(f"{folder} can't be removed: {error.strerror}", "make its folder writable") from error
+            raise RunError(f"{path} can't be changed: {error.strerror}", "make its folder writable") from error
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     given = {**variables, **command.variables}
     unset = [word for name in OF_PYTHON_AND_THREADS if name not in given for word in ("-u", name)]
@@ -68,6 +71,28 @@ async def start(
             grace_s=stop_s,
         )
     )
+
+
+def _set(path: Path, text: str | None) -> None:
+    """Write a file, or remove what is there."""
+    if text is not None:
+        replace_file(path, text.encode())
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def kill(process: GuardedProcess) -> None:
+    """End the command without its time to save; its guard ends the rest."""
+    if (command := identify(process.pid)) is not None:
+        send(command, signal.SIGKILL)
+
+
+async def within(seconds: float, asked: asyncio.Event) -> None:
+    """Wait, and no longer once the end is asked for."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asked.wait(), max(seconds, 0.0))
 
 
 async def run_to_end(command: TrainerCommand, paths: RunPaths) -> tuple[int | None, str]:

@@ -21,7 +21,8 @@ CHECKPOINTS_EVERY_S = 2.0
 
 
 class ProgressWatch:
-    """One incarnation. `is_unseen`: it is busy, and would be taken for hung, had a step ever shown that it reports."""
+    """One incarnation. `unseen`: what shows that its steps are not seen, "" where nothing does: no step since it began,
+    for as long as a first step may take, or for `trainer_min_s` after it has written a checkpoint."""
 
     def __init__(
         self, settings: HealthConfig, tree: TreeWatch, adapter: TrainerAdapter, clock: Callable[[], float]
@@ -32,9 +33,12 @@ class ProgressWatch:
         self._clock = clock
         self._evidence: TrainerEvidence | None = None
         self._changed = (float("-inf"), 0.0)
+        self._began = clock()
+        self._found: float | None = None
+        self._wrote_at = float("inf")
         self._at_progress = (0, 0.0, clock(), 0.0)
         self._changes = 0
-        self.is_unseen = False
+        self.unseen = ""
 
     def look(self, steps: int, median_step_s: float | None) -> Verdict:
         """`steps`: seen so far, of this process of the actor."""
@@ -58,10 +62,19 @@ class ProgressWatch:
         before = self._evidence
         self._evidence = TrainerEvidence(look=look) if before is None else observe_trainer(before, look, self._settings)
         verdict = judge_trainer(self._evidence, self._settings, now)
-        self.is_unseen = steps == 0 and now - since > self._settings.trainer_min_s
+        self.unseen = "" if steps else self._what_is_unseen(now, changed)
         if verdict.health is Health.DEAD and steps == 0 and is_busy:
             return Verdict(health=Health.UNKNOWN, reason=f"{verdict.reason}; it works, and no step was ever seen")
         return verdict
+
+    def _what_is_unseen(self, now: float, changed: float) -> str:
+        self._found = changed if self._found is None else self._found
+        if changed > self._found:
+            self._wrote_at = min(self._wrote_at, now)
+        no_step = f"no step was seen in {now - self._began:.0f} s"
+        if now - self._wrote_at > self._settings.trainer_min_s:
+            return f"{no_step}, and it wrote a checkpoint {now - self._wrote_at:.0f} s ago"
+        return no_step if now - self._began > self._settings.trainer_first_s else ""
 
     def _changed_at(self, now: float) -> float:
         """When its newest checkpoint last changed: one that is being written is progress."""

@@ -13,7 +13,6 @@ decided is in the journal (RunHistory): an actor that replaces a killed one read
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from actors.foreign.foreign_faults import DOING, TRAINER, Fault, OutsideWeights, fault_of_end, last_words
 from actors.foreign.foreign_learning import LearningWatch
-from actors.foreign.foreign_process import TreeWatch, start
+from actors.foreign.foreign_process import TreeWatch, kill, start, within
 from actors.foreign.foreign_progress import ProgressWatch
 from actors.foreign.foreign_steps import ForeignSteps
 from actors.processes.guarded_process import Ended, GuardedProcess
@@ -30,7 +29,7 @@ from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
 from actors.supervision.run_history import RunHistory
-from launcher.adapters.foreign_health import was_started
+from launcher.adapters.foreign_health import unproven_of, was_started
 from launcher.adapters.text_tail import TextTail
 from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError, ServerError
@@ -70,7 +69,9 @@ class ForeignSupervisor:
         self._adapter = adapter_of(config.trainer)
         self.steps = ForeignSteps(paths, journal.attempt)
         self._progress = ProgressTracker(history, furthest_step(paths.metrics, journal.attempt))
-        self._checkpoints = ForeignCheckpoints(config, self._adapter, history, are_ours=was_started(paths))
+        self._checkpoints = ForeignCheckpoints(
+            config, self._adapter, history, are_ours=was_started(paths), unproven=unproven_of(paths)
+        )
         self._artifacts = ArtifactCollector(paths, pids=lambda: {TRAINER: self.pid} if self.pid else {})
         self._incidents = IncidentTracker(history, self._artifacts)
         self._asked = asyncio.Event()
@@ -125,6 +126,7 @@ class ForeignSupervisor:
             trouble = Trouble(cause=Cause.OUTSIDE_WEIGHTS, subject="environment", reason=error.message)
             self._incidents.opened(trouble, "the restore is undone, and the run ends for a person", self._clock())
             await self._stop()
+            await asyncio.to_thread(self.steps.write)  # the step that showed it
             await self._checkpoints.put_back()
             return self._end(TerminalStatus.ERRORED, str(error))
         except RunError as error:
@@ -138,9 +140,8 @@ class ForeignSupervisor:
 
     async def _supervise(self, was_begun: bool) -> RunOutcome:
         """Raises RunError: the run must halt."""
-        fault = (
-            await self._left_by_a_predecessor() if was_begun else self._learning.find(self.steps.lines, self._clock())
-        )
+        proven = self._checkpoints.proven(self.steps.lines)
+        fault = await self._left_by_a_predecessor() if was_begun else self._learning.find(proven, self._clock())
         while not self._asked.is_set():
             step = await self._repair(fault) if fault else await self._checkpoints.resume_from(self.steps.lines, None)
             await self._checkpoints.prepare(step, self.steps.lines)
@@ -180,7 +181,7 @@ class ForeignSupervisor:
             trouble = Trouble(cause=fault.cause, subject=fault.subject, reason=fault.reason, onset_step=onset_step)
             self._incidents.opened(trouble, DOING[fault.cause], now)
         if fault.cause is Cause.TRAINER_HANG:
-            await _within(EVIDENCE_S, self._asked)
+            await within(EVIDENCE_S, self._asked)
         await self._stop()
         repair = next_repair(
             fault.cause,
@@ -204,9 +205,9 @@ class ForeignSupervisor:
         )
         history.attempted(attempt)
         await history.flush()
-        await _within(repair.not_before - self._clock(), self._asked)
+        await within(repair.not_before - self._clock(), self._asked)
         if fault.incident is not None:
-            self._learning.restored(step)
+            self._learning.restored(step, onset_step)
         return step
 
     async def _start(self, step: int, *, is_again: bool) -> None:
@@ -216,7 +217,7 @@ class ForeignSupervisor:
             reason = "from the beginning" if path is None else f"from {path.name}"
             history.event("trainer.restored", subject=TRAINER, reason=reason, global_step=step)
         self.steps.begin(step)
-        self._checkpoints.are_ours = True
+        self._checkpoints.started()
         self._start_step, self._rest = step, ""
         self._tail = TextTail(self._source, size_of(self._source))
         self._log_start = size_of(self._paths.trainer_log)
@@ -265,14 +266,16 @@ class ForeignSupervisor:
                     return await self._ended(process, None)
                 if verdict.health is Health.DEAD:
                     return Fault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
-                if watch.is_unseen:
-                    self._tell(f"no step was seen in {self._clock() - self.since:.0f} s: check {self._adapter.reads}")
+                if watch.unseen:
+                    self._tell(f"{watch.unseen}: check {self._adapter.reads}")
         finally:
             ending.cancel()
             asked.cancel()
 
     async def _ended(self, process: GuardedProcess, ended: Ended | None) -> Fault | RunOutcome:
         """`ended` None: its trainer has, and it has not."""
+        if ended is None:  # nothing of it has anything left to save
+            kill(process)
         await self._stop()  # what it left behind
         if (fault := await self._take_all()) is not None:
             return fault
@@ -327,8 +330,7 @@ class ForeignSupervisor:
 
     def _tell(self, what: str) -> None:
         """Once for each setting that it names."""
-        setting = what.rpartition(": ")[2]
-        if setting not in self._told:
+        if (setting := what.rpartition(": ")[2]) not in self._told:
             self._told.add(setting)
             self._history.event("trainer.unwatched", subject=TRAINER, reason=what)
 
@@ -341,9 +343,3 @@ class ForeignSupervisor:
 
     def _outcome(self, status: TerminalStatus, reason: str) -> RunOutcome:
         return RunOutcome(status=status, reason=reason, last_step=self.steps.last_step)
-
-
-async def _within(seconds: float, asked: asyncio.Event) -> None:
-    """Wait, and no longer once the end is asked for."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asked.wait(), max(seconds, 0.0))

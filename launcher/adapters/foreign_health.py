@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
@@ -71,6 +72,37 @@ def find_damage(
         return None
     had_learned = has_learned(points_of(lines), rewards.onset_step, settings)
     return find_cause(rewards, NO_CANARIES, (), since=since, had_learned=had_learned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unproven:
+    """Checkpoints that a start after a contradicted restore passes over: those trained on the rewards that fell, from
+    `onset_step` on, and those that the contradicted incarnation has made, after `restored_step` and since `since`
+    (unix seconds). They are not condemned: the weights were not what changed."""
+
+    onset_step: int
+    restored_step: int
+    since: float
+
+    @property
+    def why(self) -> str:
+        return f"later ones were trained on the rewards that fell at step {self.onset_step}"
+
+    def holds_of(self, one: FoundCheckpoint) -> bool:
+        return one.step >= self.onset_step or (one.step > self.restored_step and one.changed_at >= self.since)
+
+
+def unproven_of(paths: RunPaths) -> Unproven | None:
+    """What the last start of the command, in whatever attempt, has left so. Raises JournalError."""
+    found, began = None, 0.0
+    for event in read_lines(paths.events):
+        match event.get("event"):
+            case "trainer.starting":
+                found, began = None, number_of(event.get("time"), 0.0)
+            case "health.outside_weights" if isinstance(onset_step := event.get("onset_step"), int):
+                restored = int(number_of(event.get("global_step"), onset_step))
+                found = Unproven(onset_step=onset_step, restored_step=restored, since=began)
+    return found
 
 
 def was_started(paths: RunPaths) -> bool:

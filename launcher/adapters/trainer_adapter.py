@@ -11,7 +11,7 @@ be tested with texts and folders, and made again at any time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
@@ -24,13 +24,14 @@ GROUP = "grpo_launcher.trainers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCommand:
-    """`words`: the executable and its arguments. `variables` are added to the environment. `removes`: folders of the
-    trainer before that this one must not find."""
+    """`words`: the executable and its arguments. `variables` are added to the environment. `removes`: files and folders
+    of the trainer before that this one must not find. `writes`: files that it must, with their text."""
 
     words: tuple[str, ...]
     cwd: Path
     variables: Mapping[str, str]
     removes: tuple[Path, ...] = ()
+    writes: Mapping[Path, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

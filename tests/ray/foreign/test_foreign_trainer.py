@@ -110,9 +110,12 @@ def test_a_cause_outside_the_weights_condemns_no_checkpoint(tmp_path):
         assert "what changed is not the weights" in run.said()
         assert run.tree() == []
     assert run.events("checkpoint.reinstated")
+    onset_step = run.events("health.outside_weights")[0]["onset_step"]
     (tmp_path / "environment").unlink()
     with run:
         assert run.wait_end() == 0, run.said()
+    resumed = run.events("trainer.restored")[-1]
+    assert (resumed["attempt"], resumed["global_step"] < onset_step) == (2, True)
     assert learned(tmp_path, 120) == undisturbed(120)
 
 

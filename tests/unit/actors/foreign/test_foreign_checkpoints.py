@@ -2,17 +2,30 @@
 
 import asyncio
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
+from launcher.adapters.foreign_health import Unproven, unproven_of
 from launcher.adapters.trainer_adapter import adapter_of
+from launcher.base.errors import RunError
 from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
-from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal, name_of
 from tests.unit.launcher.adapters.test_areal_adapter import trainer
+
+CONTRADICTED = """
+{"time": 1795439150.3885427, "event": "trainer.starting", "attempt": 1, "reason": "…", "at_byte": 0}
+{"time": 1795439276.3984100, "event": "health.reward_collapse", "attempt": 1, "subject": "policy", "onset_step": 24}
+{"time": 1795439288.9498599, "event": "trainer.restored", "attempt": 1, "reason": "from …", "global_step": 19}
+{"time": 1795439288.9501655, "event": "trainer.starting", "attempt": 1, "reason": "…", "at_byte": 871058}
+{"time": 1795439344.7398336, "event": "health.outside_weights", "attempt": 1, "global_step": 19, "onset_step": 24}
+{"time": 1795439351.0, "event": "run.errored", "attempt": 1, "reason": "…", "global_step": 20}
+"""
+"""Of a run of AReaL 1.0.4 whose rewards were at 0 from step 24 on, and stayed so; reasons are cut."""
 
 
 class Recorded(SimpleNamespace):
@@ -20,12 +33,12 @@ class Recorded(SimpleNamespace):
         self.events.append((name, facts))
 
 
-def checkpoints(tmp_path, history):
+def checkpoints(tmp_path, history, unproven=None):
     config = RunConfig(experiment_name=EXPERIMENT, trial_name=TRIAL)
     config.cluster.fileroot = str(tmp_path / "runs")
     RunPaths.of(config).prepare()
     config.trainer = trainer(tmp_path)
-    return ForeignCheckpoints(config, adapter_of(config.trainer), history, are_ours=True)
+    return ForeignCheckpoints(config, adapter_of(config.trainer), history, are_ours=True, unproven=unproven)
 
 
 def lines(count):
@@ -73,6 +86,42 @@ def test_from_before_an_onset_an_export_is_prepared_and_what_was_there_can_come_
     asyncio.run(found.put_back())
     assert step_there() == 14
     assert [one.step for one in found._adapter.checkpoints()] == [4, 9, 14, 14]
+
+
+@pytest.fixture
+def unproven(paths):
+    paths.events.write_text(CONTRADICTED.lstrip())
+    return unproven_of(paths)
+
+
+def test_after_a_contradicted_restore_the_newest_from_before_the_onset_is_resumed_from(tmp_path, history, unproven):
+    assert unproven == Unproven(onset_step=24, restored_step=19, since=1795439288.9501655)
+    top, _ = make_areal(tmp_path / "out", [4, 19, 22, 24], recover_step=24)
+    for path in (top / "default").glob("epoch*/**"):
+        for one in (path, *path.iterdir()):
+            os.utime(one, (unproven.since - 60,) * 2)
+    found = checkpoints(tmp_path, history, unproven)
+    assert asyncio.run(found.resume_from(lines(26), None)) == 22
+    assert [line["global_step"] for line in found.proven(lines(26))][-1] == 19
+    os.utime(top / "default" / str(name_of(22)))
+    assert asyncio.run(found.resume_from(lines(26), None)) == 19, "22 was made by the contradicted incarnation"
+    found.started()
+    assert asyncio.run(found.resume_from(lines(26), None)) == 24
+
+
+def test_nothing_is_begun_anew_where_none_from_before_the_onset_is_left(tmp_path, history, unproven):
+    make_areal(tmp_path / "out", [], recover_step=24)
+    found = checkpoints(tmp_path, history, unproven)
+    with pytest.raises(RunError, match="no checkpoint is left from before step 24"):
+        asyncio.run(found.resume_from(lines(26), None))
+
+
+def test_what_the_next_start_passes_over_is_set_aside_and_not_as_damaged(tmp_path, history, unproven):
+    top, _ = make_areal(tmp_path / "out", [4, 24], recover_step=9)
+    found = checkpoints(tmp_path, history, unproven)
+    assert asyncio.run(found.resume_from(lines(26), None)) == 9
+    asyncio.run(found.clear(after=9, is_condemned=False))
+    assert [path.name for path in (top / "default" / "set_aside").iterdir()] == [f"{name_of(24)}.superseded-1"]
 
 
 def test_what_can_not_be_prepared_ends_the_run_with_its_reason(tmp_path, history):

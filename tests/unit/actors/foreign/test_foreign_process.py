@@ -84,15 +84,22 @@ def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(guard, monkeypatch
     assert watch.has_lost_trainer
 
 
-def test_a_short_command_says_how_it_ended_and_does_not_find_what_it_must_not(tmp_path):
-    left = tmp_path / "records"
+def test_a_short_command_says_how_it_ended_and_finds_what_it_must_and_nothing_else(tmp_path):
+    left = tmp_path / "out" / "records"
     (left / "weights" / "0").mkdir(parents=True)
     words = (
         sys.executable,
         "-c",
-        "import os; print(os.environ['X'], os.getcwd(), os.path.exists('records')); raise SystemExit(3)",
+        "import os; print(os.environ['X'], sorted(os.listdir('out')), open('out/latest').read()); raise SystemExit(3)",
     )
-    command = TrainerCommand(words=words, cwd=tmp_path, variables={"X": "given"}, removes=(left, tmp_path / "none"))
+    (tmp_path / "out" / "gone").touch()
+    command = TrainerCommand(
+        words=words,
+        cwd=tmp_path,
+        variables={"X": "given"},
+        removes=(left, tmp_path / "out" / "gone", tmp_path / "none"),
+        writes={tmp_path / "out" / "latest": "step-5"},
+    )
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
     paths.prepare()
-    assert asyncio.run(run_to_end(command, paths)) == (3, f"given {tmp_path} False")
+    assert asyncio.run(run_to_end(command, paths)) == (3, "given ['latest'] step-5")

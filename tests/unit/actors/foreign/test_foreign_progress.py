@@ -66,5 +66,21 @@ def test_a_stopped_tree_is_hung_within_seconds():
 
 def test_a_busy_tree_that_never_reported_a_step_is_not_taken_down_and_is_told_of():
     game = Game()
-    assert game.looks(3000, steps=0, share=0.5).health is not Health.DEAD
-    assert game.watch.is_unseen
+    assert game.looks(1799, steps=0, share=0.5).health is not Health.DEAD
+    assert game.watch.unseen == "", "a first step may take so long"
+    assert game.looks(1200, steps=0, share=0.5).health is not Health.DEAD
+    assert game.watch.unseen == "no step was seen in 2999 s"
+    game.looks(1, steps=1)
+    assert game.watch.unseen == ""
+
+
+def test_a_checkpoint_without_a_step_is_told_of_and_one_that_was_there_before_is_not():
+    game = Game()
+    game.changed = 7.0
+    game.looks(300, steps=0, share=0.5)
+    assert game.watch.unseen == ""
+    game.changed = 300.0
+    game.looks(55, steps=0, share=0.5)
+    assert game.watch.unseen == "", "its step may be reported after its checkpoint"
+    game.looks(10, steps=0, share=0.5)
+    assert game.watch.unseen == "no step was seen in 365 s, and it wrote a checkpoint 65 s ago"
