@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -32,6 +33,7 @@ class CommandAdapter:
         self.source = None if settings.metrics is None else self._cwd / settings.metrics
         self.reads = "trainer.pattern" if settings.metrics is None else "trainer.metrics"
         self._pattern = None if settings.metrics is not None else _pattern(settings.pattern)
+        self._reward = None if settings.reward_pattern is None else _compiled("reward", settings.reward_pattern)
         self._at = _checkpoint_pattern(settings)
 
     def missing(self) -> Iterator[UsageError]:
@@ -60,15 +62,25 @@ class CommandAdapter:
             words[0] = self._settings.python
         if resume is not None:
             words += [word.replace(STEP, str(resume)) for word in self._resume]
-        variables = {name: str(value) for name, value in self._settings.env.items()}
-        return TrainerCommand(words=tuple(words), cwd=self._cwd, variables=variables)
+        made = TrainerCommand(
+            words=tuple(words),
+            cwd=self._cwd,
+            variables={name: str(value) for name, value in self._settings.env.items()},
+        )
+        if self._settings.tracker is None:
+            return made
+        tracker = self._cwd / self._settings.tracker
+        if resume is None or (step := self._step_of(resume)) is None:
+            return dataclasses.replace(made, removes=(tracker,))
+        return dataclasses.replace(made, writes={tracker: self._settings.tracker_text.replace(STEP, str(step))})
 
     def plan(self) -> Iterator[str]:
         if self._settings.checkpoints is None:
             yield "note: trainer.checkpoints=null: after a failure it starts from the beginning"
             return
         resumed = self.command(Path(self._settings.checkpoints)).words[len(self.command(None).words) :]
-        how = f"resumes with {shlex.join(resumed)}" if resumed else "resumes from its newest by itself"
+        named = self._settings.tracker or "its newest"
+        how = f"resumes with {shlex.join(resumed)}" if resumed else f"resumes from {named} by itself"
         yield f"checkpoints: {self._settings.checkpoints}; it {how}"
 
     def preparation(self, resume: Path | None) -> TrainerCommand | None:
@@ -82,16 +94,40 @@ class CommandAdapter:
 
     def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
         *lines, rest = re.split(r"[\r\n]", text)
+        if self._reward is not None and self._pattern is not None:
+            return self._read_pairs(lines, rest)
         read = self._read_object if self._pattern is None else self._read_line
         return [step for line in lines if (step := read(line)) is not None], rest[-MOST_REST:]
+
+    def _read_pairs(self, lines: Sequence[str], rest: str) -> tuple[Sequence[StepSeen], str]:
+        """Where a step's reward has a line of its own. One that has none by the next step goes without; one that may
+        still get it is in the end of the text."""
+        found, begun = list[StepSeen](), None
+        for line in lines:
+            assert self._pattern is not None and self._reward is not None
+            if (seen := self._read_line(line)) is not None:
+                if begun is not None:
+                    found.append(begun[0])
+                begun = (seen, line)
+            elif begun is not None and (match := self._reward.search(line)):
+                if (step := step_seen(begun[0].step, match["reward"])) is not None:
+                    found.append(step)
+                begun = None
+        left = rest if begun is None else f"{begun[1]}\n{rest}"
+        return found, left[-MOST_REST:]
 
     def checkpoints(self) -> Sequence[FoundCheckpoint]:
         if self._at is None:
             return []
-        before, after = (re.escape(part) for part in str(self._at).split(STEP))
         paths = self._cwd.glob(str(self._at.relative_to(self._cwd)))
-        steps = [(match, path) for path in paths if (match := re.fullmatch(rf"{before}(\d+){after}", str(path)))]
-        return sorted((self._found(int(match[1]), path) for match, path in steps), key=lambda one: one.step)
+        steps = [(step, path) for path in paths if (step := self._step_of(path)) is not None]
+        return sorted((self._found(step, path) for step, path in steps), key=lambda one: one.step)
+
+    def _step_of(self, path: Path) -> int | None:
+        """That of a checkpoint's path; None where it is none."""
+        before, after = (re.escape(part) for part in str(self._at).split(STEP))
+        match = re.fullmatch(rf"{before}(\d+){after}", str(path))
+        return None if match is None else int(match[1])
 
     def _found(self, step: int, path: Path) -> FoundCheckpoint:
         name = self._settings.checkpoint_file
@@ -174,19 +210,25 @@ def _pattern(text: str | None) -> re.Pattern[str]:
     )
     if text is None:
         raise ConfigError("trainer.pattern=null and trainer.metrics=null: its steps can't be seen", hint)
+    return _compiled("step", text, key="pattern", hint=hint)
+
+
+def _compiled(
+    group: str, text: str, *, key: str = "reward_pattern", hint: str = r'e.g. "Avg Reward: (?P<reward>\S+)"'
+) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise ConfigError(f"trainer.pattern={text}: {error}", hint) from error
-    if "step" not in pattern.groupindex:
-        raise ConfigError(f"trainer.pattern={text}: it has no group (?P<step>…)", hint)
+        raise ConfigError(f"trainer.{key}={text}: {error}", hint) from error
+    if group not in pattern.groupindex:
+        raise ConfigError(f"trainer.{key}={text}: it has no group (?P<{group}>…)", hint)
     return pattern
 
 
 def _checkpoint_pattern(settings: ForeignTrainerConfig) -> Path | None:
     given = settings.checkpoints
     if given is None:
-        for key in ("checkpoint_file", "resume"):
+        for key in ("checkpoint_file", "resume", "tracker"):
             if getattr(settings, key) is not None:
                 raise ConfigError(
                     f"trainer.{key} is set and trainer.checkpoints is not", "set trainer.checkpoints, e.g. out/step-*"
@@ -198,7 +240,7 @@ def _checkpoint_pattern(settings: ForeignTrainerConfig) -> Path | None:
             f"trainer.checkpoints={given}: a path below trainer.cwd with one * for the step, in its last part",
             "e.g. out/checkpoint-*",
         )
-    if settings.resume is not None and STEP not in settings.resume:
+    if settings.resume is not None and STEP not in settings.resume and settings.tracker is None:
         raise ConfigError(f"trainer.resume={settings.resume}: without * for the checkpoint's path", "e.g. '--resume *'")
     return path
 

@@ -47,6 +47,11 @@ class ForeignTrainerConfig:
         None,
         "regular expression for a line of its output, with groups (?P<step>…) and, where it has one, (?P<reward>…)",
     )
+    reward_pattern: str | None = setting(
+        None,
+        "the same for a later line of the step that `pattern` has found, with a group (?P<reward>…): the step counts "
+        "from then on; null: its reward is in its own line",
+    )
     checkpoints: str | None = setting(None, "where its checkpoints appear, e.g. out/checkpoint-*; null: it writes none")
     checkpoint_file: str | None = setting(
         None,
@@ -56,6 +61,12 @@ class ForeignTrainerConfig:
     resume: str | None = setting(
         None, "words added to the command to resume, e.g. `--resume *`; null: it resumes from its newest by itself"
     )
+    tracker: str | None = setting(
+        None,
+        "file in which it looks up what to resume from, e.g. out/latest: written before it resumes, and removed before "
+        "it begins anew; null: it has none",
+    )
+    tracker_text: str = setting("*", "what is written there; * is the step")
     stop_s: float = setting(10.0, "from SIGTERM to SIGKILL where it is stopped; it may save meanwhile", DEADLINE)
     num_cpus: float = setting(1.0, "CPUs that Ray reserves for it (bookkeeping, not a limit)", NATURAL)
     num_gpus: float = setting(0.0, "GPUs that Ray reserves for it; 0: none, and it sees those of its node", NATURAL)

@@ -275,6 +275,9 @@ def test_completion(command, monkeypatch):
         "conf=gsm8k_node_80gb",
         "conf=gsm8k_one_24gb",
         "conf=gsm8k_one_80gb",
+        "conf=nemo_rl",
+        "conf=openrlhf",
+        "conf=slime",
         "conf=trl",
         "conf=verl",
     ]

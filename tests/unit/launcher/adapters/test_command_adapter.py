@@ -8,7 +8,6 @@ import pytest
 
 from launcher.adapters.command_adapter import CommandAdapter
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose
 from launcher.config.foreign import ForeignTrainerConfig
 
 PATTERN = r"step (?P<step>\d+).*reward (?P<reward>\S+)"
@@ -47,34 +46,6 @@ def test_steps_of_its_output_are_read_once_however_it_is_cut(tmp_path):
         first, left = adapter(tmp_path).read(text[:cut])
         second, left = adapter(tmp_path).read(left + text[cut:])
         assert ([*first, *second], left) == (whole, rest)
-
-
-VERL = """\
-(TaskRunner pid=222265) step:0 - val-aux/openai/gsm8k/reward/mean@1:0.565 - val-core/openai/gsm8k/acc/mean@1:0.508
-(TaskRunner pid=222265) Training Progress:   0%|          | 1/624 [10:00<103:53:21, 600.32s/it]
-(TaskRunner pid=222265) step:1 - global_seqlen/min:484245.000 - actor/entropy:0.323 - training/global_step:1.000 - \
-critic/score/mean:0.558 - critic/score/max:1.000 - critic/rewards/mean:0.541 - response_length/mean:288.698
-(TaskRunner pid=222265) step:34 - global_seqlen/min:419336 - actor/ppo_kl:-8.163164312320433e-06 - \
-training/global_step:34 - critic/score/mean:-0.0182796623557806 - critic/score/max:1.0 - critic/rewards/mean:-0.0182796
-step:35 - actor/lr:2e-06 - critic/score/mean:np.float64(0.25) - critic/score/max:np.float64(1.0)
-"""
-"""Lines of verl's console logger as users have reported them (its issues 2060, 2566, 7412), shortened."""
-
-
-def test_verls_console_and_its_folders_are_read(tmp_path):
-    settings = compose(["conf=verl", "trainer.command='python -m verl.trainer.main_ppo'", f"trainer.cwd={tmp_path}"])
-    made = CommandAdapter(settings.trainer)
-    steps, _ = made.read(VERL)
-    assert [(one.step, one.reward) for one in steps] == [(1, 0.558), (34, -0.0182796623557806), (35, 0.25)]
-    for step, has_data in ((20, True), (40, False)):
-        folder = tmp_path / "out" / f"global_step_{step}"
-        (folder / "actor").mkdir(parents=True)
-        if has_data:
-            (folder / "data.pt").touch()
-    (tmp_path / "out" / "latest_checkpointed_iteration.txt").write_text("20")
-    assert [(one.step, one.is_whole) for one in made.checkpoints()] == [(20, True), (40, False)]
-    where = tmp_path / "out" / "global_step_20"
-    assert made.command(where).words[3:] == ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={where}")
 
 
 def test_a_jsonl_file_gives_steps_rewards_times_and_figures_that_are_not_finite(tmp_path):
@@ -125,6 +96,8 @@ def test_checkpoints_are_found_by_their_step_and_whole_with_their_last_file(tmp_
         ({"checkpoints": "out/step-*/actor"}, "in its last part"),
         ({"checkpoints": "/elsewhere/step-*"}, "below trainer.cwd"),
         ({"checkpoints": "out/step-*", "resume": "--resume"}, "trainer.resume"),
+        ({"tracker": "out/latest"}, "trainer.checkpoints"),
+        ({"reward_pattern": "reward \\S+"}, "(?P<reward>"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(tmp_path, settings, names):
