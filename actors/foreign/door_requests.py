@@ -225,15 +225,19 @@ class DoorRequests:
             return Reply(body=await response.read(), status=response.status, content_type=kind)
 
     async def _read(self, server: ServerInfo, *, made: PartialAnswer) -> None:
-        """Events into `made`. Raises RequestFailed, RefusedByServer."""
-        body, rest, timeout_s = orjson.dumps(made.request()), b"", self._config.request_timeout
+        """Events, or the whole, into `made`. Raises RequestFailed, RefusedByServer."""
+        request, rest, timeout_s = made.request(), b"", self._config.request_timeout
+        body = orjson.dumps(request)
         async with self._servers.client.exchange("POST", server.url, "/generate", timeout_s, body) as response:
             if response.status != HTTPStatus.OK:
                 _refuse(server, await response.read(), response.status)
-            async for data in response.content.iter_any():
-                *events, rest = (rest + data).split(END)
-                for event in events:
-                    _take(event, made, server)
+            if not request["stream"]:
+                _take(await response.read(), made, server)
+            else:
+                async for data in response.content.iter_any():
+                    *events, rest = (rest + data).split(END)
+                    for event in events:
+                        _take(event, made, server)
         if made.finish is None:
             raise RequestFailed(f"{server.name} ended its answer early", kind="truncated")
 

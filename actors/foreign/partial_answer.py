@@ -68,19 +68,23 @@ class PartialAnswer:
         return self.finish is not None and self.finish["type"] == "abort"
 
     def request(self) -> dict[str, Any]:
-        """For the completion, or for what is missing of it. Begins another part."""
+        """For the completion, or for what is missing of it. Begins another part. One that ends before anything of it
+        would be sent is not streamed, which costs less."""
         self.parts += 1
         self._before = len(self.tokens)
-        sampling = {**self._sampling, "stream_interval": -self._interval}
+        sampling = dict(self._sampling)
+        streams = self._most is None or self._most - len(self.tokens) > self._interval
+        if streams:
+            sampling["stream_interval"] = -self._interval
         if not self.tokens:
-            return {**self._asked, "sampling_params": sampling, "stream": True}
+            return {**self._asked, "sampling_params": sampling, "stream": streams}
         if self._most is not None:
             sampling["max_new_tokens"] = self._most - len(self.tokens)
         if sampling.get("min_new_tokens"):
             sampling["min_new_tokens"] = max(0, int(sampling["min_new_tokens"]) - len(self.tokens))
         own = {key: value for key, value in self._asked.items() if key not in ("rid", "logprob_start_len")}
         ids = [*self._asked["input_ids"], *self.tokens]
-        return {**own, "input_ids": ids, "sampling_params": sampling, "stream": True}
+        return {**own, "input_ids": ids, "sampling_params": sampling, "stream": streams}
 
     @property
     def _most(self) -> int | None:

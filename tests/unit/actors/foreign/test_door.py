@@ -22,9 +22,10 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Door:
-    def __init__(self, folder, *, count=1):
+    def __init__(self, folder, *, count=1, stream_interval=1):
         self.kept = KeptWeights(folder / "kept")
-        config = RunConfig(experiment_name="door", rollout=RolloutConfig(request_timeout=30.0, stream_interval=1))
+        rollout = RolloutConfig(request_timeout=30.0, stream_interval=stream_interval)
+        config = RunConfig(experiment_name="door", rollout=rollout)
         self.servers = DoorServers(config, ServerKeys(api="a", admin="b"), self.kept)
         self.requests = DoorRequests(self.servers, config.rollout, paused=bool(self.kept.state.paused))
         self.told = []
@@ -85,6 +86,25 @@ async def test_a_request_waits_for_a_server_and_one_that_is_cut_is_continued_els
         seen = door.requests.completions
         assert (seen.completions, seen.tokens, seen.cut, seen.scored) == (1, 40, 1, 40), "it is one, of both servers"
         assert seen.logprob == pytest.approx(-sum(completion(IDS, 40)) / 1000)
+
+
+async def test_a_completion_that_ends_before_a_part_of_it_would_be_sent_is_not_streamed(tmp_path):
+    async with Door(tmp_path, stream_interval=40) as door, CountingServer(token_s=0.01) as first:
+        async with CountingServer("server-1", token_s=0.01) as second:
+            await door.serve(first)
+            asked = door.generate()
+            await until(lambda: first.in_flight)
+            await first.kill()
+            await door.serve(second)
+            assert whole(await asked)
+            asked = door.generate()
+            await until(lambda: second.in_flight)
+            await asyncio.sleep(0.1)
+            await door.post("/abort_request", {"abort_all": True})
+            _, aborted = await asked
+            assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
+            assert aborted["output_ids"] == completion(IDS, 40)[: len(aborted["output_ids"])] != []
+        assert [body["stream"] for body in [*first.bodies, *second.bodies] if "input_ids" in body] == [False] * 3
 
 
 async def test_what_can_not_be_continued_is_asked_again_as_a_whole(tmp_path):
