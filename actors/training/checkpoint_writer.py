@@ -13,6 +13,7 @@ from actors.cluster.fencing import wait_for_lease
 from actors.model.policy_model import PolicyModel
 from actors.model.training_state import TrainingState
 from actors.training.run_position import RunPosition
+from launcher.base.messages import Health
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
@@ -81,7 +82,7 @@ class CheckpointWriter:
                 global_step=save.name.global_step,
                 policy_version=cast(int, save.state[0]["policy_version"]),
                 config_fingerprint=self._fingerprint,
-                health={"reward_mean": fmean(save.position.recent_rewards), "verdict": "HEALTHY"},
+                health={"reward_mean": fmean(save.position.recent_rewards), "verdict": Health.UNKNOWN},  # nobody asked
                 keep=save.keep,
             )
         before, self.newest = self.newest, committed

@@ -78,7 +78,8 @@ class Manifest:
     """A checkpoint's contents and where it came from. Field names are the file's own keys.
 
     `files` maps names relative to the folder, with `/`. `created_at` is in unix seconds. `config_fingerprint`: see
-    launcher/config/fingerprint.py. `health`: the reward mean of the last steps and the verdict at the time of the save.
+    launcher/config/fingerprint.py. `health`: the reward mean of the last steps, and a verdict
+    (UNKNOWN: whoever saved it asked nobody).
     """
 
     format: str

@@ -182,6 +182,8 @@ def test_every_prompt_is_trained_on_once_in_each_epoch_and_folders_count_from_ze
         "epoch1epochstep2globalstep7",
         "epoch1epochstep4globalstep9",
     ]
+    said = {checkpoint.manifest.health["verdict"] for checkpoint in trial.store.list()}
+    assert said == {"UNKNOWN"}, "also saved at the pause for a collapse, they were all called HEALTHY"
 
 
 def test_what_was_committed_is_saved_when_the_servers_are_lost(tmp_path):
