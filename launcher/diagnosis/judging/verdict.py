@@ -37,7 +37,8 @@ LONGEST_REASON = 160
 class RunCondition(enum.StrEnum):
     """FELL: the rewards fell and are down. RECOVERED: they fell, and came back or were undone. STOPPED: the run
     ended by a failure. STALLED: it made no step for long, also where it continued later. UNCLEAR: no failure was found,
-    and too little was seen to say that there is none. FINE: enough was seen, and no failure found."""
+    and too little was seen to say that there is none. FINE: enough was seen, and no failure that
+    lasted."""
 
     FELL = "FELL"
     RECOVERED = "RECOVERED"
@@ -212,7 +213,8 @@ def _headline(
         usual = f"one usually takes {say_duration(stall.usual_s)}"
         said = f". The run says: {in_one_line(stall.said, longest=LONGEST_REASON)}" if stall.said else ""
         return f"no step for {say_duration(stall.seconds)} after global step {stall.after_step}, {usual}; {later}{said}"
-    found = f"no failure found in {_say_steps(contents)}"
+    has_survived = any(event.kind in SURVIVED for event in contents.log_events)
+    found = f"no failure {'that lasted' if has_survived else 'found'} in {_say_steps(contents)}"
     return f"{'; '.join(unseen)}. {found[0].upper()}{found[1:]}" if condition is RunCondition.UNCLEAR else found
 
 

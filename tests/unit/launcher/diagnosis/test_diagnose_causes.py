@@ -91,7 +91,9 @@ def test_how_a_run_ends_that_did_all_its_steps_is_no_failure(tmp_path):
     logs = RunMaker(Made(steps=60)).write(tmp_path / "run")
     with (logs / "trainer.log").open("a") as log:
         log.write("20251111-12:00:00.000 SGLangServer INFO: SGLang server http://127.0.0.1:1 exits, returncode=-15\n")
-    assert diagnosis_of(logs).condition is RunCondition.FINE
+    found = diagnosis_of(logs)
+    assert found.condition is RunCondition.FINE
+    assert found.headline.startswith("no failure that lasted in 60 steps"), "and not that none was found"
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text.replace("/60 done", "/600 done"))
     assert diagnosis_of(logs).condition is RunCondition.STOPPED
