@@ -31,10 +31,16 @@ def lean_imports() -> Iterator[None]:
         yield
     finally:
         for name in hidden:
-            if sys.modules.get(name, name) is None:  # else it was needed after all (actors/model/optimizer.py)
+            if sys.modules.get(name, name) is None:  # else it was shown
                 del sys.modules[name]
         gc.freeze()
         gc.enable()
+
+
+def show(package: str) -> None:
+    """`package` can be imported again within `lean_imports`: something needs it after all."""
+    if sys.modules.get(package, package) is None:
+        del sys.modules[package]
 
 
 class LowPriorityImport:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
+from actors.model.lean_imports import show
 from actors.model.stored_tensors import DTYPES
 from actors.model.training_state import StateReader
 from launcher.base.errors import ConfigError, TrainerError
@@ -41,9 +41,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         return AdamW([decayed, spared], **settings, fused=True)
     try:
         module, _, name = config.type.partition(":")
-        package = module.partition(".")[0]
-        if sys.modules.get(package, package) is None:
-            del sys.modules[package]  # hidden, as torchao is, by actors/model/lean_imports.py
+        show(module.partition(".")[0])
         made = getattr(importlib.import_module(module), name)
         if not (isinstance(made, type) and issubclass(made, Optimizer)):
             raise TypeError("it is no torch.optim.Optimizer")

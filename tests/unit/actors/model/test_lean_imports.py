@@ -62,6 +62,17 @@ assert isinstance(made, torchao.optim.AdamW8bit)
 print("whole")
 """
 
+ADAPTERS = """
+from actors.model.lean_imports import lean_imports
+with lean_imports():
+    from transformers import AutoModelForCausalLM
+    from actors.model.lora import add_adapters
+    from launcher.config.schema import ActorConfig
+    model = AutoModelForCausalLM.from_pretrained("assets/arithmetic/model")
+    add_adapters(model, ActorConfig(path="", use_lora=True, lora_rank=2))
+assert any(parameter.requires_grad for parameter in model.parameters())
+print("whole")
+"""
 
 SLOW = """
 import pathlib, time
@@ -93,6 +104,13 @@ def test_what_was_imported_before_stays_and_an_error_passes():
 def test_an_optimizer_of_a_hidden_package_can_be_made_and_the_package_stays():
     pytest.importorskip("torchao")
     assert said(NEEDED) == "whole"
+
+
+@pytest.mark.slow
+def test_adapters_can_be_added():
+    """PEFT imports what is hidden, accelerate: each run with actor.use_lora=true ended at its start."""
+    pytest.importorskip("peft")
+    assert said(ADAPTERS).endswith("whole")
 
 
 def test_an_import_at_low_priority_gets_the_usual_one_where_that_is_allowed(tmp_path, monkeypatch):
