@@ -42,7 +42,7 @@ class DoorServers:
             self.client,
             self.pool,
             folders=kept.folders,
-            weights=dict,
+            weights=tuple,
             tp_size=config.sglang.tp_size,
             timeout_s=config.actor.weight_update_timeout,
         )

@@ -63,6 +63,7 @@ def command(
         "max-total-tokens": config.max_total_tokens,
         "attention-backend": config.attention_backend,
         "mem-fraction-static": config.mem_fraction_static if device == "cuda" else None,
+        "cuda-graph-max-bs-decode": config.cuda_graph_max_bs_decode if device == "cuda" else None,
         "log-level": config.log_level,
         "log-level-http": "warning",  # a line for each request costs more than it is worth
         "enable-metrics": True,

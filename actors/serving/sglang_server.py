@@ -40,6 +40,7 @@ from launcher.base.gpu_names import GpuName
 from launcher.base.messages import Cause, Overrides, ServerExit, ServerInfo, ServerState
 from launcher.config.schema import RunConfig, SGLangConfig
 from launcher.policy.exit_cause import find_server_cause
+from launcher.resources.cuda_graphs import with_graphs
 from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
@@ -257,7 +258,7 @@ class SGLangServer:
         self._may_move = not workers
         spec = ServerSpec(
             index=index,
-            config=config.sglang,
+            config=with_graphs(config),
             log=paths.server_log(index),
             keys=paths.keys / SERVERS,
             setup_timeout_s=config.rollout.setup_timeout,
@@ -287,7 +288,7 @@ class SGLangServer:
     ) -> ServerInfo:
         """`overrides`: settings that a repair has changed. `avoid`: GPUs that are set aside; a server over several
         nodes keeps its own."""
-        config = with_overrides(self._config, overrides or {}).sglang
+        config = with_graphs(with_overrides(self._config, overrides or {}))
         gpu_ids = await self._gpus.choose(avoid if self._may_move else ())
         self._process.configure(replace(config, host=listening_address(config.host)), gpu_ids)
         started = await self._process.start(

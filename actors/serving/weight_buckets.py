@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,15 +23,18 @@ class WeightBucket:
 
 
 def in_buckets(
-    weights: Mapping[str, torch.Tensor], *, device: str, most_bytes: int = BUCKET_BYTES
+    weights: Iterable[tuple[str, torch.Tensor]], *, device: str, most_bytes: int = BUCKET_BYTES
 ) -> list[WeightBucket]:
-    """Copies of all weights on `device`, each bucket of `most_bytes` or one tensor."""
-    return [_bucket(part, device) for part in _parts(weights, most_bytes)]
+    """Copies of all weights on `device`, each bucket of `most_bytes` or one tensor.
+
+    Beside the copies, one bucket's tensors are held at a time: `weights` may make each when it is asked for.
+    """
+    return list(map(partial(_bucket, device=device), _parts(weights, most_bytes)))
 
 
-def _parts(weights: Mapping[str, torch.Tensor], most_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+def _parts(weights: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
     part: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
+    for name, tensor in weights:
         if part and sum(other.nbytes for other in part.values()) + tensor.nbytes > most_bytes:
             yield part
             part = {}
@@ -39,7 +43,7 @@ def _parts(weights: Mapping[str, torch.Tensor], most_bytes: int) -> Iterator[dic
         yield part
 
 
-def _bucket(part: Mapping[str, torch.Tensor], device: str) -> WeightBucket:
+def _bucket(part: Mapping[str, torch.Tensor], *, device: str) -> WeightBucket:
     flat = torch.empty(sum(tensor.nbytes for tensor in part.values()), dtype=torch.uint8, device=device)
     begin = 0
     for tensor in part.values():

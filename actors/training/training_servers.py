@@ -99,7 +99,7 @@ class TrainingServers:
             self._client,
             self.pool,
             folders=self._folders,
-            weights=lambda: dict(self._model.named_weights(dtype)),
+            weights=lambda: self._model.named_weights(dtype),
             tp_size=config.sglang.tp_size,
             timeout_s=config.actor.weight_update_timeout,
             files=self._to_files,

@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -37,7 +37,7 @@ PATIENCE_S = 1.0
 
 NOBODY_THERE = "refused"
 
-NamedWeights: TypeAlias = "Mapping[str, torch.Tensor]"
+NamedWeights: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
 Send = Callable[[ServerInfo], Awaitable[None]]
 """Sends one version to a server."""
 
@@ -90,7 +90,8 @@ class WeightPublisher:
         self._finish_s = finish_s
         self.lineage = 0
         self.newest: PublishedWeights | None = None
-        self._parcel: _Parcel | None = None
+        self._version: int | None = None
+        self._parcel: _Parcel | None = None  # while a server loads it: tensors take memory
         self._loading: dict[ServerKey, asyncio.Task[bool]] = {}
         self._reading: list[int] = []  # versions whose folders some server reads
         self._late: set[ServerKey] = set()
@@ -99,7 +100,7 @@ class WeightPublisher:
     @property
     def version(self) -> int | None:
         """The newest that was published since the last restore; None: none was."""
-        return None if self._parcel is None else self._parcel.version
+        return self._version
 
     def loading(self) -> tuple[str, ...]:
         """Servers that are being sent weights now, those that no step waits for too. May be called on any thread."""
@@ -107,7 +108,7 @@ class WeightPublisher:
 
     async def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore; earlier folders are invalid."""
-        self.lineage, self.newest, self._parcel = lineage, None, None
+        self.lineage, self.newest, self._version, self._parcel = lineage, None, None, None
         await self.close()
         if self._folders is not None:
             self._folders.forget_all()
@@ -144,9 +145,15 @@ class WeightPublisher:
         if self._groups is not None:
             self._groups.keep([_key(server) for server in servers])
         send = await self._prepare(version, may_share=len(servers) == 1)
-        self._parcel = _Parcel(version=version, lineage=self.lineage, send=send)
+        self._version, self._parcel = version, _Parcel(version=version, lineage=self.lineage, send=send)
         fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
-        return await self._wait_for(fresh)
+        took_them = await self._wait_for(fresh)
+        self._forget_what_nobody_loads()
+        return took_them
+
+    def _forget_what_nobody_loads(self) -> None:
+        if not self._loading:
+            self._parcel = None
 
     async def _wait_for(self, fresh: Mapping[asyncio.Task[bool], ServerInfo]) -> bool:
         """Until the first has taken them and the others had their time, or all have ended. Returns whether any did."""
@@ -178,6 +185,7 @@ class WeightPublisher:
     def _ended(self, key: ServerKey, task: asyncio.Task[bool]) -> None:
         if self._loading.get(key) is task:
             del self._loading[key]
+            self._forget_what_nobody_loads()
 
     def _is_loading(self, key: ServerKey) -> bool:
         return key in self._loading and not self._loading[key].done()
@@ -270,7 +278,7 @@ class WeightPublisher:
 
                 buckets = await asyncio.to_thread(lambda: in_buckets(self._weights(), device=groups.device))
                 return lambda server: self._send_fast(server, groups.send(server, buckets, version))
-            tensors = await asyncio.to_thread(lambda: self._weights() if may_share else _copies(self._weights()))
+            tensors = await asyncio.to_thread(lambda: dict(self._weights()) if may_share else _copies(self._weights()))
             return lambda server: self._send_fast(
                 server,
                 self._client.update_weights_from_tensor(
@@ -287,6 +295,6 @@ def _key(server: ServerInfo) -> ServerKey:
     return (server.name, server.generation)
 
 
-def _copies(weights: NamedWeights) -> NamedWeights:
+def _copies(weights: NamedWeights) -> Mapping[str, torch.Tensor]:
     """Copies of the float32 tensors, which share the model's memory; those of fewer bytes are copies already."""
-    return {name: tensor.clone() if tensor.dtype.itemsize == 4 else tensor for name, tensor in weights.items()}
+    return {name: tensor.clone() if tensor.dtype.itemsize == 4 else tensor for name, tensor in weights}

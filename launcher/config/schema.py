@@ -166,6 +166,9 @@ class SGLangConfig:
         None, "on the CPU: of each process of a server, kept by the kernel (RLIMIT_DATA); null: none", POSITIVE
     )
     max_running_requests: int | None = setting(None, "requests decoded together; null: SGLang's choice", COUNT)
+    cuda_graph_max_bs_decode: int | None = setting(
+        None, "sequences that have a CUDA graph when decoded together; null: all that are in flight", COUNT
+    )
     random_seed: int = same_as("seed", "SGLang's own seed", NATURAL)
     attention_backend: str | None = setting(None, "null: SGLang's choice (torch_native on the CPU)")
     host: str = setting("127.0.0.1", "address that the servers listen on")

@@ -30,7 +30,7 @@ ARGUMENTS_OF_OURS = frozenset(
     {
         *("model_path", "dtype", "device", "tp_size", "dp_size", "context_length", "mem_fraction_static"),
         *("max_total_tokens", "max_running_requests", "random_seed", "attention_backend", "host", "port", "log_level"),
-        *("weight_version", "enable_metrics", "nnodes", "node_rank", "dist_init_addr"),
+        *("cuda_graph_max_bs_decode", "weight_version", "enable_metrics", "nnodes", "node_rank", "dist_init_addr"),
     }
 )
 """SGLang arguments that a named setting or the launcher itself gives: in `extra_args` one of the two would be lost."""

@@ -77,18 +77,32 @@ def fit(config: RunConfig, hardware: Hardware, shape: ModelShape | None, typed: 
 def _search(
     config: RunConfig, hardware: Hardware, shape: ModelShape, longest: int, fixed: Sequence[str]
 ) -> RunConfig | None:
-    """The first way of training, the fastest first, beside which the servers hold as many completions as can be."""
-    prompts = config.rollout.max_concurrent_rollouts if CONCURRENCY in fixed else config.train_dataset.batch_size
+    """The first way of training, the fastest first, beside which the servers hold as many completions as can be.
+
+    CUDA graphs take memory too: for all of a step's prompts or, where nothing fits beside these, for an eighth.
+    """
+    if CONCURRENCY in fixed:
+        return _search_for(config.rollout.max_concurrent_rollouts, config, hardware, shape, longest, fixed)
+    prompts = config.train_dataset.batch_size
+    tries = (_search_for(n, config, hardware, shape, longest, fixed) for n in (prompts, max(1, prompts // 8)))
+    return next((found for found in tries if found is not None), None)
+
+
+def _search_for(
+    at_once: int, config: RunConfig, hardware: Hardware, shape: ModelShape, longest: int, fixed: Sequence[str]
+) -> RunConfig | None:
+    """With graphs for so many prompts, of which as many are in flight as the servers hold."""
+    prompts = at_once if CONCURRENCY in fixed else config.train_dataset.batch_size
     wanted = prompts * config.gconfig.n_samples
     tried = [
         (found, _held(found, hardware, shape, longest) / wanted)
         for training in _trainings(config, longest, fixed)
-        if (found := _served(_trained(config, training), hardware, shape, wanted * longest, fixed)) is not None
+        if (found := _served(_trained(config, training, at_once), hardware, shape, wanted * longest, fixed)) is not None
     ]
     chosen = next((found for share in SHARES for found, held in tried if held >= share), None)
     if chosen is not None and CONCURRENCY not in fixed:
         fitting = int(_held(chosen, hardware, shape, longest) / config.gconfig.n_samples)
-        chosen.rollout.max_concurrent_rollouts = max(1, min(config.train_dataset.batch_size, fitting))
+        chosen.rollout.max_concurrent_rollouts = max(1, min(at_once, fitting))
     return chosen
 
 
@@ -102,8 +116,9 @@ def _trainings(config: RunConfig, longest: int, fixed: Sequence[str]) -> Iterato
                 yield _Training(size, checkpointing)
 
 
-def _trained(config: RunConfig, training: _Training) -> RunConfig:
+def _trained(config: RunConfig, training: _Training, at_once: int) -> RunConfig:
     changed = copy.deepcopy(config)
+    changed.rollout.max_concurrent_rollouts = at_once
     changed.actor.mb_spec.max_tokens_per_mb = training.micro_batch
     changed.actor.gradient_checkpointing = training.checkpointing
     return changed

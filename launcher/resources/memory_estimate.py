@@ -12,6 +12,7 @@ from typing import NamedTuple
 from launcher.checkpoints.model_shape import BYTES, ModelShape
 from launcher.config.optimizer import ADAMW
 from launcher.config.schema import ActorConfig, RunConfig
+from launcher.resources.cuda_graphs import graph_bytes, with_graphs
 
 MIB, GIB = 2**20, 2**30
 
@@ -28,6 +29,9 @@ RAY_HOST_BYTES = 900 * MIB
 
 LOGITS_AT_ONCE = 2**26
 """As `actors.model.token_logprobs` has it, which can't be imported here without torch; a test holds them equal."""
+
+BUCKET_BYTES = GIB
+"""As `actors.serving.weight_buckets` has it; a test holds them equal."""
 
 CUDA_CONTEXT_BYTES = 600 * MIB
 
@@ -50,7 +54,9 @@ def server_on_gpu(config: RunConfig, shape: ModelShape, gpu_memory: int) -> tupl
     return (
         Item("weights", weights, _each(shape.parameters, BYTES[sglang.dtype], sglang.tp_size)),
         Item("KV cache", cache, f"{tokens:,} tokens, by mem_fraction_static={sglang.mem_fraction_static:g}"),
-        Item("working memory", _server_working_bytes(gpu_memory), "CUDA graphs, prefill; SGLang's own estimate"),
+        Item("working memory", _server_working_bytes(gpu_memory), "prefill; SGLang's own estimate"),
+        Item("CUDA graphs", graph_bytes(config, prefill_chunk(gpu_memory)), _graphs_of(config)),
+        *_received(config, shape, on_gpu=True),
         Item("CUDA context", CUDA_CONTEXT_BYTES, "usual"),
     )
 
@@ -64,12 +70,19 @@ def kv_cache_bytes(config: RunConfig, shape: ModelShape, gpu_memory: int) -> int
     return min(left, sglang.max_total_tokens * shape.kv_bytes_on_each(sglang.dtype, sglang.tp_size))
 
 
-def _server_working_bytes(gpu_memory: int) -> int:
-    """As SGLang reserves it: 512 MiB and 1.5 MiB for each token of a prefill chunk, whose size follows the GPU's
-    memory (sglang 0.5.17, `server_args._handle_gpu_memory_settings`)."""
+def _graphs_of(config: RunConfig) -> str:
+    return f"up to {with_graphs(config).cuda_graph_max_bs_decode} sequences; SGLang's own estimate"
+
+
+def prefill_chunk(gpu_memory: int) -> int:
+    """Tokens of a prefill, which follow the GPU's memory (sglang 0.5.17, `_handle_gpu_memory_settings`)."""
     limits = ((35, 2048), (60, 4096), (160, 8192))
-    chunk = next((tokens for gib, tokens in limits if gpu_memory < gib * GIB), 16384)
-    return int((512 + 1.5 * chunk) * MIB)
+    return next((tokens for gib, tokens in limits if gpu_memory < gib * GIB), 16384)
+
+
+def _server_working_bytes(gpu_memory: int) -> int:
+    """As SGLang reserves it: 512 MiB and 1.5 MiB for each token of a prefill chunk."""
+    return int((512 + 1.5 * prefill_chunk(gpu_memory)) * MIB)
 
 
 def server_on_cpu(config: RunConfig, shape: ModelShape) -> tuple[Item, ...]:
@@ -82,12 +95,63 @@ def server_on_cpu(config: RunConfig, shape: ModelShape) -> tuple[Item, ...]:
         Item("weights", weights, _each(shape.parameters, BYTES[sglang.dtype])),
         Item("KV cache", pool, f"{tokens:,} tokens, by max_total_tokens"),
         Item("processes", SERVER_HOST_BYTES, "HTTP, scheduler, detokenizer; measured"),
+        *_received(config, shape, on_gpu=False),
     )
 
 
-def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
+def _received(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
+    """What a server takes beside its weights while it loads new ones (sglang 0.5.17, `WeightUpdater`): of a bucket,
+    empty tensors and the flat one; of tensors that are not on its GPU, all of them there."""
+    actor, sglang = config.actor, config.sglang
+    if actor.weight_update_mode == "xccl":
+        return (Item("new weights", 2 * _bucket_bytes(config, shape), "a bucket of them, twice, while they load"),)
+    is_on_its_gpu = actor.dp_size == 1 and actor.device != "cpu" and sglang.gpu_fraction + actor.gpu_fraction <= 1
+    if actor.weight_update_mode == "tensor" and on_gpu and not is_on_its_gpu:
+        return (Item("new weights", _version_bytes(config, shape), "copied from elsewhere while they load"),)
+    return ()
+
+
+def _version_bytes(config: RunConfig, shape: ModelShape) -> int:
+    return shape.parameters * BYTES[config.sglang.dtype]
+
+
+def _bucket_bytes(config: RunConfig, shape: ModelShape) -> int:
+    largest = shape.vocab * shape.hidden * BYTES[config.sglang.dtype]
+    return min(_version_bytes(config, shape), max(BUCKET_BYTES, largest))
+
+
+class Sent(NamedTuple):
+    """Bytes of new weights on rank 0's own device and, where that is a GPU, in the host's memory."""
+
+    on_device: int
+    in_host: int
+
+
+def sent(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Sent:
+    """What rank 0 holds of new weights, beside files, while servers load them: one version. It is given up when all
+    have it, but a server that is late, or was restarted, loads it beside the next gradients.
+
+    Tensors in the host's memory are copied once more for each server, into memory that it maps (`tensor_handles.py`).
+    Of several ranks the weights are gathered in the host's memory.
+    """
+    actor, sglang, version = config.actor, config.sglang, _version_bytes(config, shape)
+    one_rank, gathered = actor.dp_size == 1, version if actor.dp_size > 1 else 0
+    if actor.weight_update_mode == "xccl":
+        found = Sent(version + (_bucket_bytes(config, shape) if one_rank else 0), gathered)
+    elif actor.weight_update_mode == "tensor" and on_gpu and one_rank:
+        found = Sent(version, 0)
+    elif actor.weight_update_mode == "tensor":
+        are_the_models_own = one_rank and sglang.n_servers == 1 and sglang.dtype == "float32"
+        found = Sent(0, sglang.n_servers * version + (0 if are_the_models_own else version))
+    else:
+        found = Sent(0, 0)
+    return found if on_gpu else Sent(sum(found), 0)
+
+
+def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0) -> tuple[Item, ...]:
     """One rank of the trainer. AdamW on float32 masters takes 16 bytes for each parameter (4 weights, 4 gradients, 8
     moments; Rajbhandari et al. 2020, "ZeRO", section 3.1), and bfloat16 arithmetic 2 more for its copy of the weights.
+    Rank 0 sends the weights to the servers.
 
     Over several ranks each of the three is divided by their number (ZeRO stage 3, which FSDP2's `fully_shard` is). The
     copy is not: autocast makes it of each layer that is gathered, and may keep it until the pass is over.
@@ -114,6 +178,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     if actor.needs_reference:
         reference = BYTES[config.ref.dtype]
         items.append(Item("reference", reference * parameters // ranks, _each(parameters, reference) + over))
+    if rank == 0 and (new := sent(config, shape, on_gpu=on_gpu).on_device):
+        items.append(Item("new weights", new, f"in {config.sglang.dtype}, while servers load them"))
     tokens = f"{actor.mb_spec.max_tokens_per_mb:,} tokens"
     how = ", checkpointed" if actor.gradient_checkpointing else ""
     items.append(Item("activations", activation_bytes(actor, shape), tokens + how))

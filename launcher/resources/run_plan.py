@@ -171,7 +171,7 @@ def _place(
 
 def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, placement: ProcessPlacement) -> tuple[Item, ...]:
     if placement.kind == RANK:
-        return memory_estimate.trainer(config, shape, on_gpu=bool(placement.gpus))
+        return memory_estimate.trainer(config, shape, on_gpu=bool(placement.gpus), rank=placement.index)
     if placement.gpus:
         return memory_estimate.server_on_gpu(config, shape, gpu_memory(hardware))
     return memory_estimate.server_on_cpu(config, shape)
@@ -183,6 +183,7 @@ def _places(
     """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
     kept = memory_estimate.kept_state_bytes(config, shape) + memory_estimate.ahead_bytes(config)
     files = _weight_files(config, shape)
+    sent = memory_estimate.sent(config, shape, on_gpu=True).in_host
     first = next(process.placement.node for process in processes if process.placement.kind == RANK)
     for node in range(hardware.n_nodes):
         here = [process for process in processes if process.placement.node == node]
@@ -192,19 +193,19 @@ def _places(
             if planned:
                 name = f"{where}GPU {number} ({gpu.name})"
                 yield MemoryPlace(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
-        processes_here = sum(_host_bytes(process, kept) for process in here)
+        processes_here = sum(_host_bytes(process, kept, sent) for process in here)
         planned_here = RAY_HOST_BYTES + processes_here + (files if node == first else 0)
         yield MemoryPlace(
             name=f"{where}host memory", node=node, gpu=None, capacity=hardware.memory, planned=planned_here
         )
 
 
-def _host_bytes(process: PlannedProcess, kept: int) -> int:
-    """On the CPU all of it; with a GPU the libraries still lie in the host's memory."""
+def _host_bytes(process: PlannedProcess, kept: int, sent: int) -> int:
+    """On the CPU all of it; with a GPU the libraries still lie in the host's memory, and what rank 0 has `sent`."""
     if not process.placement.gpus:
         return process.bytes
     if process.placement.kind == RANK:
-        return memory_estimate.TRAINER_HOST_BYTES + kept
+        return memory_estimate.TRAINER_HOST_BYTES + kept + (sent if process.placement.index == 0 else 0)
     return memory_estimate.SERVER_HOST_BYTES
 
 

@@ -68,7 +68,7 @@ async def connect(
             client,
             pool,
             folders=folders,
-            weights=lambda: dict(model.named_weights(dtype)),
+            weights=lambda: model.named_weights(dtype),
             tp_size=config.sglang.tp_size,
             timeout_s=timeout_s,
             groups=groups,

@@ -117,7 +117,7 @@ def while_joining(config: RunConfig, ours: OurClient, pool: ServerPool, third: S
             ours.client,
             pool,
             folders=None,
-            weights=lambda: {"w": torch.zeros(3)},
+            weights=lambda: {"w": torch.zeros(3)}.items(),
             tp_size=1,
             timeout_s=config.actor.weight_update_timeout,
         )

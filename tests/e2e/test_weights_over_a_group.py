@@ -40,7 +40,7 @@ def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving)
             nonlocal sender
             sender = sender or GroupSender(client, device="cpu", tp_size=1, timeout_s=within_s)
             sender._client, sender._timeout_s = client, within_s
-            await sender.send(serving.server.info(), in_buckets(changed_weights(factor), device="cpu"), version)
+            await sender.send(serving.server.info(), in_buckets(changed_weights(factor).items(), device="cpu"), version)
 
         serving.run(work)
 
@@ -72,7 +72,7 @@ def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving)
 
     async def killed(client):
         sender._client, sender._timeout_s = client, DEADLINE_S
-        buckets = in_buckets(changed_weights(0.9), device="cpu")
+        buckets = in_buckets(changed_weights(0.9).items(), device="cpu")
         update = asyncio.create_task(sender.send(serving.server.info(), buckets, 8))
         await asyncio.sleep(0.2)
         os.kill(doomed, signal.SIGKILL)

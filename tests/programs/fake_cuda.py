@@ -56,7 +56,8 @@ def main() -> None:
     for words in json.loads(sys.argv[2]):
         made = prepare_server_args(words)
         auth_middleware.refuse_bypasses(made)
-        found.append({key: getattr(made, key) for key in kept} | {"graphs": made.cuda_graph_config.decode.max_bs})
+        graphs = {"graphs": made.cuda_graph_config.decode.bs, "graph_mib": made.reserve_for_graph_mb()}
+        found.append({key: getattr(made, key) for key in kept} | graphs)
     print(json.dumps(found))
 
 

@@ -31,7 +31,7 @@ async def batches(url, root, *, finish_s):
         pool = await pool_of([url])
         folders = WeightFolders(root / "weights", export)
         publisher = WeightPublisher(
-            client, pool, folders=folders, weights=dict, tp_size=1, timeout_s=scaled(20.0), finish_s=finish_s
+            client, pool, folders=folders, weights=tuple, tp_size=1, timeout_s=scaled(20.0), finish_s=finish_s
         )
         engine = RolloutEngine(
             client=client, pool=pool, scorer=EveryoneIsRight(), config=CONFIG, decode=lambda ids: [str(i) for i in ids]

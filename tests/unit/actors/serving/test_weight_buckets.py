@@ -17,7 +17,7 @@ WEIGHTS = {
 def test_sglang_reads_what_was_written(dtype, most_bytes):
     tensor_bucket = pytest.importorskip("sglang.srt.weight_sync.tensor_bucket")
     weights = {name: tensor.to(dtype) for name, tensor in WEIGHTS.items()}
-    buckets = in_buckets(weights, device="cpu", most_bytes=most_bytes)
+    buckets = in_buckets(weights.items(), device="cpu", most_bytes=most_bytes)
     assert len(buckets) == (1 if most_bytes > 1 else 3)
     read = {}
     for bucket in buckets:
@@ -35,6 +35,6 @@ def test_sglang_reads_what_was_written(dtype, most_bytes):
 
 def test_it_shares_no_memory_with_the_model():
     weights = {"w": torch.zeros(4)}
-    (bucket,) = in_buckets(weights, device="cpu")
+    (bucket,) = in_buckets(weights.items(), device="cpu")
     weights["w"] += 1
     assert not bucket.flat.any()

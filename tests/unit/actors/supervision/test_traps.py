@@ -59,7 +59,7 @@ async def test_a_publish_waits_for_a_server_that_hangs_no_longer_than_its_deadli
             )
             slow = {"kind": "slow", "path": "/update_weights_from_tensor", "times": 1, "seconds": 600}
             await fault(hung, slow)
-            weights = {"w": torch.zeros(2)}
+            weights = {"w": torch.zeros(2)}.items()
             publisher = WeightPublisher(client, pool, folders=None, weights=lambda: weights, tp_size=1, timeout_s=0.3)
             async with asyncio.timeout(60):
                 await publisher.publish(3)

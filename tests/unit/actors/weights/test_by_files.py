@@ -49,7 +49,7 @@ class Run:
             self.client,
             self.pool,
             folders=self.files("as the settings say") if by_files else None,
-            weights=lambda: {"w": torch.zeros(3)},
+            weights=lambda: {"w": torch.zeros(3)}.items(),
             tp_size=1,
             timeout_s=5,
             files=self.files,

@@ -55,14 +55,14 @@ async def test_each_version_arrives_whole_over_a_group_that_is_formed_once(serve
         for version in (1, 2, 3):
             weights = {name: tensor * version for name, tensor in SMALL.items()}
             for index, url in enumerate(servers):
-                await sender.send(ready(url, index), in_buckets(weights, device="cpu"), version)
+                await sender.send(ready(url, index), in_buckets(weights.items(), device="cpu"), version)
                 assert (await client.model_info(url, timeout_s=DEADLINE_S)).weight_version == version
                 assert (await told(url, "received"))[-1] == [["a", "b"], digest(weights)]
         assert [(await told(url, "state"))["asked"][INIT] for url in servers] == [1, 1]
 
 
 async def test_until_its_last_bucket_a_server_has_no_version(servers):
-    buckets = in_buckets(SMALL, device="cpu", most_bytes=1)
+    buckets = in_buckets(SMALL.items(), device="cpu", most_bytes=1)
     assert [bucket.names for bucket in buckets] == [("a",), ("b",)]
     async with sending() as (client, sender):
         await fault(servers[0], {"kind": "500", "path": UPDATE, "times": 1})
@@ -89,7 +89,7 @@ async def test_of_two_updates_at_once_the_second_waits(servers):
     async with sending() as (client, sender):
         both = [{"w": LARGE["w"] + version} for version in (1, 2)]
         await asyncio.gather(
-            *(sender.send(ready(servers[0]), in_buckets(one, device="cpu"), v) for v, one in enumerate(both, 1))
+            *(sender.send(ready(servers[0]), in_buckets(one.items(), device="cpu"), v) for v, one in enumerate(both, 1))
         )
         assert await told(servers[0], "received") == [[["w"], digest(one)] for one in both]
         assert (await client.model_info(servers[0], timeout_s=DEADLINE_S)).weight_version == 2
@@ -98,15 +98,15 @@ async def test_of_two_updates_at_once_the_second_waits(servers):
 async def test_a_server_that_is_killed_within_a_broadcast_ends_it_and_its_next_life_joins_anew(servers):
     with stand_in_server.running("--weight-version", "0") as doomed:
         async with sending() as (_, sender):
-            await sender.send(ready(doomed), in_buckets(SMALL, device="cpu"), 1)
+            await sender.send(ready(doomed), in_buckets(SMALL.items(), device="cpu"), 1)
             await fault(doomed, {"kind": "slow", "path": UPDATE, "times": 1, "seconds": 10_000})  # never takes part
-            update = asyncio.ensure_future(sender.send(ready(doomed), in_buckets(LARGE, device="cpu"), 2))
+            update = asyncio.ensure_future(sender.send(ready(doomed), in_buckets(LARGE.items(), device="cpu"), 2))
             await asked(doomed, UPDATE, 2)
             os.kill(pid_at(doomed), signal.SIGKILL)
             async with asyncio.timeout(DEADLINE_S / 2):
                 with pytest.raises(ServerError):
                     await update
-            await sender.send(ready(servers[0], generation=1), in_buckets(SMALL, device="cpu"), 2)
+            await sender.send(ready(servers[0], generation=1), in_buckets(SMALL.items(), device="cpu"), 2)
             assert (await told(servers[0], "received"))[-1] == [["a", "b"], digest(SMALL)]
 
 
@@ -141,22 +141,22 @@ async def test_a_hung_server_costs_its_own_deadline_and_nobody_else_waits(server
     async with sending() as (_, sender):
         hung, well = ready(servers[0]), ready(servers[1], 1)
         for server in (hung, well):  # which imports torch first
-            await sender.send(server, in_buckets(SMALL, device="cpu"), 1)
+            await sender.send(server, in_buckets(SMALL.items(), device="cpu"), 1)
         sender._timeout_s = 3
         with stopped(servers[0]):
-            update = asyncio.ensure_future(sender.send(hung, in_buckets(LARGE, device="cpu"), 2))
+            update = asyncio.ensure_future(sender.send(hung, in_buckets(LARGE.items(), device="cpu"), 2))
             await asyncio.sleep(0)
-            await sender.send(well, in_buckets(SMALL, device="cpu"), 2)
+            await sender.send(well, in_buckets(SMALL.items(), device="cpu"), 2)
             assert not update.done()
             with pytest.raises(RequestFailed) as caught:
                 await update
             assert caught.value.kind == "timeout"
             with pytest.raises(RequestFailed):  # nor does it join another
-                await sender.send(hung, in_buckets(SMALL, device="cpu"), 2)
+                await sender.send(hung, in_buckets(SMALL.items(), device="cpu"), 2)
         async with asyncio.timeout(DEADLINE_S):
             while True:  # it first has to end what it was asked while it was stopped
                 with contextlib.suppress(ServerError):
-                    await sender.send(hung, in_buckets(SMALL, device="cpu"), 3)
+                    await sender.send(hung, in_buckets(SMALL.items(), device="cpu"), 3)
                     break
         assert (await told(servers[0], "received"))[-1] == [["a", "b"], digest(SMALL)]
 
@@ -174,7 +174,7 @@ async def test_files_take_the_place_of_a_group_that_fails_twice(servers, tmp_pat
             client,
             pool,
             folders=None,
-            weights=lambda: SMALL,
+            weights=lambda: SMALL.items(),
             tp_size=1,
             timeout_s=DEADLINE_S,
             files=files,

@@ -10,7 +10,9 @@ from transformers import Qwen2Config
 from actors.serving.sglang_command import command
 from launcher.config.compose import compose
 from launcher.resources.config_checks import check
+from launcher.resources.cuda_graphs import graph_bytes, sequences_at_once, with_graphs
 from launcher.resources.hardware import find_hardware, planned_hardware
+from launcher.resources.memory_estimate import GIB, MIB, prefill_chunk
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import lacks, make_plan
 from tests.support.machine import scaled
@@ -60,7 +62,7 @@ def test_sglangs_own_parser_takes_each_servers_arguments_on_its_card(card, tmp_p
     configs = [compose([f"conf={preset}"]) for preset in ON[card]]
     asked = [
         command(
-            config.sglang,
+            with_graphs(config),
             entry=(),
             device="cuda",
             index=0,
@@ -83,4 +85,6 @@ def test_sglangs_own_parser_takes_each_servers_arguments_on_its_card(card, tmp_p
         assert (made["attention_backend"], made["sampling_backend"]) == (ATTENTION[card], "flashinfer")
         assert (made["mem_fraction_static"], made["dtype"]) == (config.sglang.mem_fraction_static, "bfloat16")
         assert made["context_length"] == config.sglang.context_length
-        assert made["graphs"] >= 8, "decoding has graphs"
+        assert made["graphs"][-1] == sequences_at_once(config), "each batch that there may be has a graph"
+        chunk = prefill_chunk(int(config.hardware.gpu_memory_gib * GIB))
+        assert made["graph_mib"] * MIB == graph_bytes(config, chunk), "the plan has what SGLang reserves for them"
