@@ -159,7 +159,11 @@ def clean(paths: RunPaths) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Out of the way at once, then file by file: half removed it would have lost its id. Raises OSError."""
+    """Out of the way at once, then file by file: half removed it would have lost its id; of a link the link alone.
+    Raises OSError."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     gone = folder.with_name(f"{STAGED}{secrets.token_hex(6)}{GONE}")
     folder.rename(gone)
     sync_folder(gone.parent)

@@ -195,6 +195,15 @@ def test_it_is_taken_once(trial):
 
 
 @pytest.mark.slow
+def test_a_link_that_a_person_made_is_taken_once_too(trial):
+    """The launch ended with "Cannot call rmtree on a symbolic link", and so did each later setup_recovery."""
+    trial.paths.recover_checkpoint.symlink_to(trial.store.find(3).path)
+    taken = take(find_prepared(trial.config, trial.paths), trial.paths, journal_of(trial))
+    assert (taken.global_step, steps_of(trial.store)) == (3, [3])
+    assert find_prepared(trial.config, trial.paths) is None and hidden(trial.paths) == []
+
+
+@pytest.mark.slow
 def test_checkpoints_that_hold_damage_are_condemned_and_the_others_only_set_aside(trial):
     go_back(trial, 3, first_damaged=8)
     aside = sorted(path.name for path in (trial.store.root / "set_aside").iterdir())
