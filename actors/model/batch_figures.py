@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from actors.model.objective import BEHAVE_FIGURES, Batch, Objective, Sums
 from actors.model.update_stats import UpdateStats
@@ -18,6 +19,7 @@ def stats_of(
     passes: Sequence[tuple[Sums, float]],
     *,
     looked: Sums | None,
+    labelled: Mapping[tuple[str, int], float],
     actor: ActorConfig,
     policy_version: int,
     rate: float,
@@ -25,7 +27,8 @@ def stats_of(
     """Means over the tokens of the passes so far; distances of the complete batch, at the weights before it.
 
     `minibatches`: all of the batch; `passes`: sums and gradient norm of the first of them. `looked`: sums of a forward
-    pass over all before the first, where there was one. `rate`: the learning rate.
+    pass over all before the first, where there was one. `labelled`: distances of older tokens to the weights of their
+    own version, by server and version. `rate`: the learning rate.
     """
     done = minibatches[: len(passes)]
     n_tokens = sum(batch.n_tokens for batch in done)
@@ -50,7 +53,7 @@ def stats_of(
         learning_rate=rate,
         kl_ref=kl_ref if actor.needs_reference else None,
         overlong_penalty=penalty,
-        logprob_distance=apart,
+        logprob_distance=replace(apart, labelled=labelled),
         n_sequences=sum(len(batch.weights) for batch in done),
         n_learning=sum(batch.n_learning for batch in done),
         n_tokens=n_tokens,

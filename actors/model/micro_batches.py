@@ -36,7 +36,8 @@ class SampledSequence:
     """One prompt with one of its completions, or a segment of an episode; `logprobs[t]` is the server's for
     `completion[t]`. `own`: the places of the completion that the model made and learns from; None: all.
 
-    `rollout` is the place of its rollout in the batch, `server` who made it, `version` the oldest weights that did.
+    `rollout` is the place of its rollout in the batch, `server` who made it, `version` the oldest weights that did,
+    `runs` the versions of its tokens in order, with how many each has made.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +47,7 @@ class SampledSequence:
     rollout: int = 0
     server: str = ""
     version: int = 0
+    runs: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
@@ -111,6 +113,7 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
                     rollout=place,
                     server=completion.server,
                     version=completion.weight_version,
+                    runs=completion.runs,
                 )
             )
     return sequences

@@ -250,22 +250,29 @@ class Objective:
         means = {name: total / n_tokens for name, total in zip(FIGURES, totals, strict=True)}
         return {"loss": loss, **means, "farthest": farthest}
 
+    @torch.no_grad()
+    def token_distances(self, model: LogprobModel, micro_batch: MicroBatch) -> Tensor:
+        """|server's - `model`'s log-prob| of each token, in nats."""
+        found, _ = self.logprobs(model, micro_batch, temperature=self._temperature, dtype=self._dtype)
+        return (micro_batch.server_logprobs - found).abs()
+
     def distance(
         self, groups: Sequence[RolloutGroup], sums: Sums, *, mean: float, farthest: float, version: int
     ) -> LogprobDistance:
         """|server's - trainer's log-prob| of the batch; `version`: of the trainer's weights."""
         sequences = list(zip(sequences_of(groups), sums.distances.tolist(), strict=True))
         current = [(one, total) for one, total in sequences if one.version == version]
-        if not 0 < len(current) < len(sequences):
+        older = _means(((one.server, one.version), one, total) for one, total in sequences if one.version != version)
+        if not current or not older:
             is_one = len({one.server for one, _ in sequences}) < 2
             by_server = {} if is_one else _means((one.server, one, total) for one, total in sequences)
-            return LogprobDistance(mean=mean, max=farthest, by_server=by_server)
+            return LogprobDistance(mean=mean, max=farthest, by_server=by_server, older=older)
         return LogprobDistance(
             mean=mean,
             max=farthest,
             by_server=_means((one.server, one, total) for one, total in current),
             current=_means(("", one, total) for one, total in current).get(""),
-            older=_means(((one.server, one.version), one, total) for one, total in sequences if one.version != version),
+            older=older,
         )
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:

@@ -14,8 +14,9 @@ class LogprobDistance:
     """|server's log-prob - trainer's| over the completion tokens, in nats: does the server hold our weights?
 
     `by_server`: the mean of each one's tokens, by its URL; empty where one server made them all. Of a batch in which
-    current and older weights made completions, `current` and `by_server` are of those that current ones made alone,
-    and `older` of the others, by URL and (oldest) version.
+    current and older weights made completions, `current` and `by_server` are of those that current ones made alone.
+    `older`: of the others, by URL and (oldest) version; `labelled`: where the weights of that version are known, the
+    distance to those.
     """
 
     mean: float
@@ -23,6 +24,7 @@ class LogprobDistance:
     by_server: Mapping[str, float] = field(default_factory=dict)
     current: float | None = None
     older: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    labelled: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class UpdateStats:
             figures["kl_ref/avg"] = self.kl_ref
         if self.overlong_penalty is not None:
             figures["overlong_penalty/avg"] = self.overlong_penalty
+        if self.logprob_distance.labelled:
+            figures["logprob_distance/labelled"] = max(self.logprob_distance.labelled.values())
         if self.n_minibatches > 1:
             figures["n_minibatches"] = float(self.n_minibatches)
         return {f"grpo_actor/{name}": value for name, value in figures.items()}

@@ -120,11 +120,12 @@ class RewardSeries:
         if not isinstance(step := line.get("global_step"), int):
             return
         mean, low, high = (number_of(line.get(f"grpo_actor/task_reward/{key}")) for key in ("avg", "min", "max"))
+        of_all = line.get("grpo_actor/logprob_distance/avg")
         self.admitted(
             StepFigures(
                 point=RewardPoint(step=step, mean=mean, low=low, high=high),
                 truncated_share=number_of(line.get("grpo_actor/no_eos_ratios/avg")),
-                distance=number_of(line.get("grpo_actor/logprob_distance/avg")),
+                distance=number_of(line.get("grpo_actor/logprob_distance/labelled", of_all)),
             )
         )
 

@@ -40,6 +40,7 @@ class TrainingParts:
             total_steps=planned_steps(config, records),
             tokenizer_path=config.tokenizer_path,
             crew=crew,
+            older_versions=config.rollout.max_head_offpolicyness if config.gate.older_weights else 0,
         )
         context = config.sglang.context_length or model.context_length
         data = DataLoader(config, model.tokenizer, context, journal).load(records)

@@ -38,10 +38,11 @@ class BatchReport:
     `truncated`: cut at the token limit; `blank`: with tokens, but without text. `failed`: requests that ended without
     a completion. `logprob_distance`: mean |server's - trainer's log-prob| in nats, known once the gradients are;
     None before; `distances`: the same of each server's share alone. Where older weights made a part of the batch, both
-    are of the other part, `older` has one for each server and version. `canaries`: the known answers, as
-    they were scored with this batch. `can_check`: the trainer can ask the run's own record about it, and has not yet.
-    `replayed`: what prompts of healthy steps earned when it had. `question`: the same where the same one is asked again
-    because its answer was late, and only then; "" where that is not known.
+    are of the other part; where they made all (`is_of_older`), of all. `labelled` has for each server and version the
+    distance to the weights of that version, and `older`, where those aren't kept, the one to the trainer's of today.
+    `canaries`: the known answers, as they were scored with this batch. `can_check`: the trainer can ask the run's own
+    record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had. `question`: the same
+    where it is asked again because its answer was late, and only then; "" where that is not known.
     """
 
     policy_version: int
@@ -60,7 +61,9 @@ class BatchReport:
     high_reward: float | None = None
     logprob_distance: float | None = None
     distances: Mapping[str, float] = field(default_factory=dict)
+    is_of_older: bool = False
     older: tuple[tuple[str, int, float], ...] = ()
+    labelled: tuple[tuple[str, int, float], ...] = ()
     canaries: tuple[CanaryScore, ...] = ()
     can_check: bool = False
     replayed: CanaryScore | None = None
@@ -99,7 +102,7 @@ class BatchReport:
             ),
             truncated_share=self.truncated_share,
             blank_share=self.blank_share,
-            distance=_number(self.logprob_distance if self.policy_version in self.weight_versions else None),
+            distance=_number(None if self.is_of_older else self.logprob_distance),
         )
 
     @property
@@ -275,27 +278,23 @@ def _too_many(report: BatchReport, settings: GateConfig) -> list[BatchFault]:
 
 def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) -> list[BatchFault]:
     """Another model than the trainer's made these tokens, whatever its label. Written so that NaN is distant."""
-    limit = _distance_limit(report, gate, usual)
-    if report.logprob_distance is None or limit is None:
+    own = _distance_limit(gate, usual)
+    if report.logprob_distance is None or own is None:
         return []
+    of_older = max(own, gate.settings.distance_unknown)  # by permission: how far those are isn't known
+    limit = of_older if report.is_of_older else own
     is_near = all(by <= SHARE_FACTOR * limit for by in report.distances.values())
+    key = f"gate.{'distance_float32' if gate.is_exact else 'distance_bfloat16'}"
     if report.logprob_distance <= limit and is_near:
-        return _distant_older(report, max(limit, gate.settings.distance_unknown))
+        not_theirs = _apart(report.labelled, own, "other weights than they are said to be of are", key)
+        return not_theirs or _apart(report.older, of_older, "older weights are", "gate.distance_unknown")
     far = {name: by for name, by in report.distances.items() if not by <= limit}
     worst = max(far.values(), key=lambda by: math.inf if math.isnan(by) else by, default=report.logprob_distance)
     reason = (
         f"log-probs of {' and '.join(far) or 'the server'} are {worst:.2g} from the trainer's, more than {limit:.2g} "
-        f"(gate.{'distance_float32' if gate.is_exact else 'distance_bfloat16'})"
     )
-    return [BatchFault(reason=reason, cause=_cause_of_distance(worst, report, gate.settings), subjects=tuple(far))]
-
-
-def _distant_older(report: BatchReport, limit: float) -> list[BatchFault]:
-    """What older weights made by permission may be as far away as those are."""
-    of_older = (one for one in report.older if not one[2] <= SHARE_FACTOR * limit)
-    far = ", ".join(f"{name} at version {version} by {by:.2g}" for name, version, by in of_older)
-    reason = f"log-probs of older weights are more than {limit:.2g} from the trainer's (gate.distance_unknown): {far}"
-    return [BatchFault(reason=reason, cause=Cause.SERVER_STALE)] if far else []
+    cause = _cause_of_distance(worst, report, gate.settings)
+    return [BatchFault(reason=f"{reason}({key})", cause=cause, subjects=tuple(far))]
 
 
 def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfig) -> Cause:
@@ -305,15 +304,21 @@ def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfi
     return Cause.SERVER_CORRUPT if is_labelled and not distance <= oldest else Cause.SERVER_STALE
 
 
-def _distance_limit(report: BatchReport, gate: GateRules, usual: UsualValues | None) -> float | None:
-    """None: switched off. Rounding grows with the model, so in bfloat16 the run's own distance widens the limit."""
+def _apart(shares: Sequence[tuple[str, int, float]], limit: float, whose: str, key: str) -> list[BatchFault]:
+    """Of what older weights made by permission: each server's share of a version is judged alone."""
+    apart = [one for one in shares if not one[2] <= SHARE_FACTOR * limit]
+    far = ", ".join(f"{name} at version {version} by {by:.2g}" for name, version, by in apart)
+    reason = f"log-probs of {whose} more than {limit:.2g} from the trainer's ({key}): {far}"
+    names = tuple(dict.fromkeys(name for name, _, _ in apart))
+    return [BatchFault(reason=reason, cause=Cause.SERVER_STALE, subjects=names)] if far else []
+
+
+def _distance_limit(gate: GateRules, usual: UsualValues | None) -> float | None:
+    """At the weights that the tokens are of. None: switched off. Rounding grows with the model, so in bfloat16 the
+    run's own distance widens the limit."""
     settings = gate.settings
     limit = settings.distance_float32 if gate.is_exact else settings.distance_bfloat16
-    if limit is None:
-        return None
-    if report.policy_version not in report.weight_versions:
-        return max(limit, settings.distance_unknown)  # older weights by permission: the distance is theirs
-    if gate.is_exact:
+    if limit is None or gate.is_exact:
         return limit
     known = None if usual is None else usual.distance
     return max(limit, settings.distance_unknown if known is None else settings.distance_factor * known)

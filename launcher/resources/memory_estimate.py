@@ -173,6 +173,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
     if not on_gpu and (ahead := ahead_bytes(config)):
         why = "of rollout.max_head_offpolicyness and actor.dynamic_sampling, at gconfig.max_new_tokens"
         items.append(Item("rollouts ahead", ahead, why))
+    if not on_gpu and (older := older_bytes(config, shape)):
+        items.append(Item("older weights", older, "of rollout.max_head_offpolicyness versions, for gate.older_weights"))
     if actor.dtype != "float32" and own == 4:
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
     if actor.needs_reference:
@@ -209,6 +211,12 @@ def ahead_bytes(config: RunConfig) -> int:
     batches = config.rollout.max_head_offpolicyness + (config.actor.dynamic_sampling or 1) - 1
     samples = batches * config.train_dataset.batch_size * config.gconfig.n_samples
     return samples * config.gconfig.max_new_tokens * AHEAD_TOKEN_BYTES
+
+
+def older_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """What learns, of each version that a token may be of, in the host's memory: older tokens are compared with it."""
+    is_kept = config.gate.older_weights and config.actor.dp_size == 1
+    return 4 * learning(config.actor, shape) * config.rollout.max_head_offpolicyness if is_kept else 0
 
 
 def checkpoint_bytes(actor: ActorConfig, shape: ModelShape) -> int:

@@ -1,5 +1,6 @@
 """P7: while the monitor can't be asked the trainer waits, and can still be stopped."""
 
+import dataclasses
 import math
 import threading
 from concurrent.futures import Future
@@ -13,7 +14,8 @@ from actors.training.admission_gate import AdmissionGate, MonitorAway
 from launcher.base.messages import Cause, ServerInfo, ServerState
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import Admission
+from launcher.config.supervision import GateConfig
+from launcher.policy.admission import Admission, GateRules, admit
 from launcher.policy.canary_policy import CanaryScore
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
@@ -29,8 +31,8 @@ KNOWN = CanaryScore(name="right", expected=1.0, got=1.0)
 
 
 class Figures:
-    def __init__(self, mean=1e-7, by_server=None):
-        self.logprob_distance = LogprobDistance(mean=mean, max=mean, by_server=by_server or {})
+    def __init__(self, mean=1e-7, **more):
+        self.logprob_distance = LogprobDistance(mean=mean, max=mean, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +128,39 @@ def test_the_monitor_hears_of_each_batch_with_its_known_answers_and_whose_tokens
     assert (trained_on.logprob_distance, trained_on.distances) == (2e-7, {"server-0": 2e-7})
     assert rejected.canaries == trained_on.canaries == (KNOWN,)
     assert scored_for == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("figures", "mean", "is_of_older", "older"),
+    [
+        ({"current": 2e-7, "older": {(URL, 6): 0.02}, "labelled": {(URL, 6): 3e-7}}, 2e-7, False, ()),
+        ({"current": 2e-7, "older": {(URL, 6): 0.02}}, 2e-7, False, (("server-0", 6, 0.02),)),
+        ({"older": {(URL, 6): 0.02}, "labelled": {(URL, 6): 3e-7}}, 3e-7, False, ()),
+        # completions that current weights continued, and none of current ones alone
+        ({"older": {(URL, 6): 0.02}, "labelled": {(URL, 6): 2e-7, (URL, 7): 4e-7}}, 3e-7, False, ()),
+        (
+            {"older": {(URL, 5): 0.02, (URL, 6): 0.02}, "labelled": {(URL, 6): 3e-7}},
+            0.02,
+            True,
+            (("server-0", 5, 0.02),),
+        ),
+        ({"older": {(URL, 6): 0.02}}, 0.02, True, (("server-0", 6, 0.02),)),
+    ],
+)
+def test_what_is_asked_of_older_tokens_is_their_distance_to_their_own_version(
+    journal, figures, mean, is_of_older, older
+):
+    heard = []
+    server = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=URL, weight_version=7)
+    gate = gate_of(journal, lambda report: heard.append(report) or YES, servers=lambda: (server,))
+    assert admitted(gate, Figures(mean=0.02, **figures)) == YES
+    (report,) = heard
+    assert report.logprob_distance == pytest.approx(mean)
+    assert (report.is_of_older, report.older) == (is_of_older, older)
+    assert report.labelled == tuple(("server-0", v, by) for (_, v), by in figures.get("labelled", {}).items())
+    gate = GateRules(settings=GateConfig(), is_exact=True, versions_behind=2)
+    report = dataclasses.replace(report, weight_versions=(5, 6, 7), blank=0)
+    assert admit(report, gate).admitted
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def test_a_batch_that_a_failure_made_is_rejected_with_its_reason(change, reason,
 
 def test_older_weights_are_admitted_as_far_as_is_allowed_and_newer_never():
     behind_two = dataclasses.replace(EXACT, versions_behind=2)
-    assert admit(changed(weight_versions=(5, 6), logprob_distance=5e-3), behind_two).admitted
+    assert admit(changed(weight_versions=(5, 6), is_of_older=True, logprob_distance=5e-3), behind_two).admitted
+    assert not admit(changed(weight_versions=(5, 6), logprob_distance=5e-3), behind_two).admitted
     older = (("server-0", 5, 5e-3), ("server-0", 6, 2e-3))
     assert admit(changed(weight_versions=(5, 6, 7), logprob_distance=1e-7, older=older), behind_two).admitted
     assert not admit(changed(weight_versions=(5, 6, 7), logprob_distance=5e-3, older=older), behind_two).admitted
@@ -264,7 +265,7 @@ def test_cut_and_blank_completions_are_counted():
 
 
 BEHIND = dataclasses.replace(EXACT, versions_behind=2)
-OLDER = {"weight_versions": (5, 6)}
+OLDER = {"weight_versions": (5, 6), "is_of_older": True}
 
 
 def usually(**change):
