@@ -1,5 +1,6 @@
 """A parked trainer takes over from one that is killed, again and again, whatever befalls it meanwhile; the ledger is
-whole and nobody stays. Real driver, Coordinator, trainers; stand-in servers."""
+whole and nobody stays. Real driver, Coordinator, trainers, with LoRA, which needs packages that a trainer without it
+does not import; stand-in servers."""
 
 import os
 import signal
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    settings = ("recovery.standby_trainers=1", "health.supervisor_silence_s=6")
+    settings = ("recovery.standby_trainers=1", "health.supervisor_silence_s=6", "actor.use_lora=true")
     with SupervisedRun(tmp_path_factory.mktemp("run"), steps=3000, servers=1, settings=settings) as run:
         run.wait_until(lambda: run.events("trainer.parked"), "one is parked")
         yield run
