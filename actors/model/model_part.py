@@ -307,7 +307,7 @@ class ModelPart:
             _checkpoint_layers(model)
         held = LogprobModel(model)
         if self._group is not None:
-            self._group.shard(held)
+            self._group.shard(held, in_bfloat16=empty.key == "actor.path" and self._actor.gather_dtype == "bfloat16")
             self._fill(model, source)
         return held
 

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import psutil
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from actors.model.token_logprobs import LogprobModel
 from launcher.base.errors import TrainerError
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -96,15 +97,20 @@ class RankGroup:
 
     # ── collective operations ──
 
-    def shard(self, model: nn.Module) -> None:
+    def shard(self, model: LogprobModel, *, in_bfloat16: bool = False) -> None:
         """Keep one slice of each weight of `model`, which is moved to the device layer by layer.
 
         What is around the layers is given back after a forward pass too: a pass without a gradient would else leave
-        it in memory, as it was before the next step.
+        it in memory, as it was before the next step. `in_bfloat16`: so they are gathered; slices, sums of gradients and
+        what runs from layer to layer stay float32, as under autocast without it.
         """
+        mixed = MixedPrecisionPolicy()
+        if in_bfloat16:
+            mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+            model.model.get_input_embeddings().register_forward_hook(lambda module, ids, embedded: embedded.float())
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, model):
-            fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=mixed)
         for module in model.modules():
             if isinstance(module, FSDPModule):  # a loss is weighted over the full batch: gradients are sums, not means
                 module.set_force_sum_reduction_for_comms(True)

@@ -193,6 +193,9 @@ class ActorConfig(LoraConfig, RecipeConfig):
     dtype: str = setting("bfloat16", "of forward and backward; master weights are always float32", DTYPE)
     device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
     dp_size: int = setting(1, "trainer ranks: FSDP2 over so many GPUs (NCCL) or CPU processes (gloo)", COUNT)
+    gather_dtype: str = setting(
+        "float32", "in which trainer ranks gather weights; bfloat16: half the traffic, with actor.dtype=bfloat16", DTYPE
+    )
     attn_implementation: str = setting("sdpa", "as transformers names it")
     gradient_checkpointing: bool = setting(False, "compute activations twice instead of keeping them")
     mb_spec: MicroBatchConfig = part(MicroBatchConfig)

@@ -122,6 +122,8 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
     if actor.dynamic_sampling and config.total_train_steps is None and actor.optimizer.lr_scheduler_type != "constant":
         yield "actor.optimizer.lr_scheduler_type", "constant with actor.dynamic_sampling, or set total_train_steps"
+    if actor.gather_dtype == "bfloat16" and actor.dtype != "bfloat16":
+        yield "actor.gather_dtype", f"float32 with actor.dtype={actor.dtype}"
     if actor.optimizer.type != ADAMW and actor.dp_size > 1:
         yield "actor.optimizer.type", f"{ADAMW} with actor.dp_size={actor.dp_size}: another one's state isn't divided"
     for key in ("actor.kl_ctl", "actor.kl_loss_coef"):

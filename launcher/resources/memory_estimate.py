@@ -154,7 +154,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
     Rank 0 sends the weights to the servers.
 
     Over several ranks each of the three is divided by their number (ZeRO stage 3, which FSDP2's `fully_shard` is). The
-    copy is not: autocast makes it of each layer that is gathered, and may keep it until the pass is over.
+    copy is not: autocast makes it of each layer that is gathered, and may keep it until the pass is over. What is
+    gathered in bfloat16 (actor.gather_dtype) needs none.
     """
     actor, parameters = config.actor, shape.parameters
     trained, ranks = learning(actor, shape), actor.dp_size
@@ -175,7 +176,7 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
         items.append(Item("rollouts ahead", ahead, why))
     if not on_gpu and (older := older_bytes(config, shape)):
         items.append(Item("older weights", older, "of rollout.max_head_offpolicyness versions, for gate.older_weights"))
-    if actor.dtype != "float32" and own == 4:
+    if actor.dtype != "float32" and own == 4 and not (ranks > 1 and actor.gather_dtype == "bfloat16"):
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
     if actor.needs_reference:
         reference = BYTES[config.ref.dtype]

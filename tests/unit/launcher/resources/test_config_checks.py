@@ -179,6 +179,11 @@ def test_out_of_range(settings, said):
         (GSM8K, {"cluster__n_gpus_per_node": 1, "sglang__n_servers": 2}, "2 servers × sglang.gpu_fraction=0.5"),
         (GSM8K, {"sglang__tp_size": 2}, "sglang.gpu_fraction=0.5: 1 with sglang.tp_size=2"),
         (
+            ARITHMETIC,
+            {"actor__gather_dtype": "bfloat16"},
+            "gather_dtype=bfloat16: float32 with actor.dtype=float32",
+        ),
+        (
             GSM8K,
             {"sglang__tp_size": 4, "sglang__gpu_fraction": 1.0, "cluster__n_gpus_per_node": 2},
             "sglang.tp_size=4: at most cluster.n_gpus_per_node=2",

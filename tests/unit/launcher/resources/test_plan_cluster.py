@@ -36,7 +36,9 @@ def sizes(items):
 def test_states_are_divided_by_the_ranks():
     eight = sizes(trainer(CLUSTER, QWEN, on_gpu=True))
     assert eight["weights"] + eight["gradients"] + eight["optimizer"] == 16 * QWEN.parameters // 8
-    assert eight["bfloat16 copy"] == 2 * QWEN.parameters, "autocast's, of what each rank has gathered"
+    assert "bfloat16 copy" not in eight, "it is gathered in bfloat16"
+    in_float32 = sizes(trainer(changed(CLUSTER, actor__gather_dtype="float32"), QWEN, on_gpu=True))
+    assert in_float32["bfloat16 copy"] == 2 * QWEN.parameters, "autocast's, of what each rank has gathered"
     assert eight["gathered"] == 8 * (QWEN.outside_layers + 2 * QWEN.layer)
     one = sizes(trainer(changed(CLUSTER, actor__dp_size=1), QWEN, on_gpu=True))
     assert one["weights"] == 8 * eight["weights"]
