@@ -7,8 +7,7 @@
                 └───► low, or the first after a restore: the trainer asks its own record first, then `admit` again
 
 It waits for nobody: a server that hangs costs its own probe alone, and a disk that hangs only what is written to it.
-What it must know after a restart is in the run's files (actors/monitoring/reward_series.py); the Coordinator's next
-`watch` names the servers again, and they are adopted.
+What it must know after a restart is in the run's files (actors/monitoring/reward_series.py) and in the next `watch`.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ class HealthMonitor:
         self._incident: Incident | None = None
         self._outside: Incident | None = None
         self._replayed: CanaryScore | None = None
-        self._is_accusing = bool(self._rounds)
-        self._is_alerted = False
+        self._told = {"canary.wrong"} if self._rounds else set[str]()  # a restart of the judge acquits nobody
         self._compared_in_a_row = 0
         self._answered = "", Admission(admitted=False, reason="nothing was asked yet")
         self._memory = memory
@@ -89,8 +87,7 @@ class HealthMonitor:
     # ── servers ──
 
     def watch(self, targets: Sequence[Watched], *, is_starting: bool = False) -> None:
-        """These are the servers now. Repeat it often: counts in flight grow old. A new incarnation gets a new watch.
-        `is_starting`: a further one is, which is not watched yet."""
+        """These are the servers now; repeat it often. `is_starting`: a further one is, which is not watched yet."""
         if self._memory is not None:
             look = partial(asyncio.to_thread, self._memory.look, is_starting=is_starting)
             self._memory_look.start_if_due(look, self._clock(), self._config.memory.sample_interval_s)
@@ -151,10 +148,6 @@ class HealthMonitor:
             cause=verdict.cause,
             at=self._clock(),
         )
-
-    def _note_fault(self, name: str, cause: Cause) -> None:
-        step = self._series.next_step
-        self._faults[name, step] = ServerFault(name=name, cause=cause, since_step=step)
 
     # ── the gate ──
 
@@ -222,13 +215,16 @@ class HealthMonitor:
         if report.global_step >= 0:
             self._series.admitted(report.figures, has_changed=has_changed)
             self._judge()
+            drift = self._series.drift(self._gate, report.distances)
+            self._tell(bool(drift), "gate.drift", "gate.drift_over", "servers", drift, report.global_step)
 
     def _doubt(self, decision: Admission) -> None:
         self._compared_in_a_row += decision.is_compared
         if decision.cause is not None and decision.cause in OF_WEIGHTS:
+            step = self._series.next_step
             for name in decision.subjects or self._watches:
                 self._doubts[name] = (decision.reason, decision.cause)
-                self._note_fault(name, decision.cause)
+                self._faults[name, step] = ServerFault(name=name, cause=decision.cause, since_step=step)
 
     # ── rewards ──
 
@@ -288,14 +284,15 @@ class HealthMonitor:
         self._incident = found
         if (found and found.cause) != (known and known.cause):
             self._record_incident(found, known)
-        if canaries.is_broken != self._is_accusing:  # a successor reads it: a restart of the judge acquits nobody
-            self._is_accusing = canaries.is_broken
-            name = "canary.wrong" if canaries.is_broken else "canary.sound"
-            self._journal.record(name, subject="reward", reason=canaries.reason, global_step=canaries.onset_step)
-        if (rewards.level is Level.ALERT) != self._is_alerted:
-            self._is_alerted = not self._is_alerted
-            name = "reward.alert" if self._is_alerted else "reward.alert_over"
-            self._journal.record(name, subject="policy", reason=rewards.reason, global_step=rewards.onset_step)
+        self._tell(canaries.is_broken, "canary.wrong", "canary.sound", "reward", canaries.reason, canaries.onset_step)
+        is_alert = rewards.level is Level.ALERT
+        self._tell(is_alert, "reward.alert", "reward.alert_over", "policy", rewards.reason, rewards.onset_step)
+
+    def _tell(self, is_so: bool, name: str, over: str, subject: str, reason: str, step: int | None) -> None:
+        """Once when it begins, and once when it is over."""
+        if is_so != (name in self._told):
+            self._told ^= {name}
+            self._journal.record(name if is_so else over, subject=subject, reason=reason, global_step=step)
 
     def _record_incident(self, found: Incident | None, known: Incident | None) -> None:
         if found is not None:

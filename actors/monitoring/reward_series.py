@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
 from launcher.config.supervision import GateConfig
-from launcher.policy.admission import StepFigures, UsualValues
-from launcher.policy.reward_health import RewardPoint
+from launcher.policy.admission import GateRules, StepFigures, UsualValues
+from launcher.policy.reward_health import RewardPoint, distance_drifted
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -74,7 +75,18 @@ class RewardSeries:
         last, known = self.steps[-gate.usual_steps :], self.next_step - self.changed_at
         if len(last) < gate.usual_min_steps:
             return None
-        return UsualValues.of(last, since=self.changed_at if known >= gate.usual_min_steps else math.inf)
+        since = self.changed_at if known >= gate.usual_min_steps else math.inf
+        return UsualValues.of(last, since=since, first=self.steps[: gate.usual_steps])
+
+    def drift(self, rules: GateRules, now: Mapping[str, float]) -> str:
+        """Why the usual distance is no longer that of the first steps; "" where it is, and in float32, whose limit
+        stays. `now`: of each server."""
+        usual, settings = self.usual(rules.settings), rules.settings
+        if usual is None or rules.is_exact or settings.distance_bfloat16 is None:
+            return ""
+        least, factor = settings.distance_bfloat16, settings.distance_factor
+        reason = distance_drifted(usual.first_distance, usual.distance, least=least, factor=factor)
+        return reason and f"{reason}; now {', '.join(f'{name} by {by:.2g}' for name, by in now.items())}"
 
     def admitted(self, step: StepFigures, *, has_changed: bool = False) -> None:
         """A batch is trained on. Of a step that is repeated the last result counts, and nothing after it.

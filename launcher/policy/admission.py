@@ -1,12 +1,10 @@
 """May this batch be trained on? The gate's decision, from what is known of the batch and of those before it.
 
-A batch that a failure made must never reach the optimizer (P1). Each rule names what it saw, so that the journal can
-give the reason why a batch was rejected. The rules are of two kinds:
+A batch that a failure made must never reach the optimizer (P1). Each rule names what it saw; there are two kinds:
 
     certain   no sound run breaks them: a reward or a token is missing, a number is not finite, the weights are others
     compared  a sound run breaks them seldom: far from what is usual, which may also be a change of the policy itself.
-              They reject `compared_rejections` batches in a row at most; a change that lasts is for
-              launcher/policy/reward_health.py to judge
+              They reject `compared_rejections` in a row at most; what lasts launcher/policy/reward_health.py judges
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ class BatchReport:
     are of the other part; where they made all (`is_of_older`), of all. `labelled` has for each server and version the
     distance to the weights of that version, and `older`, where those aren't kept, the one to the trainer's of today.
     `canaries`: the known answers, as they were scored with this batch. `can_check`: the trainer can ask the run's own
-    record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had. `question`: the same
-    where it is asked again because its answer was late, and only then; "" where that is not known.
+    record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had.
+    `question`: the same where it is asked again because its answer was late, and only then; "" where not known.
     """
 
     policy_version: int
@@ -120,8 +118,7 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRules:
-    """The rules of one run. `is_exact`: server and trainer both compute in float32, so that their log-probs of the
-    same weights agree to 1e-7, and one stale version shows."""
+    """The rules of one run. `is_exact`: both compute in float32; log-probs of the same weights agree to 1e-7."""
 
     settings: GateConfig
     is_exact: bool
@@ -150,7 +147,7 @@ class StepFigures:
 class UsualValues:
     """The last steps of the run, as medians; `reward_range`: from the least to the greatest single reward in them;
     `reward_noise`: standard deviation of one step's mean reward. What isn't known is NaN, a share 1: nothing is above
-    it. `distance` is None before the first step whose distance is known."""
+    it. `distance` is None before the first step whose distance is known, `first_distance` that of the first steps."""
 
     mean_reward: float
     reward_range: float
@@ -158,10 +155,11 @@ class UsualValues:
     truncated_share: float
     blank_share: float
     distance: float | None = None
+    first_distance: float = math.inf
 
     @classmethod
-    def of(cls, steps: Sequence[StepFigures], *, since: float = 0) -> UsualValues:
-        """`since`: the step of a change that stayed. Of all but the distance only steps from then on are usual."""
+    def of(cls, steps: Sequence[StepFigures], *, since: float = 0, first: Sequence[StepFigures] = ()) -> UsualValues:
+        """`since`: a change that stayed; of all but the distance only later steps are usual. `first`: of the run."""
         distances = _known(step.distance for step in steps)
         level = [step for step in steps if step.point.step >= since]
         means = [step.point.mean for step in level]
@@ -173,6 +171,7 @@ class UsualValues:
             truncated_share=median(_known(step.truncated_share for step in level) or [1.0]),
             blank_share=median(_known(step.blank_share for step in level) or [1.0]),
             distance=median(distances) if distances else None,
+            first_distance=median(_known(step.distance for step in first) or [math.inf]),
         )
 
 
@@ -320,8 +319,9 @@ def _distance_limit(gate: GateRules, usual: UsualValues | None) -> float | None:
     limit = settings.distance_float32 if gate.is_exact else settings.distance_bfloat16
     if limit is None or gate.is_exact:
         return limit
-    known = None if usual is None else usual.distance
-    return max(limit, settings.distance_unknown if known is None else settings.distance_factor * known)
+    known, first = (None, math.inf) if usual is None else (usual.distance, usual.first_distance)
+    most = max(settings.distance_unknown, settings.distance_factor * first)  # a slow drift is followed no further
+    return max(limit, settings.distance_unknown if known is None else min(settings.distance_factor * known, most))
 
 
 def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> list[BatchFault]:

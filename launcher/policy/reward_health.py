@@ -306,3 +306,11 @@ def _guilty_server(faults: Sequence[ServerFault], onset_step: int | None) -> Ser
         return None
     near = [fault for fault in faults if abs(fault.since_step - onset_step) <= SAME_TIME_STEPS]
     return min(near, key=lambda fault: abs(fault.since_step - onset_step), default=None)
+
+
+def distance_drifted(first: float, now: float | None, *, least: float, factor: float) -> str:
+    """Why servers and trainer are usually farther apart than in the run's first steps, "" where they aren't: each batch
+    alone may be as near as those before it. Nats; below `least` it is the rounding of any run."""
+    if now is None or now <= max(least, factor * first):
+        return ""
+    return f"log-probs of the servers are usually {now:.2g} from the trainer's, {first:.2g} at first"

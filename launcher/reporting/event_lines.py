@@ -82,6 +82,8 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "fleet.grown": "{short_reason}",
     "gate.waiting": "the trainer waits at the gate: {short_reason}",
     "gate.answered": "the gate answers again",
+    "gate.drift": "{reason}",
+    "gate.drift_over": "log-probs of the servers are as near as at first again",
     "checkpoint.condemned": lambda e: (
         f"checkpoints condemned: {_names(e['checkpoints'])}" if e.get("checkpoints") else ""
     ),

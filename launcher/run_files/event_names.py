@@ -86,6 +86,8 @@ EVENT_NAMES: Mapping[str, str] = {
     "batch.rejected": "a batch was not trained on, with the reason",
     "gate.waiting": "the HealthMonitor does not answer, and the trainer waits",
     "gate.answered": "it answers again, and the trainer continues",
+    "gate.drift": "log-probs of servers and trainer are usually farther apart than in the run's first steps",
+    "gate.drift_over": "they are no longer",
     "canary.wrong": "a known answer was scored wrongly, or repeatedly not at all",
     "canary.sound": "the known answers are scored right again",
     "reward.alert": "every reward was 0 for `reward_health.zero_alert_steps` steps",

@@ -9,6 +9,7 @@ import pytest
 from actors.monitoring.monitor_view import Watched
 from actors.serving.server_processes import ServerProcesses
 from launcher.base.messages import Cause, Health, Verdict
+from launcher.policy.admission import Admission
 from tests.programs import stand_in_server
 from tests.unit.actors.monitoring.test_health_monitor import batch, server, use, world
 from tests.unit.actors.monitoring.test_server_watch import QUICK, fault, tree
@@ -38,7 +39,8 @@ def test_a_fault_in_the_steps_that_a_restore_undid_explains_no_later_fall(world)
         return found
 
     def work(monitor):
-        monitor._note_fault("server-0", Cause.SERVER_STALE)
+        stale = {"cause": Cause.SERVER_STALE, "subjects": ("server-0",)}
+        monitor._doubt(Admission(admitted=False, reason="older weights", **stale))
         first = fall(monitor)
         monitor.restored(55, first.onset_step)
         for step in range(56, 61):
