@@ -35,7 +35,7 @@ TOLERANCE = 1e-6
 smaller; a value's one of 1, which the terms of a loss are about, as they cancel out in it."""
 NOT_COMPARED = (
     "AReaL's mask_no_eos_with_zero (it sets a reward to 0, ours leaves the completion out), "
-    "reward_bias, reward_scaling and reward_clip of AReaL (not here), dynamic sampling (not here), "
+    "reward_bias, reward_scaling and reward_clip of AReaL (not here), dynamic sampling (which has no loss), "
     "several optimizer steps (tests hold them equal to single ones), the entropy of verl"
 )
 Pair = tuple[Tensor, Tensor]
