@@ -208,6 +208,7 @@ class RunLaunch:
         sglang, actor = self._config.sglang, self._config.actor
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
         self._restarts.end_what_was_left()
+        self._interrupts.spare_children()
         with ray_cluster(self._config, self._paths, num_cpus=cpus, say=self._screen.milestone) as vital:
             self._interrupts.listen_again()
             self._restarts.record_restart(self._journal, self._paths)

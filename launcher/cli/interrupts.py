@@ -1,5 +1,6 @@
-"""Handles SIGINT and SIGTERM: the first asks the run to save and end, the second ends it at once. SIGUSR1 is a notice
-that the machine is taken away (launcher/cli/deadlines.py)."""
+"""Handles SIGINT and SIGTERM: the first asks the run to save and end, the second ends it at once. SIGHUP, of a terminal
+that is closed, asks too, however often. SIGUSR1 is a notice that the machine is taken away (launcher/cli/deadlines.py).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Self
 
 NOTICE = signal.SIGUSR1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, NOTICE)
+HEARD = (*SIGNALS, signal.SIGHUP)
 
 
 class Interrupts:
@@ -26,8 +28,9 @@ class Interrupts:
         return self._count > 0
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
-            self._previous[number] = signal.signal(number, self._on_signal)
+        for number in HEARD:
+            if not _is_switched_off(number):
+                self._previous[number] = signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOTICE})
         return self
 
@@ -38,14 +41,20 @@ class Interrupts:
 
     def hold_back(self) -> None:
         """Whatever comes from now on waits until somebody listens, in a process that takes this one's place too."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+
+    def spare_children(self) -> None:
+        """What is started before `listen_again` hears no SIGHUP: the kernel sends it to all that a terminal started,
+        Ray's processes too, and a run without them can't be saved."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
     def listen_again(self) -> None:
         """After somebody else has put a handler of their own in place, as `ray.init` does for SIGTERM, and after what
         was held back."""
-        for number in SIGNALS:
-            signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        for number in HEARD:
+            if not _is_switched_off(number):
+                signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
@@ -55,9 +64,17 @@ class Interrupts:
         if number == NOTICE:
             self.notified_at = self.notified_at or time.monotonic()
             return
+        if number == signal.SIGHUP:  # the shell and the kernel may both send one
+            self._count = max(self._count, 1)
+            return
         self._count += 1
         if self._count > 1:
             raise KeyboardInterrupt
+
+
+def _is_switched_off(number: int) -> bool:
+    """As by nohup."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 class NoInterrupts(Interrupts):
@@ -68,6 +85,9 @@ class NoInterrupts(Interrupts):
         return self
 
     def hold_back(self) -> None:
+        pass
+
+    def spare_children(self) -> None:
         pass
 
     def listen_again(self) -> None:

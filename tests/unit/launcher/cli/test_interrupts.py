@@ -1,0 +1,54 @@
+"""Signals that ask a run to end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.interrupts import Interrupts
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_closed_asks_the_run_to_end_however_often_it_is_told():
+    """It ended the driver at once, and the run without a status (P9)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with Interrupts() as interrupts:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_under_nohup_it_goes_on():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interrupts() as interrupts:
+        interrupts.listen_again()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not interrupts.asked
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_what_is_started_before_it_listens_hears_of_no_closed_terminal():
+    """The kernel tells Ray's processes too, and a run without them can't be saved."""
+    with Interrupts() as interrupts:
+        interrupts.spare_children()
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not interrupts.asked
+        interrupts.listen_again()
+        assert interrupts.asked, "it had waited"
+    blocked = re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/{child.pid}/status").read_text())
+    child.communicate(b"\n")
+    assert blocked is not None and int(blocked[1], 16) >> (signal.SIGHUP - 1) & 1
