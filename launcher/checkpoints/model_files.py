@@ -77,8 +77,9 @@ def check_weights(folder: Path, shape: ModelShape) -> None:
         )
 
 
-def check_tokenizer(folder: Path, *, needs_template: bool = True) -> None:
-    """A tokenizer that can be loaded and has a chat template. Raises ModelError."""
+def check_tokenizer(folder: Path, *, needs_template: bool = True, template: str | None = None) -> None:
+    """A tokenizer that can be loaded and has a chat template, that of the name `template` where one is given. Raises
+    ModelError."""
     named = [*(folder / "additional_chat_templates").glob("*.jinja")]
     config = read_json(folder / "tokenizer_config.json")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -88,13 +89,23 @@ def check_tokenizer(folder: Path, *, needs_template: bool = True) -> None:
         )
     if (folder / "tokenizer.json").is_file():
         read_json(folder / "tokenizer.json")
-    template = folder / "chat_template.jinja"
-    has_one = bool(config.get("chat_template") or named or (template.is_file() and template.stat().st_size))
+    template_file = folder / "chat_template.jinja"
+    has_file = template_file.is_file() and template_file.stat().st_size
+    has_one = bool(config.get("chat_template") or named or has_file)
     if needs_template and not has_one:
         raise ModelError(
             f"the tokenizer in {folder} has no chat template, so that no prompt can be made of a question",
             "take an instruct model's tokenizer (tokenizer_path=…), put a chat_template.jinja into the folder, "
             "or set chat.template",
+        )
+    listed = config.get("chat_template")
+    names = {path.stem for path in named}
+    names |= {str(one["name"]) for one in listed} if isinstance(listed, list) else set()
+    names |= {"default"} if named and template_file.is_file() else set()
+    if template is not None and template not in names:
+        raise ModelError(
+            f"chat.template={template} is no file, and no template of the tokenizer in {folder}",
+            f"a .jinja file, none, or one of: {', '.join(sorted(names)) or 'none that has a name'}",
         )
 
 

@@ -86,10 +86,11 @@ def _problems(check: Callable[[Path], None], folder: Path) -> Iterator[UsageErro
 
 
 def _tokenizer_check(config: RunConfig) -> Callable[[Path], None]:
-    """With a chat template where no other is given."""
+    """With a chat template where no other is given, and with the one that is named."""
     template = config.chat.template
-    needs_one = template != NO_TEMPLATE and (template is None or not Path(template).is_file())
-    return functools.partial(model_files.check_tokenizer, needs_template=needs_one)
+    is_given = template == NO_TEMPLATE or (template is not None and Path(template).is_file())
+    name = None if is_given else template
+    return functools.partial(model_files.check_tokenizer, needs_template=not is_given, template=name)
 
 
 def _check_model(folder: Path) -> None:

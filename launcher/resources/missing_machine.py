@@ -65,7 +65,8 @@ def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
         yield ResourceError(
             f"memory: {problem}",
             "a GPU's: sglang.mem_fraction_static, actor.mb_spec.max_tokens_per_mb, actor.gradient_checkpointing; "
-            "the host's: sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers; "
+            "the host's: sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers, "
+            "rollout.max_head_offpolicyness (completions that wait, and weights, for each batch ahead); "
             "the trainer's is divided by actor.dp_size",
         )
 

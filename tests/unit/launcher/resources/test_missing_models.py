@@ -121,6 +121,17 @@ def test_whole_shards_are_sound(config, model):
     assert missing(config) == []
 
 
+def test_a_template_that_the_tokenizer_lacks_is_named_with_those_that_it_has(config, model):
+    config.chat.template = "my_template.jinja"
+    said = the_one(config, ModelError)
+    assert f"chat.template=my_template.jinja is no file, and no template of the tokenizer in {model}" in said
+    assert "or one of: none that has a name" in said
+    with_facts("tokenizer_config.json", chat_template=[{"name": "tools", "template": "{{ messages }}"}])(model)
+    assert "or one of: tools" in the_one(config, ModelError)
+    config.chat.template = "tools"
+    assert missing(config) == []
+
+
 def test_a_chat_template_in_the_tokenizers_settings_is_one(config, model):
     (model / "chat_template.jinja").unlink()
     with_facts("tokenizer_config.json", chat_template="{{ messages }}")(model)
