@@ -25,11 +25,15 @@ def own_dtype(actor: ActorConfig) -> torch.dtype:
     return torch_dtype(actor.dtype) if actor.use_lora and actor.dp_size == 1 else torch.float32
 
 
+def is_on_gpu(actor: ActorConfig) -> bool:
+    return actor.device != "cpu" and torch.cuda.is_available()
+
+
 def training_device(actor: ActorConfig) -> torch.device:
     """Where to train, with torch's threads set for it. Raises ResourceError."""
     if actor.device == "cuda" and not torch.cuda.is_available():
         raise ResourceError("actor.device=cuda, and torch finds no GPU here", "set actor.device=cpu or auto")
-    device = torch.device("cuda" if actor.device != "cpu" and torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if is_on_gpu(actor) else "cpu")
     if device.type == "cpu" and actor.threads is not None:
         torch.set_num_threads(actor.threads)
     return device

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from actors.data.dataset import DataRecord
 from actors.data.mixture import in_epoch
 from actors.data.training_data import DataLoader, TrainingData, record_bad
+from actors.model.older_weights import versions_kept
 from actors.model.policy_model import Crew, PolicyModel
 from actors.reward.data_check import records_of
 from actors.reward.reward_pool import RewardPool
@@ -40,7 +41,7 @@ class TrainingParts:
             total_steps=planned_steps(config, records),
             tokenizer_path=config.tokenizer_path,
             crew=crew,
-            older_versions=config.rollout.max_head_offpolicyness if config.gate.older_weights else 0,
+            older_versions=versions_kept(config),
         )
         context = config.sglang.context_length or model.context_length
         data = DataLoader(config, model.tokenizer, context, journal).load(records)

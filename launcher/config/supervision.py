@@ -79,10 +79,11 @@ class GateConfig:
     distance_bfloat16: float | None = setting(3e-3, "largest, where one isn't; null: not checked", POSITIVE)
     distance_factor: float = setting(4.0, "or, in bfloat16, so many of the run's usual distances", Between(1))
     distance_unknown: float = setting(0.1, "largest before a usual one is known; twice it of older weights", POSITIVE)
-    older_weights: bool = setting(
-        True,
+    older_weights: bool | None = setting(
+        None,
         "with rollout.max_head_offpolicyness, the weights of so many versions are kept in the host's memory, and "
-        "tokens are compared with those of their own; false, or several trainer ranks: by gate.distance_unknown only",
+        "tokens are compared with those of their own; null: where the trainer is on a CPU; "
+        "false, or several trainer ranks: by gate.distance_unknown only",
     )
     max_reward_jump: float | None = setting(
         0.5, "of the mean reward, as a share of the range of rewards; null: not checked", Between(0, 1)

@@ -174,7 +174,11 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
     if not on_gpu and (ahead := ahead_bytes(config)):
         why = "of rollout.max_head_offpolicyness and actor.dynamic_sampling, at gconfig.max_new_tokens"
         items.append(Item("rollouts ahead", ahead, why))
-    if not on_gpu and (older := older_bytes(config, shape)):
+    older = older_bytes(config, shape, on_gpu=on_gpu)
+    if older and on_gpu:
+        one_version = older // config.rollout.max_head_offpolicyness
+        items.append(Item("older weights", one_version, "one version, while its tokens are compared"))
+    elif older:
         items.append(Item("older weights", older, "of rollout.max_head_offpolicyness versions, for gate.older_weights"))
     if actor.dtype != "float32" and own == 4 and not (ranks > 1 and actor.gather_dtype == "bfloat16"):
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
@@ -214,9 +218,10 @@ def ahead_bytes(config: RunConfig) -> int:
     return samples * config.gconfig.max_new_tokens * AHEAD_TOKEN_BYTES
 
 
-def older_bytes(config: RunConfig, shape: ModelShape) -> int:
+def older_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> int:
     """What learns, of each version that a token may be of, in the host's memory: older tokens are compared with it."""
-    is_kept = config.gate.older_weights and config.actor.dp_size == 1
+    wanted = not on_gpu if config.gate.older_weights is None else config.gate.older_weights
+    is_kept = wanted and config.actor.dp_size == 1
     return 4 * learning(config.actor, shape) * config.rollout.max_head_offpolicyness if is_kept else 0
 
 
