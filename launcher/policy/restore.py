@@ -7,8 +7,8 @@ rewards only accuses its own. `first_damaged` knows the difference.
 Where the onset is an estimate, a certificate given before it was known is not believed without asking how old the
 checkpoint is against it, less a margin; and of the old enough ones a certified one comes first. The onset of a sharp
 fall is no estimate: the newest from before it is chosen, and if the fall comes back, a certified one. Where a run
-that had learned has none older than what was restored before, the oldest from before the new onset is chosen: one more
-restore costs less than a run.
+that had learned has none older than the margin, or than what was restored before, the oldest from before the onset is
+chosen: one more restore costs less than a run.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def choose(
     before = min([margin, *restored_before])  # what was restored before it collapsed again is suspected itself
     trusted = newest_first(complete, before_step=before, good=True) or newest_first(complete, before_step=before)
     halts = not trusted and (incident.had_learned or not settings.begin_anew)
-    if halts and restored_before and (left := newest_first(complete, before_step=margin)):
-        reason = f"{_say(left[-1])} is the oldest there is; step {min(restored_before)} was restored before"
-        return RestoreChoice(global_step=left[-1].global_step, reason=reason)
+    left = newest_first(complete, before_step=margin) or newest_first(complete, before_step=damaged)
+    if halts and left:
+        why = f"step {min(restored_before)} was restored before" if restored_before else "it is close to the onset"
+        return RestoreChoice(global_step=left[-1].global_step, reason=f"{_say(left[-1])} is the oldest there is; {why}")
     return _newest(trusted, before, incident, settings)
 
 

@@ -78,7 +78,7 @@ def test_a_live_run_is_healthy_where_all_of_it_is(logs, trainer, checked, root):
         assert bad == []
         told(logs, [0.5] * 20 + [0.0] * 10, ended_s_ago=1.0, servers=[url])
         code, found = checked("--timeout", "30")
-        assert code == 1 and found["run", "reward"] == ("bad", "0 in each of the last 5 steps")
+        assert code == 1 and found["run", "reward"] == ("bad", "every reward was 0 for 10 steps in a row")
 
 
 def test_a_hung_run_is_seen(logs, trainer, checked):

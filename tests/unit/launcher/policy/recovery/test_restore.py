@@ -101,6 +101,16 @@ def test_a_collapse_again_with_nothing_older_takes_the_oldest_from_before_it_and
     assert choose(shelf, again, [restored(20, 4), restored(22, 9)], SETTINGS).global_step is None
 
 
+def test_a_fall_with_nothing_older_than_the_margin_takes_the_oldest_from_before_it():
+    """It halted, which loses more than a checkpoint that is close to the estimated onset can."""
+    shelf = [saved(19), saved(24), saved(29)]
+    fell = dataclasses.replace(incident(21), had_learned=True)
+    choice = choose(shelf, fell, [], SETTINGS)
+    assert choice.global_step == 19 and "close to the onset" in choice.reason
+    assert choose(shelf, incident(21), [], SETTINGS).global_step == FIRST_WEIGHTS, "nothing is lost"
+    assert choose(shelf[1:], fell, [], SETTINGS).global_step is None, "none is from before the onset"
+
+
 def test_a_run_without_any_reward_since_its_first_step_is_told_where_to_look():
     before = [restored(0, FIRST_WEIGHTS), restored(0, FIRST_WEIGHTS)]
     assert "the first weights show it too" in choose([], incident(0), before, SETTINGS).reason
