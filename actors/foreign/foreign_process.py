@@ -27,7 +27,7 @@ OF_PYTHON_AND_THREADS = ("PYTHONPATH", "OMP_NUM_THREADS")
 """Ray and the guard change these in their own processes; the command gets what its user had."""
 MARK = "GRPO_TRAINER"
 TREE_EVERY_S = 1.0
-GONE_S = 0.2
+GONE_S = 0.5
 MOST_SAID = 1000
 
 

@@ -109,12 +109,20 @@ def measure(gigabytes: float, folder: Path, log: str) -> Reading:
         path.unlink(missing_ok=True)
 
 
+SMALL = """
+import os, subprocess, sys
+child = subprocess.Popen(sys.argv[1:])
+print(os.wait4(child.pid, 0)[2].ru_maxrss)
+"""
+"""The peak that the kernel tells of a process includes that of the one that forked it, which may be a large one."""
+
+
 def _read(path: Path, log: str, onset: int | None) -> Reading:
     command = [sys.executable, "-m", "scripts.diagnose", str(path), "--json", "--no-progress"]
     begin = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", SMALL, *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = json.loads(process.stdout.read())
+        said, peak_kib = map(json.loads, process.stdout.read().rsplit("\n", 2)[:2])
         _, _, usage = os.wait4(process.pid, 0)
         process.returncode = 0
     seconds = time.perf_counter() - begin
@@ -126,7 +134,7 @@ def _read(path: Path, log: str, onset: int | None) -> Reading:
         seconds=seconds,
         cpu_s=usage.ru_utime + usage.ru_stime,
         megabytes_per_s=megabytes / seconds,
-        peak_mb=usage.ru_maxrss * 1024 / MEGABYTE,
+        peak_mb=peak_kib * 1024 / MEGABYTE,
         onset=found,
         true_onset=onset,
     )

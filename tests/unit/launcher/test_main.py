@@ -145,7 +145,7 @@ def test_several_nodes_are_planned_where_there_is_no_gpu(command):
     code, out, err = command("conf=gsm8k_h200_cluster", "dry_run=true", QUICK, *more)
     assert code == 0
     assert "node 0 GPU 0-7 (NVIDIA H100)" in out
-    assert "note: too small: node 0 GPU 8-15 (NVIDIA H100): 80.2 GiB are planned and 79.0 GiB are there" in out
+    assert "note: too small: node 0 GPU 8-15 (NVIDIA H100): 81.7 GiB are planned and 79.0 GiB are there" in out
     assert "missing here: memory: node 0 GPU 8-15 (NVIDIA H100)" in err
 
 
