@@ -18,19 +18,11 @@ from torch import Tensor
 from actors.model.micro_batches import SampledSequence, sequences_of, share_out
 from actors.model.model_part import ModelPart
 from actors.model.token_logprobs import LogprobModel
-from actors.model.torch_settings import is_on_gpu
 from launcher.base.rollouts import RolloutGroup
-from launcher.config.schema import ActorConfig, RunConfig
+from launcher.config.schema import ActorConfig
 
 MOST_CHECKED = 4
 """Sequences of each server and version: those that are farthest from the trainer's weights of today."""
-
-
-def versions_kept(config: RunConfig) -> int:
-    """On a GPU only where it is asked for: what a step pays there for the copy was never measured."""
-    wanted = config.gate.older_weights
-    is_wanted = not is_on_gpu(config.actor) if wanted is None else wanted
-    return config.rollout.max_head_offpolicyness if is_wanted else 0
 
 
 class OlderWeights:

@@ -176,7 +176,7 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
         items.append(Item("rollouts ahead", ahead, why))
     older = older_bytes(config, shape, on_gpu=on_gpu)
     if older and on_gpu:
-        one_version = older // config.rollout.max_head_offpolicyness
+        one_version = older // older_versions(config, on_gpu=True)
         items.append(Item("older weights", one_version, "one version, while its tokens are compared"))
     elif older:
         items.append(Item("older weights", older, "of rollout.max_head_offpolicyness versions, for gate.older_weights"))
@@ -218,11 +218,16 @@ def ahead_bytes(config: RunConfig) -> int:
     return samples * config.gconfig.max_new_tokens * AHEAD_TOKEN_BYTES
 
 
+def older_versions(config: RunConfig, *, on_gpu: bool) -> int:
+    """How many versions' weights a trainer keeps (gate.older_weights). On a GPU none that is not asked for: what a step
+    pays there for the copy was never measured."""
+    wanted = not on_gpu if config.gate.older_weights is None else config.gate.older_weights
+    return config.rollout.max_head_offpolicyness if wanted and config.actor.dp_size == 1 else 0
+
+
 def older_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> int:
     """What learns, of each version that a token may be of, in the host's memory: older tokens are compared with it."""
-    wanted = not on_gpu if config.gate.older_weights is None else config.gate.older_weights
-    is_kept = wanted and config.actor.dp_size == 1
-    return 4 * learning(config.actor, shape) * config.rollout.max_head_offpolicyness if is_kept else 0
+    return 4 * learning(config.actor, shape) * older_versions(config, on_gpu=on_gpu)
 
 
 def checkpoint_bytes(actor: ActorConfig, shape: ModelShape) -> int:

@@ -4,23 +4,11 @@ import pytest
 import torch
 
 from actors.model.policy_model import PolicyModel
-from tests.support.rank_pair import Pair, Second, gradients
-from tests.support.tiny_models import actor, make_groups, make_model, policy, reference
+from tests.support.rank_pair import Pair, gradients
+from tests.support.tiny_models import actor, make_groups, policy, reference
 
 TEMPERATURE = 0.8
 BFLOAT16 = {"dtype": "bfloat16", "gather_dtype": "bfloat16"}
-
-
-@pytest.fixture(scope="module")
-def second():
-    process = Second()
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("policy") / "model")
 
 
 @pytest.fixture

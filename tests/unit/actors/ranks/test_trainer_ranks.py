@@ -33,7 +33,7 @@ from launcher.base.errors import TrainerError
 from launcher.checkpoints.manifest import FACTS_FILE, TENSORS_FILE
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
-from tests.support.rank_pair import ADDRESS, Pair, Second
+from tests.support.rank_pair import ADDRESS, Pair
 from tests.support.rank_pair import gradients as gradients_of
 from tests.support.tiny_models import actor, make_groups, make_model, policy, reference, weights
 
@@ -82,18 +82,6 @@ VARIANTS = {
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, layers computed twice": {"dtype": "bfloat16", "gradient_checkpointing": True, "mb_spec": CUT_SMALL},
 }
-
-
-@pytest.fixture(scope="module")
-def second():
-    process = Second()
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("policy") / "model")
 
 
 @pytest.fixture(scope="module")
