@@ -83,6 +83,8 @@ class HealthMonitor:
         self._answered = "", Admission(admitted=False, reason="nothing was asked yet")
         self._memory = memory
         self._memory_look = BackgroundCall()
+        if series.attempt == journal.attempt:  # of what its predecessor knew nobody is to think that it is over
+            self._judge()
 
     # ── servers ──
 
@@ -158,8 +160,8 @@ class HealthMonitor:
         return self._answered[1]
 
     def _answer(self, report: BatchReport) -> Admission:
-        if self._series.next_step > report.global_step >= 0:
-            self._series.restored(report.global_step - 1)  # it is about to repeat them
+        if self._series.next_step > report.global_step >= 0:  # it is about to repeat them
+            self.restored(report.global_step - 1, self._incident and self._incident.onset_step)
         if report.canaries:
             self._add_round(CanaryRound(step=report.global_step, scores=report.canaries))
         self._replayed = report.replayed

@@ -24,6 +24,7 @@ class RewardSeries:
     """`steps`: oldest first. `restored_step`: where the last restore from an onset went back to; None where there was
     none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since.
     `owes_proof`: no step was taken since that restore, or since a finding that the weights were not what changed.
+    `attempt`: the last in which the trainer was restored; from then on the series ends where the trainer is.
     `base`: the first step that later ones are compared with. `changed_at`: since when batches are as they are usually,
     after some that were far from what was usual before."""
 
@@ -32,6 +33,7 @@ class RewardSeries:
         self.restored_step: int | None = None
         self.accusation: Record | None = None
         self.owes_proof = False
+        self.attempt: object = None
         self.base = 0
         self.changed_at = 0
 
@@ -101,13 +103,13 @@ class RewardSeries:
             del self.steps[:-MOST_STEPS]
 
     def restored(self, global_step: int, onset_step: int | None = None) -> None:
-        """The steps after `global_step` are undone. Only a restore from an onset puts the run on probation: that a
-        process crashed is no evidence against the policy."""
+        """The steps after `global_step` are undone. Only a restore from an onset after it puts the run on probation:
+        that a process crashed is no evidence against the policy."""
         while self.steps and self.steps[-1].point.step > global_step:
             self.steps.pop()
         self.base = self.base if self.base <= global_step else 0
         self.changed_at = self.changed_at if self.changed_at <= global_step else 0
-        if onset_step is not None:
+        if onset_step is not None and onset_step > global_step:
             self.restored_step = global_step
             self.owes_proof = True
 
@@ -120,6 +122,7 @@ class RewardSeries:
         step = event.get("global_step")
         match event.get("event"):
             case "trainer.restored" if isinstance(step, int):
+                self.attempt = event.get("attempt")
                 self.restored(step)
             case "reward.rebased" if isinstance(step, int):
                 self.base = step

@@ -188,14 +188,13 @@ class ClusterObserver:
         self._tasks.check()
         now = time.monotonic()
         trainer = self.trainer.facts(self.nodes.unschedulable_since(TRAINER))
-        incident = self.incident(now)
-        in_pool = {info.name: info for info in self.trainer.view.servers}
+        incident, view = self.incident(now), self.trainer.view
+        in_pool = {info.name: info for info in view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
         has_peers = len(self.slots) > 1  # which are as slow, where the machine is
         crowded = frozenset() if self.monitor is None or has_peers else self.monitor.crowded()
-        self._note_pace(self.trainer.view.slow, crowded)
+        self._note_pace(view.slow, crowded)
         self._note_fleet()
-        view = self.trainer.view
         self.disks.refused(view.refusal)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
@@ -205,7 +204,7 @@ class ClusterObserver:
                     self._seen(
                         slot,
                         in_pool.get(name),
-                        is_publishing=trainer.is_publishing or name in self.trainer.view.loading,
+                        is_publishing=trainer.is_publishing or name in view.loading,
                     )
                 )
                 for name, slot in self.slots.items()
@@ -214,10 +213,11 @@ class ClusterObserver:
             checkpoints=self.judged(found, healthy_until),
             memory=self.memory.settings(self.trainer.lengths),
             incident=incident,
+            is_judged=self.monitor is None or self.monitor.is_heard,
             progress_at=self._progress.at(TRAINER),
             is_stopped=is_stopped,
-            evals=self.trainer.view.evals,
-            rejections=self.trainer.view.rejections,
+            evals=view.evals,
+            rejections=view.rejections,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
             disk=self.disks.trouble(now, patient=view.is_saving and view.is_running),
             standby_trainer=StandbyTrainer.NONE if self.standby is None else self.standby.state,

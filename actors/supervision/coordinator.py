@@ -180,6 +180,7 @@ class Coordinator:
             checkpoints=look.checkpoints,
             memory=look.memory,
             incident=look.incident,
+            is_judged=look.is_judged,
             under_way=tuple(self._under_way.values()),
             tried=(*look.tried, *history.tried),
             progress_at=look.progress_at,

@@ -22,8 +22,9 @@ from launcher.policy.observed import ServerFacts, StandbyTrainer, TrainerFacts
 class Observation:
     """What is known now. `evals`: held-out accuracies so far, for the run's outcome.
 
-    `rejections`: batches that were rejected since the last step. `monitor_silent_s`: for how long the HealthMonitor
-    has been asked in vain. `disk`: what keeps the run from writing. `standby_trainer`: the trainer's other process.
+    `is_judged`: as of what a plan is made from. `rejections`: batches that were rejected since the last step.
+    `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `disk`: what keeps the run from writing.
+    `standby_trainer`: the trainer's other process.
     """
 
     servers: tuple[ServerFacts, ...]
@@ -31,6 +32,7 @@ class Observation:
     checkpoints: tuple[CheckpointFacts, ...]
     memory: MemorySettings
     incident: Incident | None = None
+    is_judged: bool = True
     tried: tuple[TriedSettings, ...] = ()
     progress_at: float | None = None
     is_stopped: bool = False

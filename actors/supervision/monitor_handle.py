@@ -71,6 +71,11 @@ class MonitorHandle:
         view = self._fresh()
         return None if view is None else view.incident
 
+    @property
+    def is_heard(self) -> bool:
+        """It has answered lately: that it names no incident says that there is none."""
+        return self._fresh() is not None
+
     def verdict(self, name: str, generation: int) -> Verdict | None:
         """On one incarnation of one server; doubt of its weights is one too. None where nothing is known."""
         view = self._fresh()

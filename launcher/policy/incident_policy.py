@@ -24,6 +24,8 @@ REWARD, POLICY, BATCH, DISK, ENVIRONMENT = "reward", "policy", "batch", "disk", 
 CLUSTER, DRIVER, RUN = "cluster", "driver", "run"
 OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH, ENVIRONMENT, CLUSTER, DRIVER, RUN})
 """Subjects whose repair is the trainer's, and after which servers get their weights again."""
+OF_THE_MONITOR = frozenset({REWARD, POLICY, ENVIRONMENT})
+"""Subjects of incidents that the HealthMonitor alone finds, and sees to be over."""
 
 SUBJECT_OF = {
     Cause.VERIFIER_BROKEN: REWARD,
@@ -161,6 +163,8 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
     for server in seen.servers:
         if server.name == one.subject:
             return _ending_of_server(one, server, seen)
+    if not seen.is_judged and one.subject in OF_THE_MONITOR:
+        return None  # it is away: that it names no incident says nothing
     if _is_stepping(trainer) and not holds_damage(seen.incident, trainer):
         return Ending(incident=one, reason="training is done" if trainer.is_finished else "training continues")
     return None

@@ -82,7 +82,8 @@ class Observed:
     """One observation of the complete run.
 
     `checkpoints`: those that this run may go back to. `incident`: found among the current steps
-    (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers). `under_way`: actions ordered and
+    (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers); `is_judged`: whoever finds them
+    has answered lately, else none is known and there may be one. `under_way`: actions ordered and
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `ending`: the status with which the run is being shut down. `is_stopped`: nothing of it is left running.
@@ -101,6 +102,7 @@ class Observed:
     checkpoints: tuple[CheckpointFacts, ...]
     memory: MemorySettings
     incident: Incident | None = None
+    is_judged: bool = True
     under_way: tuple[Action, ...] = ()
     tried: tuple[TriedSettings, ...] = ()
     progress_at: float | None = None

@@ -103,6 +103,8 @@ def _load(builder: PlanBuilder) -> None:
     incident = builder.seen.incident
     if builder.seen.trainer.verdict.health is not Health.HEALTHY or builder.rests(RestoreTrainer):
         return
+    if incident is None and not builder.seen.is_judged:
+        return  # there may be damage, and the newest checkpoint hold it
     if incident is not None and first_damaged(incident) is not None:
         restore(builder, incident)
         return

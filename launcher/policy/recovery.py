@@ -30,6 +30,7 @@ from launcher.policy.reconcile_trainer import holds_damage, reconcile_standby_tr
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
 
+UNJUDGED = "the HealthMonitor is asked first whether anything is wrong"
 NO_STEP_DURING = frozenset({Cause.VERIFIER_BROKEN, Cause.OUTSIDE_WEIGHTS})
 
 
@@ -122,7 +123,10 @@ def _hold_or_resume(builder: PlanBuilder) -> None:
     if hold and not trainer.is_paused:
         builder.order(PauseTrainer(reason=hold))
     if trainer.is_paused and not _why_paused(builder) and _can_serve(builder):
-        builder.order(ResumeTrainer(), reason="the trainer can resume")
+        if builder.seen.is_judged:
+            builder.order(ResumeTrainer(), reason="the trainer can resume")
+        else:
+            builder.reasons.append(UNJUDGED)
 
 
 def _why_paused(builder: PlanBuilder) -> str:

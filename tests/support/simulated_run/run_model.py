@@ -43,6 +43,7 @@ class RunModel:
             verdict=STARTING, is_loaded=False, is_paused=True, policy_version=0, lineage=0, next_step=0
         )
         self.incident = None
+        self.is_judged = True
         self.checkpoints = ()
         self.is_stopped = False
         self.now = 1000.0
@@ -96,6 +97,7 @@ class ModelHands:
             checkpoints=run.checkpoints,
             memory=MEMORY,
             incident=run.incident,
+            is_judged=run.is_judged,
             is_stopped=run.is_stopped,
         )
 

@@ -119,6 +119,12 @@ def test_on_probation_too_no_fall_is_believed_that_was_not_asked_about(world):
 
 
 def collapse(monitor):
+    fall(monitor)
+    monitor.restored(39, onset_step=45)
+    assert monitor.view().incident is None
+
+
+def fall(monitor):
     healthy(monitor, 45)
     step = 45
     while monitor.view().incident is None:
@@ -126,8 +132,6 @@ def collapse(monitor):
         checked(monitor, step, 0.0, again=replayed(0.5, 0.0))
         step += 1
     assert monitor.view().incident.cause is Cause.REWARD_COLLAPSE
-    monitor.restored(39, onset_step=45)
-    assert monitor.view().incident is None
 
 
 def test_rewards_after_a_restore_that_contradict_the_checkpoint_clear_the_weights(world):
@@ -145,6 +149,29 @@ def test_rewards_after_a_restore_that_contradict_the_checkpoint_clear_the_weight
 
     use(world, work)
     assert len(world.events("health.outside_weights")) == 1
+
+
+def test_a_restore_that_nobody_told_it_of_is_checked_all_the_same(world):
+    """The Coordinator was killed between the trainer's answer and the monitor's: the run went on unchecked, at the
+    usual thresholds."""
+
+    def work(monitor):
+        fall(monitor)
+        assert offered(monitor, 40, 0.0).check_before == 40, "before its first step"
+        checked(monitor, 40, 0.0, again=replayed(0.5, 0.0))
+        assert monitor.view().incident.cause is Cause.OUTSIDE_WEIGHTS
+
+    use(world, work)
+
+
+def test_a_crash_after_a_fall_that_went_back_to_after_its_onset_is_no_restore_from_it(world):
+    def work(monitor):
+        fall(monitor)
+        last = monitor._series.next_step - 1
+        assert offered(monitor, last, 0.0).check_before != last
+        assert monitor._series.restored_step is None
+
+    use(world, work)
 
 
 def test_a_restore_that_is_borne_out_continues_and_owes_nothing_more(world):

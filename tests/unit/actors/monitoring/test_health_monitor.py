@@ -318,24 +318,3 @@ def test_it_answers_while_the_disk_stalls(world, monkeypatch):
     free.set()
     asyncio.run(world.journal.flush())
     assert len(world.events("canary.wrong")) == 1
-
-
-# ── after a restart ──
-
-
-def test_a_successor_knows_from_the_files_what_its_predecessor_knew(world):
-    world.steps(60)
-    for step in range(60, 66):
-        world.step(step, reward=0.0, high=0.0)
-    answers = [use(world, lambda monitor: (monitor.admit(batch(66)), monitor.view().incident)) for _ in range(2)]
-    assert [answer.cause for answer, _ in answers] == [Cause.REWARD_COLLAPSE] * 2
-    assert answers[0][1].onset_step == answers[1][1].onset_step
-
-
-def test_a_successor_does_not_acquit_a_verifier_that_was_accused(world):
-    world.steps(30)
-    use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
-    answer = use(world, lambda monitor: monitor.admit(batch(30, canaries=(SOUND,))))
-    assert answer.cause is Cause.VERIFIER_BROKEN
-    assert answer.reason == "right was scored 0, not 1 (seen before the monitor was restarted)"
-    assert len(world.events("canary.wrong")) == 1

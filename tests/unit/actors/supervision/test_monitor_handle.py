@@ -101,11 +101,13 @@ async def test_its_word_grows_old(monkeypatch):
         hung_after_s=HUNG_S,
     )
     await link._probe.refresh()
+    unasked = MonitorHandle(link._actor, targets=list, changed=asyncio.Event(), hung_after_s=HUNG_S)
+    assert (link.is_heard, unasked.is_heard) == (True, False)
     fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
     monkeypatch.setattr(monitor_handle, "FRESH_S", -1.0)
     incident, verdict = link.incident, link.verdict("server-0", 1)
     assert fresh == (INCIDENT, SOUND.servers[0].verdict, None)
-    assert (incident, verdict) == (None, None)
+    assert (incident, verdict, link.is_heard) == (None, None, False)
 
 
 async def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(ended):

@@ -1,0 +1,38 @@
+"""A HealthMonitor that takes the place of another knows from the run's files what that one knew."""
+
+import pytest
+
+from launcher.base.messages import Cause
+from launcher.run_files.journal import Journal
+from tests.unit.actors.monitoring.test_health_monitor import SOUND, WRONG, batch, use
+from tests.unit.actors.monitoring.test_health_monitor import world as world
+
+
+def test_a_successor_knows_from_the_files_what_its_predecessor_knew(world):
+    world.steps(60)
+    for step in range(60, 66):
+        world.step(step, reward=0.0, high=0.0)
+    answers = [use(world, lambda monitor: (monitor.admit(batch(66)), monitor.view().incident)) for _ in range(2)]
+    assert [answer.cause for answer, _ in answers] == [Cause.REWARD_COLLAPSE] * 2
+    assert answers[0][1].onset_step == answers[1][1].onset_step
+
+
+def test_a_successor_does_not_acquit_a_verifier_that_was_accused(world):
+    world.steps(30)
+    use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
+    answer = use(world, lambda monitor: monitor.admit(batch(30, canaries=(SOUND,))))
+    assert answer.cause is Cause.VERIFIER_BROKEN
+    assert answer.reason == "right was scored 0, not 1 (seen before the monitor was restarted)"
+    assert len(world.events("canary.wrong")) == 1
+
+
+@pytest.mark.parametrize("trained", [1, 2])
+def test_a_successor_says_at_once_what_its_predecessor_knew(world, trained):
+    """It named no incident before the next batch: the Coordinator called the incident over, told a person so, and had
+    the trainer continue. Of an earlier attempt it says nothing: where this one begins is not chosen yet."""
+    world.steps(30)
+    world.journal.record("trainer.restored", subject="trainer", global_step=29)
+    use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
+    world.journal = Journal(world.paths.events, attempt=trained)
+    incident = use(world, lambda monitor: monitor.view().incident)
+    assert (incident and incident.cause) == (Cause.VERIFIER_BROKEN if trained == 1 else None)
