@@ -221,9 +221,9 @@ class Smoke:
             paths, process = self._running()
             rules = Rules(seed=place.seed, within_s=WITHIN_S, even_the_last=True)
             Campaign(paths, rules, say=print).run([parse_fault(text)])
-            *_, record = read_lines(FaultPaths.of(paths).record)
+            *_, record = read_lines(FaultPaths(paths).record)
             if record["what"] != "fired":
-                raise RunError(f"{text} was {record['what']}: {record['reason']}", f"see {FaultPaths.of(paths).record}")
+                raise RunError(f"{text} was {record['what']}: {record['reason']}", f"see {FaultPaths(paths).record}")
             subject = "trainer" if text.startswith("T") else str(record["target"])
             at = number_of(record.get("signalled_monotonic", record["began_monotonic"]))
             end = ("memory.ran_out" if ran_out else "server.died",)

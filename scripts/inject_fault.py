@@ -84,7 +84,7 @@ def _inject(given: argparse.Namespace) -> int:
         _show(paths, found, faults, campaign)
         return FIRED
     ends = campaign.run(faults)
-    print(f"{ends[FaultChoice.FIRE]} of {len(faults)} fired; see {FaultPaths.of(paths).record}")
+    print(f"{ends[FaultChoice.FIRE]} of {len(faults)} fired; see {FaultPaths(paths).record}")
     if ends[FaultChoice.FIRE] == len(faults):
         return FIRED
     return WRONG if ends[FaultChoice.REFUSE] == len(faults) else NOT_ALL_FIRED
@@ -147,7 +147,7 @@ def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[ScheduledFault]
     for fault in in_order(faults):
         against = campaign.last_copy(fault, found)
         print(f"{fault}: {fault.kind.what}" + (f" — now it would be refused: {against}" if against else ""))
-    print(f"nothing was done; it would be written to {FaultPaths.of(paths).record}")
+    print(f"nothing was done; it would be written to {FaultPaths(paths).record}")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def run_under_faults(words: Sequence[str], text: str, *, seed: int) -> Result:
 
 
 def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
-    record, events = list(read_lines(FaultPaths.of(paths).record)), list(read_lines(paths.events))
+    record, events = list(read_lines(FaultPaths(paths).record)), list(read_lines(paths.events))
     metrics, facts = list(read_lines(paths.metrics)), read_facts(paths)
     if facts.audit is None:
         raise RunError("the run has no ledger", f"see {paths.fileroot}/console.log")

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.adapters.areal_command import ADDRESSES, areal_command
 from launcher.adapters.areal_settings import LAUNCHERS, areal_settings, areal_version, launch_module
 from launcher.adapters.command_adapter import MOST_REST, PYTHON, changed_at, split_words, step_seen
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
@@ -30,6 +29,11 @@ REWARDS = ("task_reward/avg", "rollout/reward")
 FINITE = ("grad_norm", "actor_loss/avg")
 """Ends of keys, whose beginning differs with AReaL's version; the first that is there counts."""
 NO_OPTIMIZER = "++recover.no_load_optim=true"
+ADDRESSES = "AREAL_LLM_SERVER_ADDRS"
+TO_ITS_TRAINER = {"AREAL_SPMD_MODE": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""What AReaL's local launcher gives its trainer, beside the addresses."""
+ONCE = "++recover.retries=0"
+"""Its local launcher starts a run that has ended again, also one that ended well."""
 UNUSED = ("metrics", "pattern", "resume", "checkpoints", "checkpoint_file")
 
 
@@ -103,9 +107,34 @@ class ArealAdapter:
             )
 
     def command(self, resume: Path | None) -> TrainerCommand:
-        has_no_optimizer = resume is not None and not self._recover_info().has_optimizer
-        extra = (NO_OPTIMIZER,) if has_no_optimizer else ()
-        return areal_command(self._trainer, self._settings, self._script, extra=extra)
+        """By AReaL's local launcher; with trainer.rung=servers the trainer alone, by torchrun: who starts it gives it
+        the addresses of servers.
+
+        AReaL's launcher clears the trial's records before each start. A trainer that finds those of a killed one asks
+        for weights that are not written yet, and ends with an error where it would write the same record. It would also
+        write into weights that the door has linked."""
+        trainer, settings, cwd = self._trainer, self._settings, Path(self._trainer.cwd)
+        its = (*self._script, "--config", settings.config, *settings.overrides)
+        extra = (NO_OPTIMIZER,) if resume is not None and not self._recover_info().has_optimizer else ()
+        variables = {name: str(value) for name, value in trainer.env.items()}
+        python = trainer.python or "python3"
+        if trainer.python is not None:  # its launcher calls python3 and torchrun by their names
+            path = variables.get("PATH", os.environ.get("PATH", os.defpath))
+            variables["PATH"] = f"{Path(trainer.python).expanduser().parent}{os.pathsep}{path}"
+        variables = {"PYTHONUNBUFFERED": "1", **variables}
+        if trainer.rung != SERVERS:
+            module = launch_module(trainer.python, trainer.env) or LAUNCHERS[0].removesuffix(".py").replace("/", ".")
+            return TrainerCommand(words=(python, "-m", module, *its, ONCE, *extra), cwd=cwd, variables=variables)
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.ranks))
+        records = settings.records(trainer.python, trainer.env)
+        removes = [] if records is None else [cwd / records]
+        removes += settings.paths.default_checkpoints.glob("weight_update_v*")
+        return TrainerCommand(
+            words=(python, *torchrun, *its, *extra),
+            cwd=cwd,
+            variables=variables | TO_ITS_TRAINER,
+            removes=tuple(removes),
+        )
 
     def preparation(self, resume: Path | None) -> TrainerCommand | None:
         if resume is not None and resume == self._recover_folder:

@@ -34,7 +34,7 @@ class How(enum.StrEnum):
     COPY = "copy"
 
 
-def copy_folder(source: Path, target: Path, *, may_link: bool, without: Collection[str] = ()) -> How:
+def copy_folder(source: Path, target: Path, *, without: Collection[str] = ()) -> How:
     """Every file of `source` in the existing folder `target`, on the disk. Returns the slowest way that was needed.
 
     `without`: names at the top that are left out. Raises OSError.
@@ -49,7 +49,7 @@ def copy_folder(source: Path, target: Path, *, may_link: bool, without: Collecti
             (target / inner).mkdir()
             folders.append(target / inner)
         else:
-            ways.append(copy_file(path, target / inner, may_link=may_link))
+            ways.append(copy_file(path, target / inner, may_link=True))
     for folder in reversed(folders):
         sync_folder(folder)
     return max(ways, key=list(How).index)

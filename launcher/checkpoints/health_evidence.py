@@ -176,9 +176,9 @@ class HealthEvidence:
             set_aside_as=set_aside_as,
         )
 
-    def reward_around(self, step: int, *, margin: int = 5) -> float | None:
-        """The mean of the steps around one; None where there is none."""
-        near = self.seen.rewards[np.abs(self.seen.steps - step) <= margin]
+    def reward_around(self, step: int) -> float | None:
+        """The mean of the five steps on each side of one; None where there is none."""
+        near = self.seen.rewards[np.abs(self.seen.steps - step) <= 5]
         near = near[np.isfinite(near)]
         return float(near.mean()) if len(near) else None
 

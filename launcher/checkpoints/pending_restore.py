@@ -88,7 +88,7 @@ def prepare(
     try:
         staged.mkdir()
         replace_file(staged / RECORD, encode(dataclasses.asdict(record)))
-        how = copy_folder(source.path, staged, may_link=True, without=(RECORD,))
+        how = copy_folder(source.path, staged, without=(RECORD,))
         record = dataclasses.replace(record, how=how)
         replace_file(staged / RECORD, encode(dataclasses.asdict(record)))
         _prove(paths, staged, source.name)
@@ -275,7 +275,7 @@ def _put_into(store: CheckpointStore, prepared: PendingRestore, aside: list[Path
     manifest, name = prepared.manifest, prepared.name
     aside += store.set_aside_after(name.global_step - 1)
     with store.staging(name) as staged:
-        copy_folder(prepared.folder, staged, may_link=True, without=(RECORD, "manifest.json"))
+        copy_folder(prepared.folder, staged, without=(RECORD, "manifest.json"))
         return store.commit(
             staged,
             global_step=name.global_step,

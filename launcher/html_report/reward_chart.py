@@ -6,8 +6,18 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from launcher.html_report.axis_scale import reward_span, step_span, step_ticks
-from launcher.html_report.svg_chart import DIAMOND, TOP, TRIANGLE, Chart, Plot, Size, chart
+from launcher.html_report.svg_chart import (
+    DIAMOND,
+    TOP,
+    TRIANGLE,
+    Chart,
+    Plot,
+    Size,
+    chart,
+    reward_span,
+    step_span,
+    step_ticks,
+)
 from launcher.reporting.downsample import Bin, Point, downsample, running_mean
 from launcher.reporting.event_lines import incident_title
 from launcher.reporting.incident_facts import IncidentFacts

@@ -7,9 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launcher.html_report.axis_scale import step_span, step_ticks, time_ticks, value_span
 from launcher.html_report.reward_chart import incident_legend
-from launcher.html_report.svg_chart import BOTTOM, NARROW, WIDE, Chart, Plot, Size, chart
+from launcher.html_report.svg_chart import (
+    BOTTOM,
+    NARROW,
+    WIDE,
+    Chart,
+    Plot,
+    Size,
+    chart,
+    step_span,
+    step_ticks,
+    time_ticks,
+    value_span,
+)
 from launcher.reporting.downsample import Point, downsample
 from launcher.reporting.formats import clock_text, short
 from launcher.reporting.incident_facts import IncidentFacts

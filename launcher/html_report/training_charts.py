@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.html_report.axis_scale import Span, step_span, step_ticks
-from launcher.html_report.svg_chart import Chart, Plot, Size, chart
+from launcher.html_report.svg_chart import Chart, Plot, Size, Span, chart, step_span, step_ticks
 from launcher.reporting.figures import charts_of
 from launcher.reporting.run_facts import RunFacts
 

@@ -2,6 +2,6 @@
 
 Contestants are measured side by side within one run, in alternation, and reported as ratios: seconds of one machine at
 one moment say little about another. docs/benchmarks.md has the figures and the commands they came from. A module has
-`add_arguments(parser)` and `run(arguments)`, which returns what it measured (`measured`); `__main__` prints it and
-writes it down. Begin there; the arithmetic is in `ratios`. May import everything below `scripts`.
+`add_arguments(parser)` and `run(arguments)`, which returns what it measured (`measured`, with the arithmetic of
+ratios); `__main__` prints it and writes it down. Begin there. May import everything below `scripts`.
 """

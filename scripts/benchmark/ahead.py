@@ -15,8 +15,7 @@ from statistics import fmean, median
 
 from launcher.base.errors import UsageError
 from launcher.run_files.journal import Record, number_of, read_lines
-from scripts.benchmark.measured import Measured, Points
-from scripts.benchmark.ratios import Ratio, paired_ratio
+from scripts.benchmark.measured import Measured, Points, Ratio, paired_ratio
 from scripts.faults.started_run import short_lived, until_finished
 
 WARM_UP = 10

@@ -88,7 +88,7 @@ class Browser:
             await asyncio.sleep(LOOK_S)
         raise ResourceError("Chromium ended at its start", "start it by hand and look")
 
-    async def page(self, *, width: int, height: int = 900, scale: float = 1.0) -> Page:
+    async def page(self, *, width: int) -> Page:
         target = await self.call("Target.createTarget", url="about:blank")
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         page = Page(self, attached["sessionId"])
@@ -98,8 +98,8 @@ class Browser:
         await page.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
-            height=height,
-            deviceScaleFactor=scale,
+            height=900,
+            deviceScaleFactor=1.0,
             mobile=width < 600,
         )
         return page
@@ -162,12 +162,12 @@ class Page:
             raise ResourceError(f"the page: {said['exceptionDetails']}")
         return said["result"].get("value")
 
-    async def until(self, expression: str, *, within_s: float = 60.0) -> Any:
+    async def until(self, expression: str) -> Any:
         """The first value of `expression` that is true. Raises ResourceError."""
-        give_up_at = time.monotonic() + within_s
+        give_up_at = time.monotonic() + ANSWER_S
         while not (value := await self.evaluate(expression)):
             if time.monotonic() > give_up_at:
-                raise ResourceError(f"not so within {within_s:g} s: {expression}; {'; '.join(self.complaints)}")
+                raise ResourceError(f"not so within {ANSWER_S:g} s: {expression}; {'; '.join(self.complaints)}")
             await asyncio.sleep(LOOK_S)
         return value
 

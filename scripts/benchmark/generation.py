@@ -32,9 +32,8 @@ from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import Prompt
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
-from scripts.benchmark.measured import Measured, Points
+from scripts.benchmark.measured import Measured, Points, paired_ratio
 from scripts.benchmark.plain_clients import AiohttpClient, RawClient
-from scripts.benchmark.ratios import paired_ratio
 from scripts.benchmark.server import cpu_seconds, pool_of
 
 Batch = Callable[[Sequence[Prompt]], int]

@@ -19,8 +19,7 @@ from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
-from scripts.benchmark.measured import Measured, Points
-from scripts.benchmark.ratios import paired_ratio
+from scripts.benchmark.measured import Measured, Points, paired_ratio
 from scripts.benchmark.server import pool_of, running_server
 from scripts.faults.started_run import PRESET
 

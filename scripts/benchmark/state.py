@@ -26,8 +26,7 @@ from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.measured import Measured, Points
-from scripts.benchmark.ratios import paired_ratio
+from scripts.benchmark.measured import Measured, Points, paired_ratio
 from scripts.faults.started_run import PRESET
 
 HIDDEN, LAYER = 1024, 16_779_264

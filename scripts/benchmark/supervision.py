@@ -14,8 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from launcher.run_files.journal import Record, number_of, read_lines
-from scripts.benchmark.measured import Measured
-from scripts.benchmark.ratios import mean_ratio
+from scripts.benchmark.measured import Measured, mean_ratio
 from scripts.benchmark.switched_run import DONE, SwitchSchedule, environment
 from scripts.faults.started_run import short_lived, until_finished
 

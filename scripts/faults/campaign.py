@@ -45,16 +45,13 @@ class Rules:
 class Campaign:
     """Runs the faults one after the other; `say` gets a line for each thing that happens."""
 
-    def __init__(
-        self, paths: RunPaths, rules: Rules, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, paths: RunPaths, rules: Rules, say: Callable[[str], None]) -> None:
         self._paths = paths
         self._rules = rules
         self._say = say
-        self._sleep = sleep
         self._draw = random.Random(rules.seed)
         self._progress = LiveProgress(paths)
-        self._record = FaultPaths.of(paths).record
+        self._record = FaultPaths(paths).record
         self._last_fault_at = 0.0
         self._began = time.monotonic()
 
@@ -102,7 +99,7 @@ class Campaign:
             if is_due(fault, moment) and reason != told:
                 told = reason
                 self._say(f"{fault}: waits, {reason}")
-            self._sleep(LOOK_S)
+            time.sleep(LOOK_S)
 
     def _look(self, fault: ScheduledFault) -> tuple[FaultMoment, RunProcesses | None]:
         self._progress.refresh()
@@ -141,7 +138,6 @@ class Campaign:
             ready=self._progress.ready_servers(found),
             draw=self._draw,
             within_s=self._rules.within_s,
-            sleep=self._sleep,
         )
 
     def _write(self, number: int, fault: ScheduledFault, what: str, *, reason: str, **figures: object) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
-
 from launcher.run_files.run_paths import RunPaths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPaths:
     """`{fileroot}/faults/{user}/{experiment}/{trial}/`; nothing is created.
 
@@ -17,21 +12,9 @@ class FaultPaths:
     `proxy_fired`: how much of it it has spoiled; `proxy_lock`: held by a living interposer.
     """
 
-    root: Path
-    record: Path
-    proxy: Path
-    proxy_fired: Path
-    proxy_lock: Path
-    damaged_weights: Path
-
-    @classmethod
-    def of(cls, paths: RunPaths) -> Self:
-        root = paths.fileroot / "faults" / paths.user / paths.experiment_name / paths.trial_name
-        return cls(
-            root=root,
-            record=root / "faults.jsonl",
-            proxy=root / "proxy.json",
-            proxy_fired=root / "proxy_fired.json",
-            proxy_lock=root / ".interposer.lock",
-            damaged_weights=root / "damaged_weights",
-        )
+    def __init__(self, paths: RunPaths) -> None:
+        root = self.root = paths.fileroot / "faults" / paths.user / paths.experiment_name / paths.trial_name
+        self.record = root / "faults.jsonl"
+        self.proxy, self.proxy_fired = root / "proxy.json", root / "proxy_fired.json"
+        self.proxy_lock = root / ".interposer.lock"
+        self.damaged_weights = root / "damaged_weights"

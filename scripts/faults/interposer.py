@@ -37,7 +37,7 @@ LOOK_S = 0.2
 
 async def interpose(paths: RunPaths, seed: int) -> None:
     """Follow the run's servers as they come and go. Raises UsageError where another interposer does already."""
-    place = FaultPaths.of(paths)
+    place = FaultPaths(paths)
     make_folder(place.root)
     with contextlib.ExitStack() as stack:
         try:
@@ -127,7 +127,7 @@ def fired(place: FaultPaths) -> int:
 
 def check_interposed(paths: RunPaths, found: RunProcesses) -> None:
     """Raises UsageError where no interposer is running, or the run doesn't go through it."""
-    lock = FaultPaths.of(paths).proxy_lock
+    lock = FaultPaths(paths).proxy_lock
     if not lock.exists():
         raise UsageError("no proxy is between this run and its servers", HOW_TO)
     with contextlib.suppress(BlockingIOError), file_held(lock):
@@ -141,7 +141,7 @@ def check_interposed(paths: RunPaths, found: RunProcesses) -> None:
 
 def _spoil_for_a_time(context: FaultContext, spoil: Spoil) -> Figures:
     check_interposed(context.paths, context.found)  # again: it may have ended since the command
-    place = FaultPaths.of(context.paths)
+    place = FaultPaths(context.paths)
     while_on = spoiling(place, spoil, context.within_s + context.number("seconds"))
     return {"target": "requests", "requests": context.count_hits("requests", lambda: fired(place), while_on)}
 

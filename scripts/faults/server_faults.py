@@ -107,7 +107,7 @@ def load_stale_weights(context: FaultContext) -> Figures:
 )
 def load_damaged_weights(context: FaultContext) -> Figures:
     server = context.server()
-    folder = FaultPaths.of(context.paths).damaged_weights
+    folder = FaultPaths(context.paths).damaged_weights
     with _just_published(context, server) as said:
         what = server_api.damaged_weights(context.paths, folder, context.draw.randrange)
         at = time.monotonic()

@@ -29,7 +29,7 @@ def starve(run, fileroot, fault):
     words = [sys.executable, "-m", "scripts.inject_fault", fault, "--even-the-last", "--fileroot", str(fileroot)]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{run.tail()}"
-    return list(read_lines(FaultPaths.of(run.paths).record))[-1]
+    return list(read_lines(FaultPaths(run.paths).record))[-1]
 
 
 def check(run, fileroot, fired):

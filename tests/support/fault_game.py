@@ -69,7 +69,7 @@ class FaultGame:
             stepping.join()
 
     def record(self) -> list[dict]:
-        return list(read_lines(FaultPaths.of(self.paths).record))
+        return list(read_lines(FaultPaths(self.paths).record))
 
     def fired(self) -> dict:
         (line,) = [line for line in self.record() if line["what"] == "fired"]

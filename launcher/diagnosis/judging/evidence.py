@@ -13,9 +13,8 @@ import numpy as np
 from launcher.base.wording import in_one_line
 from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.incident_context import IncidentContext
-from launcher.diagnosis.judging.memory_places import place_of
 from launcher.diagnosis.reading.log_clock import say_duration
-from launcher.diagnosis.reading.log_patterns import without_head
+from launcher.diagnosis.reading.log_patterns import place_of, without_head
 from launcher.diagnosis.reading.log_records import (
     ENTROPY,
     FAILED,

@@ -105,12 +105,12 @@ class IncidentContext:
         before, after = series[max(0, onset - 10) : onset], series[onset : onset + 10]
         return bool(len(before) and len(after) and before.mean() > 0.8 and after.mean() < 0.3)
 
-    def peak_before(self, name: str, steps: int = 20) -> tuple[float, float, int] | None:
-        """(largest value, usual value, step) of a figure in the steps just before the bottom of the fall."""
+    def peak_before(self, name: str) -> tuple[float, float, int] | None:
+        """(largest value, usual value, step) of a figure in the 20 steps just before the fall."""
         if self.found is None:
             return None
         series, onset = self.series(name), self.found.fall.onset
-        begin = max(0, onset - steps)
+        begin = max(0, onset - 20)
         usual, near = _finite(series[max(0, begin - 100) : begin]), series[begin : onset + 3]
         if len(usual) < 10 or not np.isfinite(near).any():
             return None

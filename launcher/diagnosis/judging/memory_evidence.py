@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.diagnosis.judging.evidence import Evidence, line_of, own_incidents, seen_in
 from launcher.diagnosis.judging.incident_context import IncidentContext
-from launcher.diagnosis.judging.memory_places import place_of
+from launcher.diagnosis.reading.log_patterns import place_of
 from launcher.diagnosis.reading.log_records import Kind, LogEvent, Role
 
 

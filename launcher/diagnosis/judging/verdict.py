@@ -16,12 +16,12 @@ from launcher.diagnosis.judging.causes import Causes, Guess, weigh
 from launcher.diagnosis.judging.evidence import SHARP_STEPS
 from launcher.diagnosis.judging.incident_context import IncidentContext, context_of
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
-from launcher.diagnosis.judging.memory_places import place_of, ran_out_of
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
 from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
 from launcher.diagnosis.judging.seen_enough import Stall, longest_stall, losses_of, not_seen
 from launcher.diagnosis.judging.step_history import FoundFall, Pass, evidence_of, falls_of, main_fall, passes_of
 from launcher.diagnosis.reading.log_clock import say_duration, say_time
+from launcher.diagnosis.reading.log_patterns import place_of, ran_out_of
 from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Kind, LogEvent
 from launcher.diagnosis.reading.run_folders import RunFolders
 

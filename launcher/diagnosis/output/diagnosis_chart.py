@@ -9,9 +9,8 @@ from functools import partial
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment
 from launcher.diagnosis.judging.verdict import Diagnosis, Onset
 from launcher.diagnosis.reading.log_records import FAILED, REWARD, Kind
-from launcher.html_report.axis_scale import reward_span, step_ticks
 from launcher.html_report.reward_chart import DOTS, draw_rewards
-from launcher.html_report.svg_chart import NARROW, TOP, WIDE, Chart, Plot, Size, chart
+from launcher.html_report.svg_chart import NARROW, TOP, WIDE, Chart, Plot, Size, chart, reward_span, step_ticks
 from launcher.reporting.downsample import downsample
 
 LEFT, LABEL_WIDTH = 84, 110

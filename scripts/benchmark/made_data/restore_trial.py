@@ -68,7 +68,6 @@ class Trial:
     history: list[RepairAttempt] = field(default_factory=list)
     restored: list[int] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
-    undone_good: int = 0
     contaminated: int = 0
     named: dict[str, int] = field(default_factory=dict)
     halt: str = ""

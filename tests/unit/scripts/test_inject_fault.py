@@ -124,7 +124,7 @@ def test_a_dry_run_does_nothing_and_names_everybody(game, capsys):
     assert "server-0 READY" in said
     assert "no complete checkpoint" in said
     assert find_run(game.paths) == before
-    assert not FaultPaths.of(game.paths).root.exists()
+    assert not FaultPaths(game.paths).root.exists()
 
 
 @pytest.mark.slow

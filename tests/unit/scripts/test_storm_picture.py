@@ -34,7 +34,7 @@ def inject(paths, *kinds):
     fired = [
         {"what": "fired", "kind": kind, "target": "server-0", "monotonic": 5.0 + 3 * n} for n, kind in enumerate(kinds)
     ]
-    write(FaultPaths.of(paths).record, fired)
+    write(FaultPaths(paths).record, fired)
 
 
 @pytest.mark.slow

@@ -53,12 +53,10 @@ def test_what_nobody_noticed_is_told_beside_the_verdict(tmp_path):
 def _said_of(tmp_path, *faults):
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
     paths.prepare()
-    FaultPaths.of(paths).record.parent.mkdir(parents=True)
+    FaultPaths(paths).record.parent.mkdir(parents=True)
     (paths.logs / "config.yaml").write_text("rollout:\n  max_head_offpolicyness: 0\n")
     for at, (kind, target) in enumerate(faults):
-        append_line(
-            FaultPaths.of(paths).record, {"what": "fired", "kind": kind, "target": target, "monotonic": at + 1.0}
-        )
+        append_line(FaultPaths(paths).record, {"what": "fired", "kind": kind, "target": target, "monotonic": at + 1.0})
     append_line(paths.events, {"time": 1.0, "event": "trainer.started", "attempt": 1, "prompts": 1})
     append_line(paths.events, {"time": 3.0, "monotonic": 3.0, "event": "server.ready", "subject": "server-0"})
     append_line(paths.metrics, {"time": 2.0, "global_step": 0, "attempt": 1})

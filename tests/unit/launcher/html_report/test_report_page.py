@@ -7,11 +7,10 @@ import re
 import pytest
 from jinja2 import UndefinedError
 
-from launcher.html_report.axis_scale import ticks, time_ticks, value_span
 from launcher.html_report.page_template import render_page
 from launcher.html_report.report_page import report_page
 from launcher.html_report.report_writer import write_report
-from launcher.html_report.svg_chart import WIDE, Plot, chart
+from launcher.html_report.svg_chart import WIDE, Plot, chart, ticks, time_ticks, value_span
 from launcher.reporting.downsample import downsample, running_mean
 from launcher.reporting.formats import clock_text
 from launcher.reporting.run_facts import facts_of

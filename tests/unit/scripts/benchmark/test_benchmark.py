@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from launcher.run_files.journal import append_line
 from scripts.benchmark import scale, start
-from scripts.benchmark.measured import Measured, spread
-from scripts.benchmark.ratios import paired_ratio
+from scripts.benchmark.measured import Measured, paired_ratio, spread
 from scripts.benchmark.step import measured, read_step_times, step_times
 
 POSITIVE = st.floats(0.01, 100.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.benchmark.ratios import mean_ratio
+from scripts.benchmark.measured import mean_ratio
 from scripts.benchmark.supervision import measured, pair_up
 from scripts.benchmark.switched_run import SwitchSchedule
 
