@@ -161,7 +161,7 @@ class HealthMonitor:
 
     def _answer(self, report: BatchReport) -> Admission:
         if self._series.next_step > report.global_step >= 0:  # it is about to repeat them
-            self.restored(report.global_step - 1, self._incident and self._incident.onset_step)
+            self.restored(report.global_step - 1, None if self._incident is None else self._incident.onset_step)
         if report.canaries:
             self._add_round(CanaryRound(step=report.global_step, scores=report.canaries))
         self._replayed = report.replayed

@@ -2,9 +2,9 @@
 (launcher/policy/restart_budget.py).
 
 That a repair was followed by progress is written down, once for each; so a Coordinator that takes over neither forgets
-the repairs that have not helped yet, nor counts those that have. Nor does it count a restore whose order never reached
-the trainer, since the Coordinator that gave it was killed: what takes its place is not a second one, and no second
-collapse at the same place.
+the repairs that have not helped yet, nor counts those that have. Nor does it count a restore that was ordered by a
+Coordinator that was killed, where the order never reached the trainer or the trainer ended too: what takes its place is
+not a second one, and no second collapse at the same place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.supervision.event_facts import attempt_of, number_of, optional_number
+from launcher.base.messages import Health
 from launcher.policy.observed import TrainerFacts
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restart_budget import RepairAttempt, restored_nothing, touches
@@ -58,7 +59,7 @@ class RepairRecord:
                 self.furthest = max(self.furthest, int(number_of(event, "next_step")))
             case "trainer.restoring":
                 self.lineage, self._is_restoring = int(number_of(event, "lineage")), True
-            case "trainer.loaded":
+            case "trainer.loaded" | "trainer.resuming":  # nobody has it step before what it is to step from is loaded
                 self._is_restoring = False
             case "trainer.restoring_failed":
                 self._is_restoring = False
@@ -75,8 +76,10 @@ class RepairRecord:
         return any(touches(attempt, subject) for attempt in recent)
 
     def has_lost_a_restore(self, trainer: TrainerFacts) -> bool:
-        """While none is under way: the last one was ordered, and the trainer holds what it held before."""
-        return self._is_restoring and trainer.is_loaded and trainer.lineage < self.lineage
+        """While none is under way: the last one was ordered, and the trainer holds what it held before, or has ended
+        before it stepped from there."""
+        is_known = trainer.is_loaded or trainer.verdict.health is Health.DEAD
+        return self._is_restoring and is_known and trainer.lineage < self.lineage
 
     def _last_restore(self) -> RepairAttempt | None:
         return next((one for one in reversed(self.attempts) if one.restored_step is not None), None)

@@ -127,7 +127,7 @@ class RunHistory:
         self._record(ATTEMPT, subject=facts.pop("subject"), reason=reason, **facts)
 
     def lost_restore(self) -> None:
-        reason = "the Coordinator that ordered a restore was killed before the trainer heard of it: it does not count"
+        reason = "the Coordinator that ordered a restore was killed, and nothing stepped from there: it does not count"
         self._record(NOT_TRIED, subject=TRAINER, reason=reason)
 
     def proved_by(self, subject: str, next_step: int, now: float) -> None:

@@ -17,7 +17,13 @@ from typing import Self
 
 from launcher.base.errors import CheckpointError, LauncherError, ModelError
 from launcher.checkpoints.areal_folders import METADATA, RecoverInfo, read_recover_info
-from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, check_checkpoint_sizes, list_folder
+from launcher.checkpoints.checkpoint_folder import (
+    Checkpoint,
+    CheckpointName,
+    CheckpointState,
+    check_checkpoint_sizes,
+    list_folder,
+)
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints
@@ -158,7 +164,9 @@ class CheckpointCatalog:
         """Undo the last restore from an onset, which was to this step: what it set aside is back; returns the names.
         Raises CheckpointError and JournalError."""
         self.forget_after(global_step)
-        return tuple(path.name for path in self._store.reinstate(global_step, set_aside_by_restore(self.trial.paths)))
+        aside = self.trial.default / SET_ASIDE
+        names = set_aside_by_restore(self.trial.paths, sorted(path.name for path in aside.glob("*")))
+        return tuple(path.name for path in self._store.reinstate(global_step, names))
 
     def forget_after(self, global_step: int) -> None:
         """Drop states in memory that hold damage: no later attempt may resume from them."""
@@ -263,11 +271,16 @@ class CheckpointCatalog:
         return dataclasses.replace(entry, status=found.status, reason=found.reason)
 
 
-def set_aside_by_restore(paths: RunPaths) -> list[str]:
+def set_aside_by_restore(paths: RunPaths, lying: Sequence[str] = ()) -> list[str]:
     """Names below set_aside/ of what the last restore from an onset took out of the list, with the tries of it that
-    failed: what the first has set aside, the next does not meet again."""
+    failed: what the first has set aside, the next does not meet again.
+
+    `lying`: what is below set_aside/. One that it condemned is among the names too where no event says so: the
+    Coordinator was killed, or a later one could not be moved, before it was written down.
+    """
     names: list[str] = []
-    was_done = True
+    told: set[str] = set()
+    was_done, condemned_after = True, None
     for event in read_lines(paths.events):
         match event.get("event"), event.get("checkpoints"):
             case "trainer.restoring", _ if event.get("onset_step") is not None:
@@ -275,11 +288,22 @@ def set_aside_by_restore(paths: RunPaths) -> list[str]:
                 was_done = False
             case "trainer.restored", _:
                 was_done = True
+            case "checkpoint.condemning", _:
+                condemned_after = event.get("after_step")
             case "checkpoint.condemned", list(condemned):
                 names += map(str, condemned)
             case "checkpoint.set_aside", _:
                 names.append(str(event.get("subject")))
-    return names
+            case "recovery.taken", _ if isinstance(taken := event.get("set_aside"), list):
+                told.update(map(str, taken))
+        told.update(names)
+    return [*names, *(one for one in lying if one not in told and _is_condemned(one, condemned_after))]
+
+
+def _is_condemned(name: str, after_step: object) -> bool:
+    found = CheckpointName.parse(name.partition(".")[0])
+    is_later = found is not None and isinstance(after_step, int) and found.global_step > after_step
+    return is_later and ".condemned-" in name
 
 
 def _files(folder: Path) -> list[tuple[int, float]]:

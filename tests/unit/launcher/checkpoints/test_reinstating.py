@@ -1,8 +1,10 @@
 """What a mistaken restore set aside is put back, as the events say; what came after the restore makes way."""
 
-from launcher.checkpoints.checkpoint_catalog import set_aside_by_restore
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, set_aside_by_restore
 from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.config.schema import RunConfig
 from launcher.run_files.journal import append_line
+from launcher.run_files.run_paths import RunPaths
 from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
 
 
@@ -52,3 +54,27 @@ def test_what_a_try_that_failed_has_set_aside_belongs_to_the_same_restore(paths)
     ):
         append_line(paths.events, event)
     assert set_aside_by_restore(paths) == ["the newest", "the damaged one"]
+
+
+def test_what_was_condemned_by_a_coordinator_that_was_killed_before_it_said_so_is_put_back_too(tmp_path):
+    """What the run had learned stayed set aside, though the restore was found to be a mistake: no event named it."""
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    store = CheckpointStore(paths.default_checkpoints)
+    catalog = CheckpointCatalog.of_run(RunConfig(experiment_name="exp", trial_name="t0"), paths)
+
+    def event(name, **facts):
+        append_line(paths.events, {"event": name, **facts})
+
+    for step in (4, 9, 14, 19, 24):
+        save(store, step)
+    event("recovery.taken", set_aside=[path.name for path in store.condemn_after(19)])  # by a person
+    event("checkpoint.condemning", after_step=9)
+    event("trainer.restoring", onset_step=10)
+    catalog.condemn_after(9)
+    event("trainer.restored", global_step=4)
+    store.set_aside_after(4)  # the trainer's part, which it was killed before it could name
+    assert steps_of(store) == [4]
+    assert [name.rpartition("step")[2] for name in catalog.reinstate_after(4)] == ["14", "19"]
+    assert catalog.reinstate_after(4) == ()
+    assert steps_of(store) == [4, 14, 19]
