@@ -68,7 +68,7 @@ class ForeignCheckpoints:
 
     def _of(self, step: int) -> FoundCheckpoint | None:
         """The one to resume from, of those that are whole."""
-        whole = [one for one in self._found if one.step == step and one.path not in self._problems]
+        whole = [one for one in self._usable if one.step == step and one.path not in self._problems]
         return max(whole, key=lambda one: one.has_optimizer, default=None)
 
     async def resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
@@ -82,10 +82,16 @@ class ForeignCheckpoints:
                 f"{unknown[-1].path}: {why}, and this run has not made it; nothing is moved",
                 NOT_OURS,
             )
+        if not self.are_ours and self._found and not self._usable:
+            unused = self._found[-1]
+            raise RunError(
+                f"{unused.path}: {unused.no_resume}; this run has not made it, would begin at step 0 and write over it",
+                "move it away, or give another trial_name",
+            )
         while True:
-            choice = self._choice([one for one in self._found if one.has_optimizer], lines, incident)
+            choice = self._choice([one for one in self._usable if one.has_optimizer], lines, incident)
             if choice.global_step in (None, FIRST_WEIGHTS):
-                choice = self._choice(self._found, lines, incident)
+                choice = self._choice(self._usable, lines, incident)
             if (unproven := self._unproven) is not None and choice.global_step == FIRST_WEIGHTS:
                 raise RunError(
                     f"no checkpoint is left from before step {unproven.onset_step}; {unproven.why}",
@@ -100,6 +106,10 @@ class ForeignCheckpoints:
                 return choice.global_step
             self._history.found_damaged(choice.global_step, (chosen.changed_at,), problem)
             self._problems[chosen.path] = problem
+
+    @property
+    def _usable(self) -> Sequence[FoundCheckpoint]:
+        return [one for one in self._found if not one.no_resume]
 
     async def _look(self, lines: Sequence[Record]) -> None:
         self._found = await asyncio.to_thread(self._adapter.checkpoints)

@@ -1,7 +1,8 @@
 """AReaL's trainer, unchanged, by its own local launcher: its step tables, its exports and its recover folder.
 
 Its recover folder (recover_info/ and default/recover_checkpoint/) is what it resumes from by itself. An export is
-made into one by `scripts.setup_recovery` before; it has no optimizer. Seen with AReaL 1.0.4.
+made into one by `scripts.setup_recovery` before; it has no optimizer. Seen with AReaL 1.0.4; what differs before 1.0
+(launcher/adapters/areal_installed.py) was not run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.adapters.areal_settings import LAUNCHERS, areal_settings, areal_version, launch_module
+from launcher.adapters.areal_installed import NEW, areal_in, areal_number
+from launcher.adapters.areal_settings import areal_settings
 from launcher.adapters.command_adapter import MOST_REST, PYTHON, changed_at, split_words, step_seen
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
 from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
@@ -47,6 +49,8 @@ class ArealAdapter:
         self._trainer = trainer
         self._settings = areal_settings(trainer)
         self._paths = self._settings.paths
+        self._installed = areal_in(trainer.python, trainer.env)
+        self._version = self._installed or NEW
         words = split_words("trainer.command", trainer.command or "train.py")
         self._script = words[1:] if PYTHON.fullmatch(words[0]) else words
         self.stop_s = trainer.stop_s
@@ -55,11 +59,18 @@ class ArealAdapter:
         self._known: dict[Path, FoundCheckpoint] = {}
 
     def plan(self) -> Iterator[str]:
-        settings, paths = self._settings, self._paths
-        version = areal_version(self._trainer.python, self._trainer.env) or "of an unknown version"
-        yield f"AReaL {version}: its trial {paths.experiment_name}/{paths.trial_name} in {paths.fileroot}"
-        if not settings.recovers:
-            yield f"note: {settings.config}: recover.mode or recover.freq_* is off: after a failure it starts over"
+        settings, paths, version = self._settings, self._paths, self._version
+        yield f"{self._name}: its trial {paths.experiment_name}/{paths.trial_name} in {paths.fileroot}"
+        if version.needs_optimizer:
+            yield "note: an AReaL before 1.0 is known from its source, and was not run under this launcher"
+        if not settings.recovers(version):
+            given, modes = settings.values["recover.mode"], " or ".join(map(str, version.modes[:2]))
+            yield (
+                f"note: {settings.config}: recover.mode={given}, or recover.freq_* is off: after a failure it starts "
+                f"over; it resumes with recover.mode={modes} and e.g. recover.freq_steps=5"
+            )
+        elif version.needs_optimizer:
+            yield "note: it loads no export without an optimizer: after a collapse only its recover folder may be sound"
         elif not settings.exports:
             yield f"note: {settings.config}: saver.freq_* is off: after a collapse only its recover folder may be sound"
         if self._trainer.rung == SERVERS and settings.records(self._trainer.python, self._trainer.env) is None:
@@ -67,7 +78,13 @@ class ArealAdapter:
                 f"note: {settings.config}: where this AReaL keeps its records is not known, so that those of a killed "
                 "trainer stay: set cluster.name_resolve.nfs_record_root"
             )
-        yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder, or an export (no optimizer)"
+        if self._trainer.rung == SERVERS and version.script_updates:
+            yield (
+                "note: before 1.0 the training script says how weights reach the servers: it must use "
+                "WeightUpdateMeta.from_disk, since a server that is restarted can't rejoin a process group"
+            )
+        or_export = "" if version.needs_optimizer else ", or an export (no optimizer)"
+        yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder{or_export}"
 
     def missing(self) -> Iterator[UsageError]:
         trainer, cwd = self._trainer, Path(self._trainer.cwd)
@@ -75,16 +92,10 @@ class ArealAdapter:
         path = str(trainer.env.get("PATH", os.environ.get("PATH", os.defpath)))
         if shutil.which(python, path=path) is None:
             yield ResourceError(f"trainer.python: {python} can't be run here", "give the path of AReaL's interpreter")
-        elif (module := launch_module(trainer.python, trainer.env)) is None:
+        elif self._installed is None:
             yield ResourceError(
                 f"trainer.python={trainer.python}: no AReaL is installed there",
                 "give the interpreter of one that has it",
-            )
-        elif module.replace(".", "/") + ".py" != LAUNCHERS[0]:
-            version = areal_version(trainer.python, trainer.env) or "it"
-            yield ResourceError(
-                f"trainer.python={python}: AReaL {version} is older than 1.0, whose recover folder has another form",
-                f"install 1.0.4, or run it as a command: conf=command trainer.command='python -m {module} …'",
             )
         if not (cwd / self._script[0]).is_file():
             yield StorageError(
@@ -99,7 +110,8 @@ class ArealAdapter:
                 f"{trainer.config}: cluster.name_resolve.type={records}: a killed trainer's records stay there",
                 "set cluster.name_resolve.type=nfs there or behind --",
             )
-        if trainer.rung == SERVERS and (mode != "disk" or trainer.addresses_env != ADDRESSES):
+        updates_by_disk = mode == "disk" or (mode is None and self._version.script_updates)
+        if trainer.rung == SERVERS and not (updates_by_disk and trainer.addresses_env == ADDRESSES):
             yield ConfigError(
                 f"{trainer.config}: actor.weight_update_mode={mode}, trainer.addresses_env={trainer.addresses_env}: a "
                 "server that is restarted can't rejoin a process group",
@@ -123,8 +135,8 @@ class ArealAdapter:
             variables["PATH"] = f"{Path(trainer.python).expanduser().parent}{os.pathsep}{path}"
         variables = {"PYTHONUNBUFFERED": "1", **variables}
         if trainer.rung != SERVERS:
-            module = launch_module(trainer.python, trainer.env) or LAUNCHERS[0].removesuffix(".py").replace("/", ".")
-            return TrainerCommand(words=(python, "-m", module, *its, ONCE, *extra), cwd=cwd, variables=variables)
+            words = (python, "-m", self._version.module, *its, ONCE, *extra)
+            return TrainerCommand(words=words, cwd=cwd, variables=variables)
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.ranks))
         records = settings.records(trainer.python, trainer.env)
         removes = [] if records is None else [cwd / records]
@@ -132,7 +144,7 @@ class ArealAdapter:
         return TrainerCommand(
             words=(python, *torchrun, *its, *extra),
             cwd=cwd,
-            variables=variables | TO_ITS_TRAINER,
+            variables={**variables, **TO_ITS_TRAINER, **self._version.variables(resumes=resume is not None)},
             removes=tuple(removes),
         )
 
@@ -165,14 +177,20 @@ class ArealAdapter:
 
     def checkpoints(self) -> Sequence[FoundCheckpoint]:
         """The recover folder, and the exports; of the same step the recover folder comes first."""
-        if not self._settings.recovers:
+        if not self._settings.recovers(self._version):
             return []
         found = [] if (own := self._recover_checkpoint()) is None else [own]
-        why_none = pickle_problems(self._info / DATA_FILE)
+        no_resume = f"{self._name} loads an optimizer too" if self._version.needs_optimizer else ""
+        if not no_resume and (problems := pickle_problems(self._info / DATA_FILE)):
+            no_resume = problems[0]
         for path in self._paths.default_checkpoints.glob("epoch*"):
             if (name := CheckpointName.parse(path.name)) is not None:
-                found.append(self._export(path, name, why_none))
+                found.append(self._export(path, name, no_resume))
         return sorted(found, key=lambda one: (one.step, one.path != self._recover_folder))
+
+    @property
+    def _name(self) -> str:
+        return f"AReaL {areal_number(self._trainer.python, self._trainer.env) or 'of an unknown version'}"
 
     @property
     def _info(self) -> Path:
@@ -203,7 +221,7 @@ class ArealAdapter:
             )
         return known
 
-    def _export(self, path: Path, name: CheckpointName, why_none: Sequence[str]) -> FoundCheckpoint:
+    def _export(self, path: Path, name: CheckpointName, no_resume: str) -> FoundCheckpoint:
         changed = changed_at(path)
         if (known := self._known.get(path)) is None or known.changed_at != changed:
             problem = find_problem(read_checkpoint(path, name))
@@ -215,10 +233,8 @@ class ArealAdapter:
                 problem=problem,
                 has_optimizer=False,
             )
-        if known.is_whole and why_none:
-            problem = f"AReaL can't resume from an export alone: {why_none[0]}"
-            return dataclasses.replace(known, is_whole=False, problem=problem)
-        return known
+        why = f"AReaL can't resume from an export alone: {no_resume}" if no_resume else ""
+        return dataclasses.replace(known, no_resume=why)
 
 
 def _step_of(table: StepTable) -> StepSeen | None:

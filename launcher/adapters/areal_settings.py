@@ -1,14 +1,13 @@
-"""What the launcher takes from a YAML of AReaL's: names, folders, frequencies, and which AReaL is installed."""
+"""What the launcher takes from a YAML of AReaL's: names, folders, frequencies, servers."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.adapters.areal_installed import ArealVersion, default_record_root
 from launcher.base.errors import ConfigError
 from launcher.config.compose import values_of
 from launcher.config.foreign import ForeignTrainerConfig
@@ -31,11 +30,6 @@ KEYS = (
 )
 OF_THE_TRIAL = (*NAMES, "fileroot")
 """Keys that `recover` and `saver` have again; AReaL's files lie where those of each section say."""
-MODES = ("on", "auto")
-RECORD_ROOT = re.compile(r'nfs_record_root: str = field\(\s*default="([^"]+)"')
-"""AReaL's own default, as its source has it."""
-LAUNCHERS = ("areal/infra/launcher/local.py", "areal/launcher/local.py")
-"""From 0.5 or 1.0 on, and before. Seen to run: 1.0.4, the first."""
 RANKS = re.compile(r"[dptc](\d+)")
 
 
@@ -57,10 +51,9 @@ class ArealSettings:
             trial_name=str(self.values["trial_name"]),
         )
 
-    @property
-    def recovers(self) -> bool:
-        """Whether AReaL writes what it can resume from. YAML 1.1 reads a bare `on` as true."""
-        return self.values["recover.mode"] in (*MODES, True) and self._is_due("recover")
+    def recovers(self, version: ArealVersion) -> bool:
+        """Whether this AReaL writes what it can resume from, and does."""
+        return self.values["recover.mode"] in version.modes and self._is_due("recover")
 
     @property
     def exports(self) -> bool:
@@ -76,7 +69,7 @@ class ArealSettings:
         """The trial's entries in AReaL's name_resolve, as files: addresses of servers, and weights that are saved. None
         where neither the YAML nor the AReaL of that interpreter says where."""
         paths = self.paths
-        root = self.values["cluster.name_resolve.nfs_record_root"] or _default_record_root(python, env)
+        root = self.values["cluster.name_resolve.nfs_record_root"] or default_record_root(python, env)
         return Path(str(root)) / paths.user / paths.experiment_name / paths.trial_name if root else None
 
     @property
@@ -126,46 +119,3 @@ def _check(file: str, found: Mapping[str, object]) -> None:
         )
     if found["cluster.n_nodes"] not in (None, 1):
         raise ConfigError(f"{file}: cluster.n_nodes={found['cluster.n_nodes']}", "its local launcher has one node")
-
-
-def launch_module(python: str | None, env: Mapping[str, object]) -> str | None:
-    """The module that is AReaL's local launcher in an environment; None where it has none. Nothing is run."""
-    for folder in _import_folders(python, env):
-        for file in LAUNCHERS:
-            if (folder / file).is_file():
-                return file.removesuffix(".py").replace("/", ".")
-    return None
-
-
-def areal_version(python: str | None, env: Mapping[str, object]) -> str:
-    """As its package says; "" where that does not show."""
-    for folder in _import_folders(python, env):
-        for info in folder.glob("areal-*.dist-info"):
-            return info.name.split("-")[1].removesuffix(".dist")
-    return ""
-
-
-def _default_record_root(python: str | None, env: Mapping[str, object]) -> str | None:
-    for folder in _import_folders(python, env):
-        file = folder / "areal" / "api" / "cli_args.py"
-        if file.is_file() and (found := RECORD_ROOT.search(file.read_text(errors="replace"))):
-            return found[1]
-    return None
-
-
-def _import_folders(python: str | None, env: Mapping[str, object]) -> Sequence[Path]:
-    """Where that interpreter looks for packages, as far as its folder and PYTHONPATH show it."""
-    given = str(env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
-    path = str(env.get("PATH", os.environ.get("PATH", os.defpath)))
-    found = shutil.which(python or "python3", path=path)
-    folders = [Path(folder) for folder in given.split(os.pathsep) if folder]
-    if found is not None:
-        root = Path(found).parent.parent
-        folders += [*root.glob("lib/python3*/site-packages"), *root.glob("lib/python3*/dist-packages")]
-    return [*folders, *(place for folder in folders for place in _edited(folder))]
-
-
-def _edited(folder: Path) -> Sequence[Path]:
-    """Checkouts that were installed in place, as their .pth files name them."""
-    lines = [line for file in folder.glob("*areal*.pth") for line in file.read_text(errors="replace").splitlines()]
-    return [Path(line) for line in lines if line.startswith("/")]

@@ -53,7 +53,8 @@ class FoundCheckpoint:
     """A checkpoint on the disk, with the weights after `step`. `changed_at`: unix seconds of the newest change in it.
 
     `is_whole` None: it does not show that itself. `problem`: why it is not whole. `with_it`: what is moved where it is.
-    `has_optimizer` False: one that has it comes first, where both are from before an onset."""
+    `has_optimizer` False: one that has it comes first, where both are from before an onset. `no_resume`: why a trainer
+    can't resume from it, whole as it is."""
 
     step: int
     path: Path
@@ -62,6 +63,7 @@ class FoundCheckpoint:
     problem: str = ""
     with_it: tuple[Path, ...] = ()
     has_optimizer: bool = True
+    no_resume: str = ""
 
 
 class TrainerAdapter(Protocol):

@@ -1,23 +1,26 @@
-"""AReaL's recover folders: what its resume (1.0.4) loads, and whether that is valid. Nothing is unpickled.
+"""AReaL's recover folders: what its resume loads, and whether that is valid. Nothing is unpickled.
 
-Formats: six files written one after another into recover_info/, and one DCP folder that is overwritten in place. A
-death in between mixes two steps. The optimizer's own counter shows that, and the files' own whether they are of one
-step; times only where the counter can't decide, since a copy changes them.
+Formats: six files written one after another into recover_info/, and one DCP folder that is overwritten in place (0.3.1
+to 0.3.4: a Hugging Face folder with an optimizer's file for each rank). A death in between mixes two steps. The
+optimizer's own counter shows that, and the files' own whether they are of one step; times only where the counter can't
+decide, since a copy changes them.
 """
 
 from __future__ import annotations
 
 import pickletools
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import ModelError
+from launcher.base.errors import CheckpointError, LauncherError, ModelError
 from launcher.checkpoints.areal_optimizer import optimizer_steps
 from launcher.checkpoints.checkpoint_folder import CheckpointName
-from launcher.checkpoints.model_files import read_json
+from launcher.checkpoints.model_files import LAST_WRITTEN, find_shards, read_json
+from launcher.checkpoints.tensor_files import read_entries
 from launcher.run_files.written_settings import setting_of
 
 STEP_KEYS = ("epoch", "epoch_step", "global_step", "steps_per_epoch")
@@ -40,6 +43,7 @@ METADATA = ".metadata"
 SUPERVISED = "GRPO_SUPERVISED"
 """In the environment of a tool that a run's own supervisor starts, once the trainer has ended."""
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
+_RANK = re.compile(r"optim_world_size_(?P<world>\d+)_rank_(?P<rank>\d+)\.pt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +76,20 @@ def read_recover_info(folder: Path, checkpoint: Path, *, updates: int | None = N
     elif name is not None:
         problems += _other_step(folder, name.global_step, logger["last_commit_step"])
     problems += pickle_problems(folder / DATA_FILE)
-    unreadable = dcp_problems(checkpoint)
-    problems += unreadable or _mixture(folder / "step_info.json", checkpoint, name, updates)
+    if (optimizer := _optimizer_files(checkpoint)) and not (checkpoint / METADATA).exists():
+        last, counted = max(optimizer, key=_written_at), None
+        unreadable = export_problems(checkpoint) + _rank_problems(checkpoint, optimizer)
+    else:
+        last, unreadable = checkpoint / METADATA, dcp_problems(checkpoint)
+        counted = None if unreadable else optimizer_steps(checkpoint, last.read_bytes())
+    problems += unreadable or _mixture(folder / "step_info.json", last, name, counted, updates)
     steps = step.get("steps_per_epoch")
     return RecoverInfo(
         folder=folder,
         name=name,
         steps_per_epoch=steps if isinstance(steps, int) else None,
         problems=tuple(problems),
-        has_optimizer=_names_optimizer(checkpoint / METADATA),
+        has_optimizer=bool(optimizer) or _names_optimizer(checkpoint / METADATA),
     )
 
 
@@ -158,29 +167,68 @@ def dcp_problems(folder: Path) -> list[str]:
     return problems if problems or named else [f"{metadata} names no shard"]
 
 
-def _mixture(step_info: Path, checkpoint: Path, name: CheckpointName | None, updates: int | None) -> list[str]:
-    """AReaL writes the checkpoint first and step_info.json after it. An optimizer counts fewer steps than were done
-    where it began afresh or left some out, and never more."""
-    metadata = checkpoint / METADATA
+def _optimizer_files(checkpoint: Path) -> Sequence[Path]:
+    return [file for file in sorted(checkpoint.glob("*.pt")) if _RANK.fullmatch(file.name)]
+
+
+def _rank_problems(checkpoint: Path, files: Sequence[Path]) -> list[str]:
+    """Is there an optimizer's file of every rank, of one number of ranks, and each to its end? (torch writes a zip.)"""
+    found = [match for file in files if (match := _RANK.fullmatch(file.name))]
+    worlds = {int(match["world"]) for match in found}
+    if len(worlds) > 1:
+        return [f"{checkpoint} has an optimizer of {' and of '.join(map(str, sorted(worlds)))} ranks"]
+    missing = sorted(set(range(max(worlds))) - {int(match["rank"]) for match in found})
+    problems = [f"{checkpoint} lacks the optimizer of rank {', '.join(map(str, missing))}"] if missing else []
+    return problems + [f"{file} is cut short" for file in files if not zipfile.is_zipfile(file)]
+
+
+def export_problems(folder: Path) -> list[str]:
+    """Is a Hugging Face folder there to its end?"""
+    try:
+        check_export(folder)
+    except LauncherError as error:
+        return [error.message]
+    return []
+
+
+def check_export(folder: Path) -> None:
+    """Raises CheckpointError, ModelError."""
+    if (folder / METADATA).exists():
+        raise CheckpointError(f"{folder} is a DCP folder, not a model")
+    for name in ("config.json", LAST_WRITTEN):
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name} is missing: the export was cut short")
+    for shard in find_shards(folder):
+        read_entries(shard)
+
+
+def _written_at(file: Path) -> float:
+    return file.stat().st_mtime
+
+
+def _mixture(
+    step_info: Path, last: Path, name: CheckpointName | None, counted: int | None, updates: int | None
+) -> list[str]:
+    """AReaL writes the checkpoint first, `last` as its last file, and step_info.json after it. An optimizer has counted
+    fewer steps than were done where it began afresh or left some out, and never more; None: not known."""
     done = 0 if name is None else name.global_step + 1
-    counted = optimizer_steps(checkpoint, metadata.read_bytes())
     if counted and done > 0:
         if updates and counted > updates * done:
             at = -(-counted // updates) - 1
             return [
-                f"{checkpoint} and {step_info} are of two steps: the optimizer has made {counted} steps, "
+                f"{last.parent} and {step_info} are of two steps: the optimizer has made {counted} steps, "
                 f"{updates} a step (actor.ppo_n_minibatches), so its weights are of step {at} or later, and "
                 f"step_info.json says {done - 1}"
             ]
         if counted == (updates or counted // done) * done:
             return []  # whatever the times say: a copy has changed them
     try:
-        later = metadata.stat().st_mtime - step_info.stat().st_mtime
+        later = _written_at(last) - _written_at(step_info)
     except OSError:
         return []
     if later <= 0:
         return []
     return [
-        f"{metadata} was written {later:.1f} s after {step_info}: the weights may be of a later step than it says"
+        f"{last} was written {later:.1f} s after {step_info}: the weights may be of a later step than it says"
         " (or a copy changed the times: cp -a keeps them)"
     ]

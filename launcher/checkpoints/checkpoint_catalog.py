@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from launcher.base.errors import CheckpointError, LauncherError, ModelError
-from launcher.checkpoints.areal_folders import METADATA, RecoverInfo, read_recover_info
+from launcher.base.errors import LauncherError
+from launcher.checkpoints.areal_folders import RecoverInfo, check_export, read_recover_info
 from launcher.checkpoints.checkpoint_folder import (
     Checkpoint,
     CheckpointName,
@@ -27,10 +27,8 @@ from launcher.checkpoints.checkpoint_folder import (
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints
-from launcher.checkpoints.model_files import find_shards
-from launcher.checkpoints.tensor_files import read_entries
 from launcher.checkpoints.trial_folders import TrialFolder
-from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Verification, compare_with_neighbours, verify
+from launcher.checkpoints.verification import Identity, Verification, compare_with_neighbours, verify
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status, newest_first
 from launcher.policy.retention import worth_keeping
@@ -326,18 +324,7 @@ def find_problem(checkpoint: Checkpoint) -> str:
             case CheckpointState.DAMAGED:
                 return checkpoint.problem
             case CheckpointState.UNVERIFIED:
-                _check_export(checkpoint.path)
+                check_export(checkpoint.path)
     except LauncherError as error:
         return error.message
     return ""
-
-
-def _check_export(folder: Path) -> None:
-    """Raises CheckpointError, ModelError."""
-    if (folder / METADATA).exists():
-        raise CheckpointError(f"{folder} is a DCP folder, not a model")
-    for name in ("config.json", LAST_WRITTEN):
-        if not (folder / name).is_file():
-            raise ModelError(f"{folder / name} is missing: the export was cut short")
-    for shard in find_shards(folder):
-        read_entries(shard)

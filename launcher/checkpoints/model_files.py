@@ -18,6 +18,8 @@ from launcher.checkpoints.tensor_files import read_entries
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+LAST_WRITTEN = "tokenizer_config.json"
+"""Of an export by AReaL, which writes nothing atomically: an export without it was cut short."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 CHANGES = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 """Settings of a config.json that trainer and server would not both follow."""

@@ -37,15 +37,13 @@ from launcher.checkpoints.manifest import (
     learned_name,
     list_files,
 )
-from launcher.checkpoints.model_files import INDEX, find_shards, read_json, read_shape
+from launcher.checkpoints.model_files import INDEX, LAST_WRITTEN, find_shards, read_json, read_shape
 from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
 from launcher.checkpoints.tensor_files import TensorEntry, can_judge, constant_matrices, nonfinite, read_entries
 from launcher.checkpoints.weight_distances import odd_tensors
 
 MOST_NAMED = 3
 """Tensors named of one kind of fault; a model of another size has hundreds."""
-LAST_WRITTEN = "tokenizer_config.json"
-"""Of an export by AReaL, which writes nothing atomically: an export without it was cut short."""
 
 Entries = Mapping[str, TensorEntry]
 _names = functools.partial(some_of, most=MOST_NAMED)

@@ -28,7 +28,7 @@ from launcher.base.durable import replace_file, sync_folder
 from launcher.base.errors import CheckpointError, StorageError
 from launcher.base.folder_swap import copy_file
 from launcher.checkpoints.areal_folders import DATA_FILE, FREQUENCY_FILES, METADATA, pickle_problems, read_recover_info
-from launcher.checkpoints.areal_log import read_steps_per_epoch
+from launcher.checkpoints.areal_log import launch_command, read_steps_per_epoch
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.trial_folders import TrialFolder
@@ -40,6 +40,7 @@ FORMAT = "grpo-areal-recovery/1"
 INFO, CHECKPOINT, BEFORE = "recover_info", "recover_checkpoint", "before"
 STAGING, READY, UNDOING = "staging", "ready", "undoing"
 NO_OPTIMIZER = "recover.no_load_optim=true"
+BEFORE_1_0 = "python3 -m areal.launcher."
 BEGIN_AT_WEIGHTS = "begin at these weights instead: actor.path=<the export>, and another trial_name"
 
 
@@ -109,7 +110,12 @@ def _prefix(trial: TrialFolder) -> str:
 
 
 def _refuse_other_forms(trial: TrialFolder) -> None:
-    """Of what this run's AReaL wrote last is seen what it will read."""
+    """Of what this run's AReaL wrote last, and of how it was started, is seen what it will read."""
+    if launch_command(trial.logs).startswith(BEFORE_1_0):
+        raise CheckpointError(
+            f"{trial.logs} is of an AReaL before 1.0, which loads an optimizer in each resume; an export has none",
+            BEGIN_AT_WEIGHTS,
+        )
     if (trial.areal_checkpoint / "config.json").exists() and not (trial.areal_checkpoint / METADATA).exists():
         raise CheckpointError(
             f"{trial.areal_checkpoint} is a Hugging Face folder, as AReaL before 1.0 recovers from; only 1.0's is made",

@@ -36,9 +36,9 @@ def process(run, word):
     return None
 
 
-def project(folder):
+def project(folder, place="infra/launcher"):
     """A folder with their script, YAML and environment; settings of a run of it."""
-    launcher = folder / "areal" / "infra" / "launcher" / "local.py"
+    launcher = folder / "areal" / place / "local.py"
     launcher.parent.mkdir(parents=True)
     shutil.copy(STAND_IN, launcher)
     shutil.copy(STAND_IN, folder / "train.py")
@@ -70,6 +70,18 @@ def test_a_lost_trainer_whose_worker_holds_the_log_and_a_lost_server_cost_no_ste
     assert check_health.main([str(run.paths.logs)]) == 0
 
 
+def test_of_an_areal_before_1_0_a_lost_trainer_costs_no_step(tmp_path):
+    settings = project(tmp_path, place="launcher")
+    with ForeignRun(tmp_path, "train.py", *settings, name="areal", conf="areal") as run:
+        run.wait_steps(8)
+        os.kill(run.wait_until(run.rank, "its trainer runs"), signal.SIGKILL)
+        run.wait_until(lambda: ("trainer_crash", True) in run.incidents(), "it steps again")
+        assert run.wait_end() == 0, run.said()
+        assert run.tree() == []
+    assert run.steps() == list(range(STEPS))
+    assert learned(tmp_path, "state.json") == undisturbed()
+
+
 def test_a_storm_on_it_is_survived(tmp_path, capsys):
     settings = (
         *project(tmp_path),
@@ -82,9 +94,10 @@ def test_a_storm_on_it_is_survived(tmp_path, capsys):
     assert "exit code 0, 40 steps, each once" in capsys.readouterr().out
 
 
-def learned(folder):
-    (shard,) = (folder / "out" / "checkpoints").rglob("__0_0.distcp")
-    return json.loads(shard.read_text())["weight"]
+def learned(folder, file="__0_0.distcp"):
+    """Of the recover folder in its place; a kill while it was written has set another one aside."""
+    (state,) = (folder / "out" / "checkpoints").rglob(f"default/recover_checkpoint/{file}")
+    return json.loads(state.read_text())["weight"]
 
 
 def undisturbed():

@@ -15,7 +15,7 @@ from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal, name_of
-from tests.unit.launcher.adapters.test_areal_adapter import trainer
+from tests.unit.launcher.adapters.test_areal_adapter import older, trainer
 
 CONTRADICTED = """
 {"time": 1795439150.3885427, "event": "trainer.starting", "attempt": 1, "reason": "…", "at_byte": 0}
@@ -33,12 +33,12 @@ class Recorded(SimpleNamespace):
         self.events.append((name, facts))
 
 
-def checkpoints(tmp_path, history, unproven=None):
+def checkpoints(tmp_path, history, unproven=None, *, made_by=trainer, are_ours=True):
     config = RunConfig(experiment_name=EXPERIMENT, trial_name=TRIAL)
     config.cluster.fileroot = str(tmp_path / "runs")
     RunPaths.of(config).prepare()
-    config.trainer = trainer(tmp_path)
-    return ForeignCheckpoints(config, adapter_of(config.trainer), history, are_ours=True, unproven=unproven)
+    config.trainer = made_by(tmp_path)
+    return ForeignCheckpoints(config, adapter_of(config.trainer), history, are_ours=are_ours, unproven=unproven)
 
 
 def lines(count):
@@ -59,6 +59,28 @@ def test_after_a_crash_the_recover_folder_is_taken_although_an_export_is_newer(t
     asyncio.run(found.clear(after=step, is_condemned=False))
     aside = [path.name for path in (top / "default" / "set_aside").iterdir()]
     assert len(aside) == 1 and aside[0].startswith("epoch") and aside[0].endswith(".superseded-1")
+
+
+def before_1_0(tmp_path):
+    return older(tmp_path, "recover.mode=auto")
+
+
+def test_an_export_that_its_areal_can_not_resume_from_is_neither_chosen_nor_called_damaged(tmp_path, history):
+    top, _ = make_areal(tmp_path / "out", [4, 14], recover_step=9)
+    found = checkpoints(tmp_path, history, made_by=before_1_0)
+    assert asyncio.run(found.resume_from(lines(16), None)) == 9
+    asyncio.run(found.clear(after=9, is_condemned=False))
+    assert sorted(path.name for path in (top / "default").glob("epoch*")) == [str(name_of(4))]
+    assert [path.suffix for path in (top / "default" / "set_aside").iterdir()] == [".superseded-1"]
+
+
+def test_exports_that_a_run_would_write_over_from_step_0_on_are_refused(tmp_path, history):
+    top, _ = make_areal(tmp_path / "out", [4, 14])
+    found = checkpoints(tmp_path, history, made_by=before_1_0, are_ours=False)
+    with pytest.raises(RunError) as caught:
+        asyncio.run(found.resume_from([], None))
+    assert str(name_of(14)) in str(caught.value) and "would begin at step 0 and write over it" in str(caught.value)
+    assert "another trial_name" in caught.value.hint and not (top / "default" / "set_aside").exists()
 
 
 @pytest.mark.slow
