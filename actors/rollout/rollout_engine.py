@@ -31,6 +31,7 @@ from launcher.config.schema import RolloutConfig
 
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures of the server, not of the request."""
+OF_WEIGHTS = frozenset({"nonfinite", "impossible"})
 
 
 class RolloutScorer(Protocol):
@@ -227,7 +228,7 @@ class RolloutEngine:
             await self._pool.mark_stale(name, reason)
             raise RequestFailed(reason, kind="stale", retryable=True)
         if samples.failure is not None:
-            if samples.failure.kind == "nonfinite":  # asked again, damaged weights would give the same
+            if samples.failure.kind in OF_WEIGHTS:  # asked again, damaged weights would give the same
                 await self._pool.mark_stale(name, str(samples.failure))
             if samples.failure.kind in NOBODY_THERE:
                 await self._pool.suspect(name, samples.failure.kind)

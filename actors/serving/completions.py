@@ -43,8 +43,11 @@ def _number(logprob: Any) -> float:
     return math.nan if logprob is None else float(logprob)
 
 
-def completion_from(answer: Mapping[str, Any], *, server: str, is_part: bool = False) -> Completion:
-    """`is_part`: it may be UNFINISHED. Raises RequestFailed: aborted, empty, nonfinite or malformed."""
+def completion_from(
+    answer: Mapping[str, Any], *, server: str, is_part: bool = False, vocabulary: int | None = None
+) -> Completion:
+    """`is_part`: it may be UNFINISHED. `vocabulary`: how many tokens the model has, where that is known. Raises
+    RequestFailed: aborted, empty, nonfinite, impossible or malformed."""
     try:
         meta = answer["meta_info"]
         finish = UNFINISHED if is_part and meta["finish_reason"] is None else meta["finish_reason"]["type"]
@@ -65,6 +68,10 @@ def completion_from(answer: Mapping[str, Any], *, server: str, is_part: bool = F
         raise malformed(server, f"log-probs of {len(scored_ids)} tokens for {len(token_ids)}, or of other ones")
     if not all(map(math.isfinite, logprobs)):
         raise RequestFailed(f"{server} answered with log-probs that are not finite", kind="nonfinite")
+    least, most = min(token_ids), max(token_ids)
+    if least < 0 or (vocabulary is not None and most >= vocabulary):  # the trainer's process would end of it
+        what = f"{server} answered with token {least if least < 0 else most}"
+        raise RequestFailed(f"{what}, and the model has {vocabulary or 'none below 0'}", kind="impossible")
     return Completion(
         token_ids=token_ids,
         logprobs=logprobs,
@@ -104,9 +111,11 @@ class Samples:
 
 
 class CompletionStream:
-    """Call `feed` with what arrives, then `samples`. `heard` is called whenever tokens have arrived."""
+    """Call `feed` with what arrives, then `samples`. `heard` is called whenever tokens have arrived; `vocabulary`: as
+    of `completion_from`."""
 
     def __init__(self, n: int, *, server: str, heard: Callable[[], None] = lambda: None) -> None:
+        self.vocabulary: int | None = None
         self._n = n
         self._heard = heard
         self._server = server
@@ -155,7 +164,7 @@ class CompletionStream:
     def _add(self, index: object, answer: dict[str, Any]) -> None:
         if type(index) is not int or not 0 <= index < self._n or index in self._complete:
             raise malformed(self._server, f"completion {index!r} of {self._n}, or that one twice")
-        completion = completion_from(answer, server=self._server, is_part=True)
+        completion = completion_from(answer, server=self._server, is_part=True, vocabulary=self.vocabulary)
         n_tokens = answer["meta_info"]["completion_tokens"]
         if (before := self._begun.get(index)) is not None:
             if before.weight_version != completion.weight_version:

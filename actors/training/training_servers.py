@@ -35,6 +35,7 @@ from launcher.base.disk_faults import Refusal, fault_of
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
+from launcher.checkpoints.model_files import vocabulary_of
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
@@ -74,6 +75,7 @@ class TrainingServers:
         """Create the objects of the asyncio loop, on it."""
         config, tokenizer = self._config, self._model.tokenizer
         self._client = SGLangClient(self._keys)
+        self._client.vocabulary = vocabulary_of(self._model.folder)
         self.pool = ServerPool(self._weight_version_at)
         self._episodes = None if config.rollout.episode is None else await self._begin_episodes()
         engine = RolloutEngine(

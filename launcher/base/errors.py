@@ -87,7 +87,8 @@ class RequestFailed(ServerError):
     """One request to a server had no complete, valid answer.
 
     `kind`: refused reset timeout http_5xx http_4xx truncated empty aborted malformed (the answer), stale
-    nonfinite (the weights), migrated (the server leaves). `retryable`: another try, or another server, may do better.
+    nonfinite impossible (the weights), migrated (the server leaves). `retryable`: another try, or another server, may
+    do better.
     """
 
     def __init__(self, message: str, hint: str = "", *, kind: str = "malformed", retryable: bool = True) -> None:

@@ -169,3 +169,9 @@ def read_json(file: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds a {type(value).__name__}, not an object", "copy or download the file again")
     return value
+
+
+def vocabulary_of(folder: Path) -> int | None:
+    """How many tokens its config.json says that a model has; None where it says nothing of it. Raises ModelError."""
+    size = read_json(folder / "config.json").get("vocab_size")
+    return size if isinstance(size, int) else None

@@ -41,8 +41,10 @@ def write_down(paths: RunPaths) -> None:
     file = (paths.logs / TOKENS).open("a", buffering=1)
     read = completions.completion_from
 
-    def timed(answer: Mapping[str, Any], *, server: str, is_part: bool = False) -> Completion:
-        made = read(answer, server=server, is_part=is_part)
+    def timed(
+        answer: Mapping[str, Any], *, server: str, is_part: bool = False, vocabulary: int | None = None
+    ) -> Completion:
+        made = read(answer, server=server, is_part=is_part, vocabulary=vocabulary)
         line = {"monotonic": time.monotonic(), "server": server, "version": made.weight_version}
         file.write(json.dumps(line) + "\n")
         return made

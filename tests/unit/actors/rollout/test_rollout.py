@@ -202,21 +202,27 @@ async def test_of_two_servers_only_the_one_with_the_right_weights_counts(servers
     assert batch.generated_tokens == sum(len(r.completion.token_ids) for r in batch.rollouts)
 
 
-async def test_a_server_whose_log_probs_are_not_finite_is_asked_no_more_until_somebody_admits_it_again(servers):
-    """Its weights are damaged: asked again, it would answer the same until the prompt has failed too often."""
+@pytest.mark.parametrize("shown_by", ["log-probs that are not finite", "and the model has 2"])
+async def test_a_server_whose_weights_are_damaged_is_asked_no_more_until_somebody_admits_it_again(servers, shown_by):
+    """Asked again, it would answer the same until the prompt has failed too often."""
     items = prompts(4)
     async with engine([servers[0]]) as (rollouts, pool):
-        await fault(servers[0], {"kind": "nan_logprobs", "times": None})
+        client = rollouts._requests._client
+        if "model" in shown_by:
+            client.vocabulary = 2
+        else:
+            await fault(servers[0], {"kind": "nan_logprobs", "times": None})
         running = asyncio.create_task(collect(rollouts, queue_of(items), items, 4))
         async with asyncio.timeout(20):
             while pool.servers()[0].state is not ServerState.STALE or any(pool.in_flight().values()):
                 await asyncio.sleep(0.01)
         asked = await generated(servers[0])
         await fault(servers[0], {"kind": "nan_logprobs", "times": 0})
+        client.vocabulary = None
         doubted = pool.servers()[0]
         await pool.update([dataclasses.replace(doubted, state=ServerState.READY, reason="")])
         reason, batch = doubted.reason, await running
-    assert "log-probs that are not finite" in reason
+    assert shown_by in reason
     assert asked <= 4 * 8, "each prompt was asked for once"
     assert (len(batch.groups), batch.failed) == (4, 0)
 

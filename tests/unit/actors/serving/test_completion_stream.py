@@ -37,6 +37,7 @@ def event(said):
 
 def fed(n, *pieces):
     stream = CompletionStream(n, server=SERVER)
+    stream.vocabulary = 10
     for piece in pieces:
         stream.feed(piece)
     return stream.samples()
@@ -77,6 +78,8 @@ def test_of_a_stream_that_ends_early_the_whole_ones_are_kept(length):
         ({"error": "what?"}, "malformed", True, "TypeError"),
         ({"output_ids": [4]}, "malformed", True, "index"),
         ([1], "malformed", True, "TypeError"),
+        (answer(1, tokens=(4, -1)), "impossible", True, "token -1"),
+        (answer(1, tokens=(4, 10)), "impossible", True, "token 10, and the model has 10"),
     ],
 )
 def test_one_that_is_no_completion_costs_itself_alone(second, kind, retryable, said):
@@ -207,6 +210,23 @@ def test_a_fault_is_a_failure_of_its_kind_beside_what_came_whole(server, fault, 
     assert samples.failure is not None
     assert samples.failure.kind == kind
     assert len(samples.completions) == kept
+
+
+def test_a_token_that_the_model_has_not_is_no_completion(server):
+    """The trainer's process ended of it, and was restarted until the run halted; the server kept its traffic."""
+
+    async def work():
+        async with SGLangClient() as client:
+            client.vocabulary = 2  # the stand-in makes no smaller ones
+            with pytest.raises(RequestFailed, match=r"with token \d+, and the model has 2"):
+                await client.generate(server, token_ids=[1, 2], sampling=SAMPLING, timeout_s=10.0)
+            stream = CompletionStream(1, server=server)
+            asked = {"inputs": [(1, 2)], "samplings": [SAMPLING], "timeout_s": 10.0}
+            return await client.generate_samples(server, stream, **asked)
+
+    samples = asyncio.run(work())
+    assert samples.failure is not None
+    assert samples.failure.kind == "impossible"
 
 
 def test_a_deadline_ends_the_request(server):
