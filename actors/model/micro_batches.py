@@ -1,15 +1,16 @@
-"""Rollouts to tensors: sequences laid out in micro-batches of at most `max_tokens_per_mb` padded tokens.
+"""Rollouts to tensors: sequences laid out in micro-batches of at most `max_tokens_per_mb` tokens, padding included.
 
-Longest first, so that sequences of like length lie together and little is padding. Rows are padded on the right: under
-causal attention no real token looks to its right, so neither an attention mask nor position ids are needed, and the
-kernels that take none (flash attention) can be used. What is asked of the model is a flat list of tokens, so nothing
-downstream knows of padding.
+Packed: one after another in one row, of which attention must know (`packed_attention.py`); nothing is padding.
+Padded: longest first, so that sequences of like length lie together and little is padding. Rows are padded on the
+right: under causal attention no real token looks to its right, so neither a mask nor position ids are needed.
+What is asked of the model is a flat list of tokens, so nothing downstream knows of rows and padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -62,8 +63,9 @@ class MicroBatch:
     """Tensors of one forward pass. All but the first have an entry for each token that the model made.
 
     `input_ids` [rows, width]; `positions` index the flattened hidden states [rows * width] that predict the tokens
-    `targets`; `sequences` say which sequence of the batch each token is of. `learns`: it has a backward pass. The last
-    three are None unless a pass before the first gradient has found them.
+    `targets`; `sequences` say which sequence of the batch each token is of. `learns`: it has a backward pass.
+    `lengths`: of the sequences that are packed in its one row; () where each has a row. The last three are None unless
+    a pass before the first gradient has found them.
     """
 
     input_ids: Tensor
@@ -72,6 +74,7 @@ class MicroBatch:
     sequences: Tensor
     server_logprobs: Tensor
     learns: bool
+    lengths: tuple[int, ...] = ()
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     advantages: Tensor | None = None
@@ -120,7 +123,7 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
 
 
 def share_out(
-    sequences: Sequence[SampledSequence], learning: Sequence[bool], *, max_tokens: int, ranks: int
+    sequences: Sequence[SampledSequence], learning: Sequence[bool], max_tokens: int, *, ranks: int, packs: bool
 ) -> list[list[MicroBatch]]:
     """Every sequence once, on one of the ranks: those that teach nothing (`learning` False) apart, since they need no
     backward pass.
@@ -134,11 +137,12 @@ def share_out(
         packed = []
         for mine in deal([len(sequences[index]) for index in chosen], ranks=ranks):
             own = [chosen[index] for index in mine]
-            rows = pack([len(sequences[index]) for index in own], max_tokens=max_tokens)
-            packed.append([_tensors_of(sequences, [own[row] for row in one], learns=learns) for one in rows])
+            divide = fill if packs else pack
+            rows = divide([len(sequences[index]) for index in own], max_tokens=max_tokens)
+            packed.append([_tensors_of(sequences, [own[row] for row in one], learns, packs) for one in rows])
         most = max(map(len, packed))
         for share, own_batches in zip(shares, packed, strict=True):
-            share += own_batches + [_nothing(learns=learns)] * (most - len(own_batches))
+            share += own_batches + [_nothing(learns, packs)] * (most - len(own_batches))
     return shares
 
 
@@ -159,15 +163,10 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
 
     Raises ConfigError for a sequence that is longer than that alone.
     """
+    _refuse_too_long(lengths, max_tokens)
     longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     packed: list[list[int]] = []
     for index in longest_first:
-        if lengths[index] > max_tokens:
-            raise ConfigError(
-                f"a sequence of {lengths[index]} tokens does not fit in a micro-batch of {max_tokens}",
-                f"set actor.mb_spec.max_tokens_per_mb to at least {lengths[index]} (prompt and completion together), "
-                "or make gconfig.max_new_tokens or train_dataset.max_length smaller",
-            )
         width = lengths[packed[-1][0]] if packed else 0
         if packed and (len(packed[-1]) + 1) * width <= max_tokens:
             packed[-1].append(index)
@@ -176,13 +175,38 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     return packed
 
 
-def _tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], *, learns: bool) -> MicroBatch:
+def fill(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    """Indices into `lengths`, in micro-batches of at most `max_tokens` tokens without padding: the fewest that `deal`
+    finds, of about as many tokens. Deterministic. Raises as `pack`."""
+    _refuse_too_long(lengths, max_tokens)
+    for n in range(-(-sum(lengths) // max_tokens), len(lengths)):
+        dealt = deal(lengths, ranks=n)
+        if all(sum(lengths[index] for index in one) <= max_tokens for one in dealt):
+            return dealt
+    return [[index] for index in range(len(lengths))]
+
+
+def _refuse_too_long(lengths: Sequence[int], max_tokens: int) -> None:
+    if lengths and (longest := max(lengths)) > max_tokens:
+        raise ConfigError(
+            f"a sequence of {longest} tokens does not fit in a micro-batch of {max_tokens}",
+            f"set actor.mb_spec.max_tokens_per_mb to at least {longest} (prompt and completion together), "
+            "or make gconfig.max_new_tokens or train_dataset.max_length smaller",
+        )
+
+
+def _tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], learns: bool, packs: bool) -> MicroBatch:
     chosen = [sequences[row] for row in rows]
-    width = max(map(len, chosen))
-    padded = [[*one.prompt, *one.completion, *[PADDING] * (width - len(one))] for one in chosen]
-    starts = [row * width + len(one.prompt) - 1 for row, one in enumerate(chosen)]  # predicts the first token
+    lengths = [len(one) for one in chosen]
+    widths = lengths if packs else [max(lengths)] * len(chosen)
+    tokens = [
+        [*one.prompt, *one.completion, *[PADDING] * (n - len(one))] for one, n in zip(chosen, widths, strict=True)
+    ]
+    begins = [0, *accumulate(widths)][:-1]
+    starts = [begin + len(one.prompt) - 1 for begin, one in zip(begins, chosen, strict=True)]  # predicts the first
     return MicroBatch(
-        input_ids=torch.tensor(padded, dtype=torch.int64),
+        input_ids=torch.tensor([list(chain(*tokens))] if packs else tokens, dtype=torch.int64),
+        lengths=tuple(lengths) if packs else (),
         positions=_integers(start + place for start, one in zip(starts, chosen, strict=True) for place in one.places),
         targets=_integers(one.completion[place] for one in chosen for place in one.places),
         sequences=_integers(row for row, one in zip(rows, chosen, strict=True) for _ in one.places),
@@ -193,7 +217,7 @@ def _tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], *, le
     )
 
 
-def _nothing(*, learns: bool) -> MicroBatch:
+def _nothing(learns: bool, packs: bool) -> MicroBatch:
     """One token, of which nothing is asked: a pass without figures, whose gradient is 0."""
     return MicroBatch(
         input_ids=torch.tensor([[PADDING]], dtype=torch.int64),
@@ -202,6 +226,7 @@ def _nothing(*, learns: bool) -> MicroBatch:
         sequences=_integers(()),
         server_logprobs=torch.tensor((), dtype=torch.float32),
         learns=learns,
+        lengths=(1,) if packs else (),
     )
 
 

@@ -7,8 +7,9 @@ for the order in which gradients are summed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,50 +22,20 @@ from actors.model import model_folder
 from actors.model.advantages import batch_normalised
 from actors.model.lora import add_adapters, merged_weights
 from actors.model.micro_batches import MicroBatch
+from actors.model.model_sources import Empty, Sources
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
+from actors.model.packed_attention import Trial, find_packing
 from actors.model.rank_collectives import RankGroup
 from actors.model.token_logprobs import LogprobModel
-from actors.model.torch_settings import own_dtype, torch_dtype
+from actors.model.torch_settings import checkpoint_layers, own_dtype, torch_dtype
 from actors.model.training_state import LearnedState, StateReader
 from launcher.checkpoints.manifest import MOMENTS
 from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Empty:
-    """A model to be filled: its folder, and the setting that names it."""
-
-    path: str
-    key: str
-    dtype: torch.dtype
-    has_adapters: bool = False
-
-
-class Sources:
-    """The models as they are on the disk, read by rank 0 alone, before the ranks meet. Raises ModelError."""
-
-    def __init__(self, actor: ActorConfig, ref: RefConfig) -> None:
-        self.folder = model_folder.local_folder(actor.path, key="actor.path")
-        self.policy = self.read_policy(actor)
-        self.reference = None
-        if actor.needs_reference:
-            folder = model_folder.local_folder(ref.path, key="ref.path")
-            self.reference = model_folder.load_model(
-                folder, dtype=torch_dtype(ref.dtype), attn_implementation=actor.attn_implementation, key="ref.path"
-            )
-
-    @staticmethod
-    def read_policy(actor: ActorConfig) -> PreTrainedModel:
-        folder = model_folder.local_folder(actor.path, key="actor.path")
-        model = model_folder.load_model(
-            folder, dtype=own_dtype(actor), attn_implementation=actor.attn_implementation, key="actor.path"
-        )
-        if actor.use_lora:
-            add_adapters(model, actor)
-        return model
+log = logging.getLogger("trainer")
 
 
 class ModelPart:
@@ -101,6 +72,7 @@ class ModelPart:
         self._batches: list[Batch] = []
         self._sums: list[Sums] = []
         self._kept: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+        self._pack(reference)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -114,6 +86,27 @@ class ModelPart:
     @property
     def _is_adamw(self) -> bool:
         return self._actor.optimizer.type == ADAMW
+
+    def _pack(self, reference: LogprobModel | None) -> None:
+        """Sequences in one row, where that is asked for and found to hold on this model."""
+        farthest = self._group.largest if self._group is not None else Tensor.clone
+        packing = find_packing(self.model, self._actor, self._device, tried=self._tried, farthest=farthest)
+        log.info("%s", packing.note)
+        self.objective.packs = bool(packing.attention)
+        if packing.attention and reference is not None:
+            reference.model.set_attn_implementation(packing.attention)
+
+    def _tried(self, rows: Sequence[MicroBatch]) -> Trial:
+        """Forward and backward; gradients of the first layer, or this rank's slices of them."""
+        found = []
+        for row in rows:
+            logprobs, _ = self.objective.logprobs(self.policy, row.to(self._device), temperature=1.0, dtype=self._dtype)
+            logprobs.sum().backward()  # type: ignore[no-untyped-call]
+            found.append(logprobs.detach())
+        layer = next(module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer))
+        gradients = [_local(one.grad).flatten() for one in layer.parameters() if one.grad is not None]
+        self.optimizer.zero_grad(set_to_none=True)
+        return Trial(torch.cat(found), torch.cat(gradients))
 
     # ── a step ──
 
@@ -221,6 +214,7 @@ class ModelPart:
             sequences=torch.zeros(len(completion), dtype=torch.int64),
             server_logprobs=torch.zeros(len(completion)),
             learns=False,
+            lengths=(len(prompt) + len(completion),) if self.objective.packs else (),
         )
         found, _ = self.objective.logprobs(self.policy, asked.to(self._device), temperature=1.0, dtype=self._dtype)
         values: list[float] = found.tolist()
@@ -304,7 +298,7 @@ class ModelPart:
                 add_adapters(model, self._actor)
         model = model.eval()
         if checkpoints:
-            _checkpoint_layers(model)
+            checkpoint_layers(model)
         held = LogprobModel(model)
         if self._group is not None:
             self._group.shard(held, in_bfloat16=empty.key == "actor.path" and self._actor.gather_dtype == "bfloat16")
@@ -336,15 +330,3 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _copied(tensor: Tensor) -> Tensor:
     return _local(tensor.detach()).to("cpu", copy=True)
-
-
-def _checkpoint_layers(model: PreTrainedModel) -> None:
-    """Keep only the layers' inputs and compute each layer again in the backward pass.
-
-    Transformers does that only for layers in training mode. Only the layers' own flag is set, not that of what is in
-    them, so dropout stays off.
-    """
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True

@@ -86,6 +86,7 @@ class Objective:
         self._temperature = temperature
         self._dtype = dtype
         self._reference = reference
+        self.packs = False
 
     @property
     def looks_ahead(self) -> bool:
@@ -128,7 +129,7 @@ class Objective:
         weights = token_weights(lengths * kept, actor.loss_aggregation, constant=actor.max_new_tokens)
         advantages, weights, kept = of_rollouts[of], weights[of], kept[of]
         learning = (((advantages != 0) | all_learn) & kept).tolist()  # NaN learns: it shows
-        shares = share_out(sequences, learning, max_tokens=actor.mb_spec.max_tokens_per_mb, ranks=ranks)
+        shares = share_out(sequences, learning, actor.mb_spec.max_tokens_per_mb, ranks=ranks, packs=self.packs)
         return [
             Batch(
                 advantages=advantages,
@@ -307,13 +308,10 @@ class Objective:
         entropy_learns: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs of the completion tokens and the entropies there, in float32 whatever the arithmetic."""
+        asked = (micro_batch.input_ids, micro_batch.positions, micro_batch.targets)
         with _arithmetic(micro_batch.input_ids.device, dtype):
             found: tuple[Tensor, Tensor] = model(
-                micro_batch.input_ids,
-                micro_batch.positions,
-                micro_batch.targets,
-                temperature=temperature,
-                entropy_learns=entropy_learns,
+                *asked, temperature=temperature, entropy_learns=entropy_learns, lengths=micro_batch.lengths
             )
             return found
 

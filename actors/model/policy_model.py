@@ -23,7 +23,8 @@ from torch import Tensor
 
 from actors.model import lora, model_folder, training_state
 from actors.model.batch_figures import stats_of
-from actors.model.model_part import ModelPart, Sources
+from actors.model.model_part import ModelPart
+from actors.model.model_sources import Sources
 from actors.model.objective import Batch, Sums
 from actors.model.older_weights import OlderWeights
 from actors.model.optimizer import learning_rate
@@ -126,7 +127,7 @@ class PolicyModel:
         self.discard()
         minibatches = self._objective.prepare(groups, ranks=1 if self._crew is None else self._crew.size)
         made = (one.input_ids.numel() for batches in minibatches for batch in batches for one in batch.micro_batches)
-        self.largest_micro_batch = max([self.largest_micro_batch, *made])
+        self.largest_micro_batch = max(self.largest_micro_batch, *made)
         self._minibatches, self._groups = minibatches, groups
         with self._nothing_left_of_failures():
             self._do_each("begin", [(list(of_rank),) for of_rank in zip(*minibatches, strict=True)])

@@ -1,4 +1,4 @@
-"""What the settings mean for torch: the dtype of each weight, the device, the threads."""
+"""What the settings mean for torch: the dtype of each weight, the device, the threads, what is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.schema import ActorConfig
@@ -51,3 +53,15 @@ def stream_of_its_own(device: torch.device) -> Iterator[None]:
         stream.wait_stream(torch.cuda.default_stream())
         with torch.cuda.stream(stream):
             yield
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Keep only the layers' inputs and compute each layer again in the backward pass.
+
+    Transformers does that only for layers in training mode. Only the layers' own flag is set, not that of what is in
+    them, so dropout stays off.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

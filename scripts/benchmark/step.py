@@ -2,21 +2,37 @@
 
 A step lasts from one line to the next, so that all is in it: the gate, the records, the checkpoint. Steps in which the
 held-out set was evaluated are left out, and so is the first of each attempt, whose beginning has no line.
+
+With `--prompts` no run is read: a model of random weights takes a step on made batches of lengths as GSM8K's, padded
+and packed in turn; and of the complete batch of the settings it is counted how many tokens each way computes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
+import tempfile
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from actors.model.micro_batches import SampledSequence, share_out
+from actors.model.policy_model import PolicyModel
 from launcher.base.errors import UsageError
+from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
+from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.measured import Measured
-from scripts.faults.started_run import short_lived, until_finished
+from scripts.benchmark.measured import Measured, Points
+from scripts.benchmark.ratios import paired_ratio
+from scripts.benchmark.state import make_model
+from scripts.faults.started_run import PRESET, short_lived, until_finished
 
 PARTS = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither")
 
@@ -24,9 +40,13 @@ PARTS = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logs", type=Path, help="the logs folder of an existing run; without it a new run is started")
     parser.add_argument("--steps", type=int, default=60, help="steps of the new run")
+    parser.add_argument("--prompts", type=int, help="of a made batch, on which padded and packed steps are compared")
+    parser.add_argument("--times", type=int, default=5, help="steps by each way, with --prompts")
 
 
 def run(arguments: argparse.Namespace) -> Measured:
+    if arguments.prompts is not None:
+        return padded_and_packed(arguments.prompts, arguments.times, arguments.overrides)
     if arguments.logs is not None:
         found = RunPaths.of_logs(arguments.logs.absolute())
         if found is None:
@@ -90,3 +110,94 @@ def measured(times: Sequence[StepTime]) -> Measured:
     shares = {f"{part}_%": [100 * sum(points[f"{part}_s"]) / sum(points["wall_s"])] for part in PARTS}
     each = [100 * time.neither / time.wall for time in times]
     return Measured(points=points | shares | {"neither_of_a_step_%": each}, raw=[asdict(time) for time in times])
+
+
+def padded_and_packed(prompts: int, times: int, overrides: Sequence[str]) -> Measured:
+    """Seconds and peak memory of a step over `prompts` groups, after one by each way that warms up."""
+    config, source = compose(list(overrides) or [PRESET]), random.Random(0)
+    notes = [tokens_computed(config, [gsm8k_lengths(source, config) for _ in range(config.train_dataset.batch_size)])]
+    points = Points()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        wide = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}
+        model = make_model(Path(folder) / "model", **wide, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+        actor = replace(config.actor, path=str(model), device="cpu", dtype="float32", dp_size=1, use_lora=False)
+        tokenizer = compose([PRESET]).actor.path
+        ways = {
+            way: PolicyModel(
+                replace(actor, use_remove_padding=way == "packed"),
+                config.ref,
+                temperature=1.0,
+                total_steps=1,
+                tokenizer_path=tokenizer,
+            )
+            for way in ("padded", "packed")
+        }
+        for number in range(times + 1):
+            groups = made_groups(source, [gsm8k_lengths(source, config) for _ in range(prompts)])
+            for way, policy in ways.items():
+                began = time.monotonic()
+                stats = policy.compute_gradients(groups)
+                seconds = time.monotonic() - began
+                if number:
+                    points.setdefault(f"{way}_s", []).append(seconds)
+                else:
+                    notes.append(f"{way}: {stats.n_micro_batches} micro-batches")
+                policy.discard()
+        for way, policy in ways.items():
+            points[f"{way}_peak_mib"] = [peak_bytes(policy, groups) / 2**20]
+    return Measured(
+        points=points, ratios={"packed over padded": paired_ratio(points["packed_s"], points["padded_s"])}, notes=notes
+    )
+
+
+def gsm8k_lengths(source: random.Random, config: RunConfig) -> list[tuple[int, int]]:
+    """Tokens of a prompt and of each of its completions: lognormal, as GSM8K's characters are (0.38 and 0.49 of log),
+    scaled to medians of 90 and 170 tokens. How a model's own answers are spread is not in the data."""
+    prompt = round(source.lognormvariate(math.log(90), 0.38))
+    most = config.gconfig.max_new_tokens
+    return [
+        (prompt, min(most, max(1, round(source.lognormvariate(math.log(170), 0.49)))))
+        for _ in range(config.gconfig.n_samples)
+    ]
+
+
+def tokens_computed(config: RunConfig, groups: Sequence[Sequence[tuple[int, int]]]) -> str:
+    """Half of the groups teach nothing, as where all their rewards are equal."""
+    actor = config.actor
+    sequences = [
+        SampledSequence(prompt=(0,) * prompt, completion=(0,) * n, logprobs=(0.0,) * n)
+        for group in groups
+        for prompt, n in group
+    ]
+    learning = [number % 2 == 0 for number, group in enumerate(groups) for _ in group]
+    tokens = sum(map(len, sequences))
+    said = []
+    for way, packs in (("padded", False), ("packed", True)):
+        shares = share_out(sequences, learning, actor.mb_spec.max_tokens_per_mb, ranks=actor.dp_size, packs=packs)
+        computed = sum(one.input_ids.numel() for share in shares for one in share)
+        said.append(f"{way} {1 - tokens / computed:.1%} padding in {len(shares[0])} micro-batches of a rank")
+    return f"{config.experiment_name}: {tokens:,} tokens of a batch on {actor.dp_size} rank(s): {', '.join(said)}"
+
+
+def made_groups(source: random.Random, groups: Sequence[Sequence[tuple[int, int]]]) -> list[RolloutGroup]:
+    def rollout(n: int, place: int) -> Rollout:
+        tokens = tuple(source.randrange(1, 16) for _ in range(n))
+        completion = Completion(
+            token_ids=tokens, logprobs=(-2.0,) * n, weight_version=0, finish_reason="stop", server="made"
+        )
+        return Rollout(completion=completion, text="", reward=float(place % 2))
+
+    return [
+        RolloutGroup(
+            prompt=Prompt(id=str(number), token_ids=(1,) * group[0][0], record={}),
+            rollouts=tuple(rollout(n, place) for place, (_, n) in enumerate(group)),
+        )
+        for number, group in enumerate(groups)
+    ]
+
+
+def peak_bytes(policy: PolicyModel, groups: Sequence[RolloutGroup]) -> int:
+    """The most that the tensors which a step makes take at once, as torch counts them."""
+    with MemTracker() as tracker:
+        policy.compute_gradients(groups)
+    return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values())

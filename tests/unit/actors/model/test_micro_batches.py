@@ -42,7 +42,7 @@ def test_layout_by_hand():
         SampledSequence(prompt=(5,), completion=(6, 7), logprobs=(-0.1, -0.2)),
         SampledSequence(prompt=(1, 2, 3), completion=(4,), logprobs=(-0.3,)),
     ]
-    ((batch,),) = share_out(sequences, [True, True], max_tokens=100, ranks=1)
+    ((batch,),) = share_out(sequences, [True, True], 100, ranks=1, packs=False)
     assert batch.input_ids.tolist() == [[1, 2, 3, 4], [5, 6, 7, PADDING]]
     assert batch.positions.tolist() == [2, 4, 5]  # the token before each completion token, rows of 4
     assert batch.targets.tolist() == [4, 6, 7]
@@ -52,7 +52,7 @@ def test_layout_by_hand():
 
 def test_sequences_that_teach_nothing_are_kept_apart():
     sequences = [SampledSequence(prompt=(1,), completion=(2,), logprobs=(-0.1,)) for _ in range(3)]
-    (batches,) = share_out(sequences, [False, True, False], max_tokens=100, ranks=1)
+    (batches,) = share_out(sequences, [False, True, False], 100, ranks=1, packs=False)
     assert [(batch.learns, batch.sequences.tolist()) for batch in batches] == [(True, [1]), (False, [0, 2])]
 
 
