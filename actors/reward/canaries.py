@@ -135,18 +135,30 @@ class CanaryRounds:
         submit: Callable[[Coroutine[Any, Any, tuple[CanaryScore, ...]]], Future[tuple[CanaryScore, ...]]],
         rates: ErrorRates,
         tolerance: float = 0.0,
+        doubt: str = "",
     ) -> None:
+        """`doubt`: what is said beside a wrong score, "" for nothing (actors/reward/reward_source.py)."""
         self._canaries = canaries
         self._scorer = scorer
         self._count = count
         self._submit = submit
         self._tolerance = tolerance
         self._rates = rates
+        self._doubt = doubt
 
     def begin(self, step: int) -> Future[tuple[CanaryScore, ...]]:
         """Scores those of a step, while the caller continues."""
         chosen = pick(self._canaries, self._count, step)
-        return self._submit(score_canaries(chosen, self._scorer, self._rates, self._tolerance))
+        return self._submit(self._scored(chosen))
+
+    async def _scored(self, chosen: Sequence[Canary]) -> tuple[CanaryScore, ...]:
+        scores = await score_canaries(chosen, self._scorer, self._rates, self._tolerance)
+        return tuple(map(self._doubted, scores)) if self._doubt else scores
+
+    def _doubted(self, score: CanaryScore) -> CanaryScore:
+        if score.got is None or score.got == score.expected:
+            return score
+        return replace(score, error=f"{score.name} was scored {score.got:.3g}, not {score.expected:.3g}; {self._doubt}")
 
 
 async def _score(canary: Canary, scorer: CanaryScorer, rates: ErrorRates, tolerance: float) -> CanaryScore:

@@ -16,6 +16,7 @@ from actors.reward.canaries import CanaryRounds, ErrorRates, make_canaries
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
+from actors.reward.reward_source import doubt_of
 from actors.rollout.live_rollouts import LoopThread
 from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
@@ -99,6 +100,7 @@ class Training:
         rates, known = ErrorRates(paths.logs / RATES_FILE), read_known(config)
         given = self._thread.call(learn_known(known, self._reward, rates, keep_in=kept))
         canaries = given or self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
+        reward = config.reward
         self._canaries = CanaryRounds(
             canaries,
             self._reward,
@@ -106,6 +108,7 @@ class Training:
             submit=self._thread.submit,
             rates=rates,
             tolerance=config.reward_health.canary_tolerance,
+            doubt=doubt_of(reward.fn, reward.weights, config.own_rewards(), kept_in=kept),
         )
         self._recorded = RecordedAnswers(
             self._data.prompts,
