@@ -1,7 +1,6 @@
 """Is this run healthy? Servers, logs, GPUs, memory, disk, steps, checkpoints: `python -m scripts.check_health --help`.
 
-For a live run and for a dead one, of this launcher and of AReaL's own. It changes nothing. Exit codes: 0 healthy; 1 not
-healthy, or something could not be seen; 2 the command is wrong, and nothing was checked.
+For a live run and for a dead one, of this launcher and of AReaL's own. It changes nothing.
 """
 
 from __future__ import annotations

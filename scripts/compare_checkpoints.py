@@ -24,6 +24,7 @@ from scripts.checkpoints.distance_picture import draw_distances
 from scripts.ending import DONE, ended, print_json
 
 WIDTH, MOST = 160, 15
+FIGURES = ("a_norm", "b_norm", "distance", "cosine", "update_cosine", "earlier_cosine")
 EXIT_CODES = (
     "0 nothing was seen that speaks against B; 1 something was, or could not be looked at; 2 the command is wrong, or "
     "one of them is no model"
@@ -89,16 +90,7 @@ def _facts(found: Comparison, answers: Answers | None) -> dict[str, object]:
         "against": [*found.against, *(answers.against if answers else ())],
         "unlooked": list(found.unlooked),
         "tensors": [
-            {
-                "name": one.name,
-                "shape": list(one.shape),
-                "a_norm": one.a_norm,
-                "b_norm": one.b_norm,
-                "distance": one.distance,
-                "cosine": one.cosine,
-                "update_cosine": one.update_cosine,
-                "earlier_cosine": one.earlier_cosine,
-            }
+            {"name": one.name, "shape": list(one.shape)} | {figure: getattr(one, figure) for figure in FIGURES}
             for one in found.tensors
         ],
         "answers": None if answers is None else answers.facts(),

@@ -1,7 +1,6 @@
 """What happened to a run, since which step, why, and how to resume: `python -m scripts.diagnose --help`.
 
-Reads logs of this launcher and of AReaL, WandB's CSV exports and offline files; see docs/diagnose.md. Exit codes: 0 no
-failure found; 1 one was found; 2 the command or a file is wrong; 3 unclear, too little was seen; 130 interrupted.
+Reads logs of this launcher and of AReaL, WandB's CSV exports and offline files; see docs/diagnose.md.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 `eval "$(python -m scripts.ray_environment /shared/folder)"` before each of them. The cluster's token is made in that
 folder where it isn't there, for this user alone; it is never printed.
-
-Exit codes: 0 printed; 2 the folder can't be used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Makes a run's report.html again from its files, also of a run that died: `python -m scripts.report --help`.
-
-Exit codes: 0 written; 2 the command is wrong, or the report can't be written: the message says what to change.
-"""
+"""Makes a run's report.html again from its files, also of a run that died: `python -m scripts.report --help`."""
 
 from __future__ import annotations
 

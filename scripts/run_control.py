@@ -2,10 +2,6 @@
 
 Works on any machine that sees the run's files, for detached runs and for others; needs no Ray and no token. A
 request is written to a file that only the run's own user can write, and holds until the next request or the next start.
-
-Exit codes: 0 done (of `attach`: the run finished); 1 `status`: the run is not live; 2 the command is wrong;
-3 of `attach`: the run errored, or its driver stopped writing; 4 asked, and the run did not do it in time;
-130 of `attach`: the run was aborted.
 """
 
 from __future__ import annotations

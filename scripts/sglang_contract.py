@@ -4,7 +4,6 @@
 
 PATH: a wheel, or the package's folder (default: the installed one). What is there under the same name may still behave
 otherwise; after an upgrade the tests with the real server decide (docs/servers.md).
-Exit codes: 0 all is there, 1 something is missing, 2 PATH is no SGLang.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draws a storm as a picture, from the files of its run: `python -m scripts.storm_picture LOGS --output storm.png`.
 
-The reward of each step, and each fault at the step at which it fired. Exit codes: 0 drawn; 2 the command is wrong.
+The reward of each step, and each fault at the step at which it fired.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 It reads the runs' files alone, in a process of its own: nothing of a run waits for it, and its end ends nothing. It
 listens on loopback; who has the link that it prints may see the runs and ask them to pause, resume or stop.
-
-Exit codes: 0 ended by Ctrl-C, or with its driver; 2 the command is wrong, or the port is taken.
 """
 
 from __future__ import annotations

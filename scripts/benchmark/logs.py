@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scripts.benchmark.made_data.made_logs import Made, RunMaker
@@ -22,21 +21,6 @@ from scripts.benchmark.measured import Measured
 
 MEGABYTE = 1e6
 ENDLESS = 10**9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One reading. `cpu_s`: processor time, which others on the machine don't change. `peak_mb`: the most memory that
-    the process held. `onset`: as found, and as made."""
-
-    log: str
-    megabytes: float
-    seconds: float
-    cpu_s: float
-    megabytes_per_s: float
-    peak_mb: float
-    onset: int | None
-    true_onset: int | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Measured:
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.folder) as folder:
-        one = measure(arguments.gigabytes, Path(folder), arguments.log)
-    points = {name: [getattr(one, name)] for name in ("megabytes", "seconds", "cpu_s", "megabytes_per_s", "peak_mb")}
-    points["megabytes_per_cpu_s"] = [one.megabytes / one.cpu_s]
-    return Measured(points=points, notes=[f"onset {one.onset} (made: {one.true_onset})"], raw=asdict(one))
+        return measure(arguments.gigabytes, Path(folder), arguments.log)
 
 
 def write_trainer_log(path: Path, size: int) -> int:
@@ -95,8 +76,9 @@ def write_server_log(path: Path, size: int) -> None:
                 return
 
 
-def measure(gigabytes: float, folder: Path, log: str) -> Reading:
-    """Make the log, read it, remove it."""
+def measure(gigabytes: float, folder: Path, log: str) -> Measured:
+    """Make the log, read it, remove it. `cpu_s`: processor time, which others on the machine don't change. `peak_mb`:
+    the most memory that the process held. `onset`: as found, and as made."""
     path = folder / f"{log}.log"
     size, onset = int(gigabytes * 1e9), None
     try:
@@ -117,7 +99,7 @@ print(os.wait4(child.pid, 0)[2].ru_maxrss)
 """The peak that the kernel tells of a process includes that of the one that forked it, which may be a large one."""
 
 
-def _read(path: Path, log: str, onset: int | None) -> Reading:
+def _read(path: Path, log: str, onset: int | None) -> Measured:
     command = [sys.executable, "-m", "scripts.diagnose", str(path), "--json", "--no-progress"]
     begin = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", SMALL, *command], stdout=subprocess.PIPE, text=True) as process:
@@ -128,13 +110,14 @@ def _read(path: Path, log: str, onset: int | None) -> Reading:
     seconds = time.perf_counter() - begin
     found = said["onset"]["step"] if said["onset"] else None
     megabytes = path.stat().st_size / MEGABYTE
-    return Reading(
-        log=log,
-        megabytes=megabytes,
-        seconds=seconds,
-        cpu_s=usage.ru_utime + usage.ru_stime,
-        megabytes_per_s=megabytes / seconds,
-        peak_mb=peak_kib * 1024 / MEGABYTE,
-        onset=found,
-        true_onset=onset,
-    )
+    cpu_s = usage.ru_utime + usage.ru_stime
+    figures = {
+        "megabytes": megabytes,
+        "seconds": seconds,
+        "cpu_s": cpu_s,
+        "megabytes_per_s": megabytes / seconds,
+        "peak_mb": peak_kib * 1024 / MEGABYTE,
+    }
+    points = {name: [value] for name, value in (figures | {"megabytes_per_cpu_s": megabytes / cpu_s}).items()}
+    notes = [f"onset {found} (made: {onset})"]
+    return Measured(points=points, notes=notes, raw={"log": log, **figures, "onset": found, "true_onset": onset})
