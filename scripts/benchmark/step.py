@@ -29,8 +29,7 @@ from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.measured import Measured, Points
-from scripts.benchmark.ratios import paired_ratio
+from scripts.benchmark.measured import Measured, Points, paired_ratio
 from scripts.benchmark.state import make_model
 from scripts.faults.started_run import PRESET, short_lived, until_finished
 
