@@ -81,8 +81,8 @@ class HealthMonitor:
         self._told = {"canary.wrong"} if self._rounds else set[str]()  # a restart of the judge acquits nobody
         self._compared_in_a_row = 0
         self._answered = "", Admission(admitted=False, reason="nothing was asked yet")
-        self._memory = memory
-        self._memory_look = BackgroundCall()
+        self._memory, self._memory_look = memory, BackgroundCall()
+        self.changed = asyncio.Event()
         if series.attempt == journal.attempt:  # of what its predecessor knew nobody is to think that it is over
             self._judge()
 
@@ -150,6 +150,7 @@ class HealthMonitor:
             cause=verdict.cause,
             at=self._clock(),
         )
+        self.changed.set()
 
     # ── the gate ──
 
@@ -226,6 +227,7 @@ class HealthMonitor:
             step = self._series.next_step
             for name in decision.subjects or self._watches:
                 self._doubts[name] = (decision.reason, decision.cause)
+                self.changed.set()
                 self._faults[name, step] = ServerFault(name=name, cause=decision.cause, since_step=step)
 
     # ── rewards ──
@@ -286,6 +288,7 @@ class HealthMonitor:
         self._incident = found
         if (found and found.cause) != (known and known.cause):
             self._record_incident(found, known)
+            self.changed.set()
         self._tell(canaries.is_broken, "canary.wrong", "canary.sound", "reward", canaries.reason, canaries.onset_step)
         is_alert = rewards.level is Level.ALERT
         self._tell(is_alert, "reward.alert", "reward.alert_over", "policy", rewards.reason, rewards.onset_step)

@@ -7,6 +7,7 @@ It observes the servers of its own node itself; on other nodes the servers' own 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -84,14 +85,22 @@ class HealthMonitorActor:
                 await asyncio.sleep(READ_AGAIN_S)
 
     async def watch(
-        self, targets: Sequence[Watched], at: float | None = None, is_starting: bool = False
+        self, targets: Sequence[Watched], at: float | None = None, is_starting: bool = False, hold_s: float = 0.0
     ) -> MonitorView:
-        """Take these servers, and return the view. `at`: now, on the caller's clock."""
+        """Take these servers, and return the view: when a verdict has changed since the last one, at once where another
+        asks, else after `hold_s`. `at`: now, on the caller's clock."""
         monitor = await self._ready()
         if self._journal is not None:
             self._journal.write_waiting()
         shift = 0.0 if at is None else clock_shift(at, time.monotonic())
         monitor.watch([target.shifted(shift) for target in targets], is_starting=is_starting)
+        if hold_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(hold_s):
+                    await monitor.changed.wait()
+            monitor.changed.clear()
+        else:
+            monitor.changed.set()
         return replace(monitor.view(), at=time.monotonic())
 
     async def admit(self, report: BatchReport) -> Admission:

@@ -167,7 +167,7 @@ class ClusterObserver:
         dead = {server.name for server in look.servers if is_dead(server)}
         dead |= {TRAINER} if look.trainer.verdict.health is Health.DEAD else set()
         if self._known_dead is None or not dead <= self._known_dead:  # it may have died of its disk
-            await asyncio.gather(self.disks.probed(), self._look_at_standbys())
+            await asyncio.gather(self.disks.probed(), *([] if TRAINER in dead else [self._look_at_standbys()]))
             look = self._compose(found, is_stopped=is_stopped)
         self._known_dead = dead
         return look

@@ -1,4 +1,5 @@
 """The Coordinator's handle of the HealthMonitor: sends it the server list periodically and caches its latest verdicts.
+It answers when a verdict changes, or after a second.
 
 A monitor that hangs or restarts delays nobody: its verdicts grow old and are dropped, and unknown is never a reason to
 kill (P7). One that was restarted learns the servers from the next question.
@@ -26,7 +27,8 @@ from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.observation_history import Task
 
 ANSWER_S = 2.0
-LOOK_S = 0.5
+HOLD_S = 1.0
+LOOK_S = 0.05
 FRESH_S = 5.0
 LATE_S = 2.0
 """So much later than a load begins may it be seen."""
@@ -63,6 +65,7 @@ class MonitorHandle:
         self._changed = changed
         self._view: MonitorView | None = None
         self._turned_at = float("inf")
+        self._hold_s = HOLD_S
         self._probe = ActorProbe(self._ask, heard=self._take, missed=self._note_silence)
 
     @property
@@ -102,27 +105,32 @@ class MonitorHandle:
         """Its weights have been sent again, or verified."""
         with contextlib.suppress(LauncherError):  # a monitor that has restarted doubts nobody
             await answer(self._actor.trust.remote(name), within_s=ANSWER_S, of="the HealthMonitor")
-            await self._probe.refresh()
+            await self._refresh_now()
 
     async def restored(self, global_step: int, onset_step: int | None) -> None:
         with contextlib.suppress(LauncherError):  # one that restarts reads it from the journal
             call = self._actor.restored.remote(global_step, onset_step)
             await answer(call, within_s=ANSWER_S, of="the HealthMonitor")
-            await self._probe.refresh()
+            await self._refresh_now()
 
     async def canaries(self, scored: CanaryRound) -> None:
         """A round that was scored while training is paused; what is thought of it is known when this returns."""
         await answer(self._actor.canaries.remote(scored), within_s=ANSWER_S, of="the HealthMonitor")
-        await self._probe.refresh()
+        await self._refresh_now()
 
     async def release(self) -> None:
         """Watch nobody from now on: the servers are about to be stopped, and an end that was ordered is no alarm."""
         await self._probe.close()
         await answer(self._actor.watch.remote([], time.monotonic(), False), within_s=ANSWER_S, of="the HealthMonitor")
 
+    async def _refresh_now(self) -> None:
+        self._hold_s = 0.0
+        await self._probe.refresh()
+
     async def _ask(self) -> MonitorView:
-        call = self._actor.watch.remote(list(self._targets()), time.monotonic(), self._is_starting())
-        view: MonitorView = await answer(call, within_s=ANSWER_S, of="the HealthMonitor")
+        hold_s, self._hold_s = self._hold_s, HOLD_S
+        call = self._actor.watch.remote(list(self._targets()), time.monotonic(), self._is_starting(), hold_s)
+        view: MonitorView = await answer(call, within_s=hold_s + ANSWER_S, of="the HealthMonitor")
         return _on_this_clock(view)
 
     def _take(self, view: MonitorView) -> None:
@@ -134,7 +142,7 @@ class MonitorHandle:
         now = time.monotonic()
         self.silent_s += min(max(now - self._turned_at, 0.0), LONGEST_TURN_S)
         self._turned_at = now
-        if self._probe.unanswered * ANSWER_S >= self._hung_after_s * (1 if self._view is not None else 4):
+        if self._probe.unanswered * (HOLD_S + ANSWER_S) >= self._hung_after_s * (1 if self._view is not None else 4):
             self._view, self._probe.unanswered = None, 0
             self._hung()
             self._probe.tasks.start(asyncio.to_thread(ray.kill, self._actor, no_restart=False))

@@ -31,7 +31,7 @@ from launcher.resources.hardware import OomKillWatch
 ANSWER_S = 3.0
 STOP_S = 30.0
 LOOK_S = 0.25
-LOOK_READY_S = 1.0
+LOOK_READY_S = 4.0
 """Of a server that serves: its actor reports its end in milliseconds, and each question costs two processes 2 ms."""
 REASON_S = 2.0
 """Longest wait for the reason why a process is gone; it comes within milliseconds, on a starved machine later."""

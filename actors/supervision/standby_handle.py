@@ -21,7 +21,7 @@ from launcher.base.messages import Overrides, TrainerView
 from launcher.policy.observed import StandbyTrainer
 
 ANSWER_S = 3.0
-LOOK_S = 2.0
+LOOK_S = 4.0
 PROMPT_S = 1.0
 """What takes longer to answer when it is needed does not take over; the trainer starts cold."""
 PARKING_S = 5.0
@@ -34,9 +34,8 @@ SOON_S = 0.05
 NEW_S = 0.25
 """Between two questions to a process that Ray is still starting."""
 PARKING = "parking"
-LOWEST, AGAIN = 19, 5
-"""Niceness of the imports: a run's first standby takes next to nothing from its steps. After a trainer has ended,
-another end is likelier; at 19 a standby was parked after 8 s at a load of 5, after 36 s at 13."""
+NICENESS = 5
+"""Of the imports, against other sessions. At 19 one was not parked within two minutes at a load of 16."""
 
 
 class StandbyHandle:
@@ -59,7 +58,6 @@ class StandbyHandle:
         self._view = TrainerView(pid=0)
         self._changed = changed
         self._hung_after_s = hung_after_s
-        self._niceness = LOWEST
         self.probe = ActorProbe(self._ask, heard=self._take)
 
     def begin_looking(self) -> None:
@@ -103,7 +101,7 @@ class StandbyHandle:
         """Returns the actor that is the trainer from now on, in place of the one that has `ended`."""
         taken, self.actor = self.actor, ended
         self._names = self._names[1], self._names[0]
-        self._view, self.probe.unanswered, self._niceness = TrainerView(pid=0), 0, AGAIN
+        self._view, self.probe.unanswered = TrainerView(pid=0), 0
         self.probe.tasks.start(self._until_there())
         await self._took_over(self._names[0], taken)
         return taken
@@ -118,7 +116,7 @@ class StandbyHandle:
     async def park(self, overrides: Overrides, gpus: str) -> int:
         """Its process. Raises LauncherError. `gpus`: the trainer's."""
         await self._until_new(is_needed=self.state is StandbyTrainer.HUNG)
-        call = self.actor.stand_by.remote(dict(overrides), gpus, self._niceness)
+        call = self.actor.stand_by.remote(dict(overrides), gpus, NICENESS)
         pid: int = await answer(call, within_s=PARK_S, of="the standby trainer")
         await self.probe.refresh()
         return pid
@@ -143,7 +141,7 @@ class StandbyHandle:
 
     def _take(self, answered: tuple[Any, TrainerView]) -> None:
         actor, view = answered
-        if actor is self.actor:  # else it was asked before they changed places
+        if actor is self.actor and view != self._view:  # else it was asked before they changed places
             self._view = view
             self._changed.set()
 

@@ -20,7 +20,8 @@ ANSWER_S = 60.0
 async def ask_the_verifier_again(
     observer: ClusterObserver, monitor: MonitorHandle, settings: RewardHealthConfig
 ) -> None:
-    """For as long as the run lasts. The monitor hears of each round; after a sound one the next comes sooner."""
+    """For as long as the run lasts. The monitor hears of each round; after a sound one the next comes at once: training
+    waits only for as many in a row as clear it."""
     trainer, wait_s = observer.trainer, SOONEST_S
     since: float | None = None
     while True:
@@ -37,4 +38,4 @@ async def ask_the_verifier_again(
             if was_sound := is_sound(scored, settings):
                 trainer.reward_answers()
             await monitor.canaries(scored)
-        wait_s = until_next_round_s(time.monotonic() - since, was_sound=was_sound)
+        wait_s = 0.0 if was_sound else until_next_round_s(time.monotonic() - since)

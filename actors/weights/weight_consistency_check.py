@@ -63,9 +63,11 @@ def golden_distance(
         try:
             answer = generate()
             version, logprobs = own(answer.token_ids)
-            if answer.weight_version == version:
+            if answer.weight_version == version and before in (None, version):
                 return _judge(answer, logprobs, limit, name)
-            error = WeightsRefused(f"{name} answers with weight version {answer.weight_version}, not {version}")
+            error = WeightsRefused(
+                f"{name} answers with weight version {answer.weight_version}, not {before or version}"
+            )
         except RequestFailed as failure:
             if failure.kind != "aborted":
                 raise

@@ -7,7 +7,8 @@ After two failures in a row of one server these two give way to files, for a whi
 All servers load side by side, each with its own deadline, and each gets traffic as soon as it has confirmed. The step
 continues when the first has confirmed and the others have had about as long again. A server that is late then loads
 beside the step: it is STALE until it confirms, and is sent the newest version next if there is a newer one. A server
-that was late or refused is not waited for again until it has kept up. One that is parked is never waited for.
+that was late or refused is not waited for again until it has kept up. One without traffic (parked, restarted, silent)
+is never waited for.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class WeightPublisher:
         return took_them
 
     def _is_awaited(self, server: ServerInfo) -> bool:
-        return server.state is not ServerState.PARKED and _key(server) not in self._late
+        return server.state is ServerState.READY and _key(server) not in self._late
 
     def _begin_loading(self, server: ServerInfo) -> asyncio.Task[bool]:
         key = _key(server)

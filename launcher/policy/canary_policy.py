@@ -28,8 +28,6 @@ LEAST_SPREAD = 0.1
 """Standard deviation of one score, as a share of the range of rewards, that any reward function is credited with."""
 SOONEST_S, LATEST_S = 0.3, 10.0
 """Between two rounds of known answers while the trainer is paused for a broken reward function."""
-SOUND_S = 0.1
-"""The same after a sound one: training waits only for as many in a row as clear it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +102,10 @@ def is_sound(one: CanaryRound, settings: RewardHealthConfig) -> bool:
     return all(score.got is not None and not _is_wrong(score, settings) for score in one.scores)
 
 
-def until_next_round_s(paused_s: float, *, was_sound: bool) -> float:
-    """While the trainer is paused for a broken reward function. After a wrong round a quarter of the pause so far: a
-    short fault costs little, and a long one asks a judge that is paid for seldom (76 rounds in 10 minutes)."""
-    return SOUND_S if was_sound else min(max(paused_s / 4, SOONEST_S), LATEST_S)
+def until_next_round_s(paused_s: float) -> float:
+    """After a wrong one, a tenth of the pause so far: a short fault costs little, and a long one asks a judge that is
+    paid for seldom (97 rounds in 10 minutes)."""
+    return min(max(paused_s / 10, SOONEST_S), LATEST_S)
 
 
 def is_more_than_noise(wrong: int, scored: int, rate: float) -> bool:

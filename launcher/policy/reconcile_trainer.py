@@ -55,8 +55,8 @@ def reconcile_trainer(builder: PlanBuilder) -> None:
 
 
 def reconcile_standby_trainer(builder: PlanBuilder) -> None:
-    """Park the other process while nothing else is to do, after a step since the trainer was last started: before, it
-    would take processor time from a repair. Where the host's memory ran out, it is the first to give way."""
+    """Park the other process while nothing else is to do: the first time when the trainer has loaded, while servers
+    still start. Where the host's memory ran out, it is the first to give way."""
     seen = builder.seen
     if any(builder.does(kind) for kind in (RestartTrainer, ParkTrainer, UnparkTrainer)):
         return  # it may be taking over
@@ -64,9 +64,8 @@ def reconcile_standby_trainer(builder: PlanBuilder) -> None:
         if seen.standby_trainer is StandbyTrainer.PARKED:
             builder.order(UnparkTrainer(reason="the host's memory ran out: no trainer stands by any more"))
         return
-    started_at = max((one.at for one in builder.history if one.subject == TRAINER), default=float("-inf"))
-    has_stepped = seen.progress_at is not None and seen.progress_at > started_at
-    if seen.state is RunState.RUNNING and has_stepped and not builder.actions and not builder.halt_reason:
+    goes_on = seen.state in (RunState.INITIALIZING, RunState.RUNNING) and seen.trainer.is_loaded
+    if goes_on and not builder.actions and not builder.halt_reason:
         if seen.standby_trainer is StandbyTrainer.EMPTY:
             builder.order(ParkTrainer(reason="it is to take over when the trainer ends"))
         elif seen.standby_trainer is StandbyTrainer.HUNG:

@@ -27,6 +27,7 @@ def ended(monkeypatch):
     """The actors that were ended; nobody waits for real."""
     ended = []
     monkeypatch.setattr(monitor_handle, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(monitor_handle, "HOLD_S", 0.0)
     monkeypatch.setattr(monitor_handle, "LOOK_S", 0.0)
     monkeypatch.setattr(monitor_handle.ray, "kill", lambda actor, no_restart: ended.append(no_restart))
     return ended
@@ -54,7 +55,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
     """A stopped process is alive to Ray: the trainer would wait at the gate, and the run hang."""
     told, answers = [], [SOUND]
 
-    def watch(targets, at, is_starting):
+    def watch(targets, at, is_starting, hold_s):
         return answers.pop() if answers else never()
 
     look(watch, lambda link: ended, hung=lambda: told.append("hung"))
@@ -65,7 +66,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
 def test_one_that_is_being_restarted_is_left_alone(ended):
     answers = [SOUND]
 
-    def watch(targets, at, is_starting):
+    def watch(targets, at, is_starting, hold_s):
         if answers:
             return answers.pop()
         raise ActorUnavailableError("restarting", None)
@@ -77,7 +78,7 @@ def test_one_that_is_being_restarted_is_left_alone(ended):
 def test_one_that_was_late_now_and_then_is_left_alone(ended):
     asked = []
 
-    def watch(targets, at, is_starting):
+    def watch(targets, at, is_starting, hold_s):
         asked.append(1)
         return SOUND if len(asked) % 5 == 0 else never()
 
@@ -124,7 +125,7 @@ async def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinat
 def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answer(ended):
     silences = []
 
-    def watch(targets, at, is_starting):
+    def watch(targets, at, is_starting, hold_s):
         if len(silences) < 5:
             raise ActorUnavailableError("dies each time it is started", None)
         return SOUND
@@ -143,7 +144,7 @@ def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
     hours = iter(range(0, 10_000_000, 3600))
     monkeypatch.setattr(monitor_handle.time, "monotonic", lambda: float(next(hours)))
 
-    def watch(targets, at, is_starting):
+    def watch(targets, at, is_starting, hold_s):
         raise ActorUnavailableError("being restarted", None)
 
     turns = []
@@ -154,7 +155,7 @@ def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
 async def test_it_is_released_from_the_servers_that_are_about_to_be_stopped(ended):
     """Else it would report each as dead."""
     watched = []
-    actor = FakeActor(watch=lambda targets, at, is_starting: watched.append(targets) or SOUND)
+    actor = FakeActor(watch=lambda targets, *more: watched.append(targets) or SOUND)
     link = MonitorHandle(actor, targets=lambda: ["server-0"], changed=asyncio.Event(), hung_after_s=HUNG_S)
     link.begin_looking()
     while not watched:

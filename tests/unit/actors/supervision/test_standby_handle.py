@@ -128,18 +128,6 @@ async def test_the_process_that_ray_starts_for_the_first_is_seen_without_being_w
         assert standby.state is StandbyTrainer.EMPTY
 
 
-async def test_the_first_is_parked_at_the_lowest_priority_and_the_next_one_sooner():
-    nice = []
-    trainers = Trainers(EMPTY, stand_by=lambda overrides, gpus, niceness: nice.append(niceness))
-    async with trainers.handles() as (trainer, standby):
-        await standby.park({}, "")
-        trainers.end_first(trainer)
-        await trainer.start({})
-        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
-        await standby.park({}, "")
-    assert nice == [standby_handle.LOWEST, standby_handle.AGAIN]
-
-
 async def test_an_answer_of_the_one_that_ended_is_not_taken_for_the_new_ones():
     trainers = Trainers()
     async with trainers.handles() as (trainer, _):

@@ -135,6 +135,18 @@ async def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_wh
         assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 5)]
 
 
+@pytest.mark.parametrize("state", [ServerState.STALE, ServerState.SUSPECT, ServerState.PARKED])
+async def test_a_server_without_traffic_is_not_waited_for(servers, tmp_path, monkeypatch, state):
+    """A restarted standby that loaded its first weights held each of two steps for a second."""
+    monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+        await pool.update([dataclasses.replace(pool.servers()[0], state=state)])
+        await fault(servers[0], STALLS)
+        async with asyncio.timeout(DEADLINE_S):
+            await publisher.publish(1)
+        assert publisher.loading() == ("server-0",)
+
+
 async def test_one_that_was_late_gets_the_newest_next_and_then_traffic(servers, tmp_path):
     async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
         await fault(servers[0], STALLS | {"seconds": 4})

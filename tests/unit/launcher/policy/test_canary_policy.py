@@ -133,9 +133,8 @@ def test_only_so_many_sound_rounds_in_a_row_clear_it_and_a_wrong_one_begins_the_
 def test_a_broken_reward_function_is_asked_soon_and_then_seldom():
     waited, rounds = 0.0, []
     while waited < 600:
-        waited += until_next_round_s(waited, was_sound=False)
+        waited += until_next_round_s(waited)
         rounds.append(waited)
     assert sum(at < 4 for at in rounds) >= 8
-    assert sum(at > 60 for at in rounds) <= 55, "at most one in ten seconds"
-    assert len(rounds) <= 76
-    assert until_next_round_s(500, was_sound=True) < until_next_round_s(0, was_sound=False)
+    assert sum(at > 60 for at in rounds) <= 56, "at most one in ten seconds"
+    assert len(rounds) <= 97

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.base.messages import Cause
+from launcher.base.messages import Cause, ServerState
 from launcher.policy.actions import ParkTrainer, RestartTrainer, UnparkTrainer
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import TriedSettings
@@ -14,6 +14,7 @@ from tests.support.simulated_run.looks import (
     NOW,
     PAUSED,
     T_CRASHED,
+    UNKNOWN,
     attempts,
     dead,
     decide,
@@ -49,15 +50,18 @@ def test_an_empty_one_is_parked_and_one_that_hangs_replaced(standby, ordered):
     assert kinds(decide(look(standby=standby))) == ordered
 
 
-def test_none_is_parked_before_the_first_step():
-    assert kinds(decide(look(progress_at=None))) == []
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_the_first_is_parked_while_servers_start_when_the_trainer_has_loaded(is_loaded):
+    starting = server(state=ServerState.STARTING, verdict=UNKNOWN)
+    seen = look(starting, state=RunState.INITIALIZING, progress_at=None, trainer=trainer(is_loaded=is_loaded))
+    assert (ParkTrainer in kinds(decide(seen))) is is_loaded
 
 
-def test_after_a_restart_the_next_is_parked_when_a_step_was_taken():
+def test_after_a_restart_the_next_is_parked_as_soon_as_the_run_steps_again():
+    """Another end is likelier then, and one that comes before costs a cold start."""
     history = attempts(Rung.RESTORE, cause=Cause.TRAINER_CRASH, subject="trainer")
-    at = history[-1].at
-    assert kinds(decide(look(progress_at=at - 1), history)) == []
-    assert kinds(decide(look(progress_at=at + 0.5), history)) == [ParkTrainer]
+    assert kinds(decide(look(progress_at=None), history)) == [ParkTrainer]
+    assert ParkTrainer not in kinds(decide(look(state=RunState.RESTORING), history))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,6 @@ def test_after_a_restart_the_next_is_parked_when_a_step_was_taken():
     [
         {"state": RunState.REPAIRING},
         {"state": RunState.PAUSED, "trainer": trainer(is_paused=True), "hold_reason": PAUSED},
-        {"state": RunState.INITIALIZING},
     ],
 )
 def test_none_is_parked_while_something_else_is_done(busy):
