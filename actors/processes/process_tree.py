@@ -259,14 +259,6 @@ def set_session_niceness(pid: int, niceness: int) -> None:
                 return
 
 
-def lead_a_session() -> None:
-    """Have this process lead a session of its own, in the process group that bears its number, as before. Nothing
-    changes where it leads one, or where its parent is of another."""
-    with contextlib.suppress(PermissionError):
-        os.setpgid(0, os.getpgid(os.getppid()))  # the leader of a group can't leave its session
-        os.setsid()
-
-
 def process_state(pid: int) -> tuple[str | None, float]:
     """State letter and CPU seconds, (None, 0) where it can't be seen."""
     try:

@@ -24,7 +24,6 @@ from ray.exceptions import RayError, RayTaskError
 from actors.cluster.fencing import bind_to_cluster, holds_lease
 from actors.cluster.node_identity import this_node
 from actors.model.lean_imports import LowPriorityImport, lean_imports
-from actors.processes.process_tree import lead_a_session, set_session_niceness
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, Snapshot, TrainerEnd, TrainerReady, TrainerView
@@ -79,8 +78,6 @@ class Trainer:
         if self._training is not None or self._is_parked:
             return os.getpid()
         self._busy = "parking"
-        lead_a_session()
-        set_session_niceness(os.getpid(), niceness)
         try:
             if gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
@@ -91,14 +88,12 @@ class Trainer:
                     self._parts = self._load_ahead(with_overrides(self._config, overrides))
             self._is_parked = True
         finally:
-            set_session_niceness(os.getpid(), 0)
             self._busy = ""
         return os.getpid()
 
     @ray.method(concurrency_group="ctl")
     def hurry(self) -> bool:
         """The trainer has ended while this one is being parked. Whether its imports have the usual priority now."""
-        set_session_niceness(os.getpid(), 0)
         return self._imports is not None and self._imports.hurry()
 
     @ray.method(concurrency_group="train")

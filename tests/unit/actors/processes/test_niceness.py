@@ -74,21 +74,6 @@ def test_a_session_of_its_own_has_it_against_others():
         process.kill()
 
 
-LEADER = """
-import os, sys
-os.setpgid(0, 0)  # as Ray's workers
-from actors.processes.process_tree import lead_a_session
-for _ in range(2):
-    lead_a_session()
-    print(os.getsid(0) == os.getpgid(0) == os.getpid(), os.getppid() == int(sys.argv[1]))
-"""
-
-
-def test_a_process_gets_a_session_of_its_own_and_stays_in_the_group_of_its_number():
-    done = subprocess.run([sys.executable, "-c", LEADER, str(os.getpid())], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True"] * 4
-
-
 @needs_autogroups
 def test_the_session_of_somebody_else_is_left_alone(tree):
     [member] = descendants(tree)
