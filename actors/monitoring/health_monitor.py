@@ -62,11 +62,8 @@ class HealthMonitor:
         far: Callable[[ServerInfo], RemoteProcessTree | None] = lambda server: None,
     ) -> None:
         """`far`: the processes of a server, where they are on another node."""
-        self._config = config
-        self._far = far
-        self._journal = journal
-        self._client = client
-        self._clock = clock
+        self._config, self._far, self._clock = config, far, clock
+        self._journal, self._client = journal, client
         self._gate = GateRules.of(config)
         self._series = series
         self._rounds: list[CanaryRound] = _rounds_of(series)
