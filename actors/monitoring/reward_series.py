@@ -43,19 +43,24 @@ class RewardSeries:
         series = cls()
         changes: deque[Record] = deque()
         event: Record
+        repair: Record = {}
+        restored: Record = {}
         for event in read_lines(paths.events):
             match event.get("event"):
-                case "trainer.restored" | "health.outside_weights" | "reward.rebased":
-                    changes.append(event)
-                case "repair.begun":
-                    changes.append(event)
+                case "trainer.restored":
+                    restored, repair = {**event, "onset_step": repair.get("onset_step")}, {}
+                    changes.append(restored)
+                case "health.outside_weights" | "reward.rebased":
+                    changes.append(_with_lineage(event, restored))
+                case "repair.begun" if isinstance(event.get("restored_step"), int):  # of the trainer, not of a server
+                    repair = event
                     series._take_repair(event)
                 case "canary.wrong":
                     series.accusation = event
                 case "canary.sound":
                     series.accusation = None
         for line in read_lines(paths.metrics):
-            while changes and _time(changes[0]) <= _time(line):
+            while changes and _came_before(changes[0], line):
                 series._take_change(changes.popleft())
             series._take_line(line)
         for event in changes:  # no step since: what they undid must not be found again
@@ -124,11 +129,10 @@ class RewardSeries:
             case "trainer.restored" if isinstance(step, int):
                 self.attempt = event.get("attempt")
                 self.restored(step)
+                self.owes_proof |= isinstance(event.get("onset_step"), int)
             case "reward.rebased" if isinstance(step, int):
                 self.base = step
             case "health.outside_weights":
-                self.owes_proof = True
-            case "repair.begun" if isinstance(event.get("onset_step"), int):
                 self.owes_proof = True
 
     def _take_line(self, line: Record) -> None:
@@ -143,6 +147,25 @@ class RewardSeries:
                 distance=number_of(line.get("grpo_actor/logprob_distance/labelled", of_all)),
             )
         )
+
+
+def _with_lineage(event: Record, restored: Record) -> Record:
+    """With that of the weights which the trainer held then."""
+    is_same = restored.get("attempt") == event.get("attempt")
+    return {**event, "lineage": restored.get("lineage") if is_same else 0}
+
+
+def _came_before(change: Record, line: Record) -> bool:
+    """A step is of the attempt and the restore before it, whatever the clock was set to meanwhile. Of weights that were
+    cleared no further step was taken. Within one restore else, and for a line that doesn't say, the time decides."""
+    places = [(one.get("attempt"), one.get("lineage")) for one in (change, line)]
+    if all(isinstance(number, int) for place in places for number in place):
+        first, second = places
+        if first != second:
+            return first < second
+        if (name := change.get("event")) != "reward.rebased":
+            return name == "trainer.restored"
+    return _time(change) <= _time(line)
 
 
 def _time(line: Record) -> float:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from actors.data.prompt_queue import PromptQueue
@@ -311,6 +312,7 @@ class Training:
         )
 
     def _write_down(self, report: StepReport, batch: RolloutBatch) -> Refusal | None:
+        report = replace(report, lineage=self.servers.publisher.lineage)
         refusal = self._records.write(report)
         self._samples.keep(report, batch)
         return refusal

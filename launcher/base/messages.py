@@ -71,7 +71,8 @@ class ServerExit:
 class StepReport:
     """One committed optimizer step: a line of metrics.jsonl and one of ledger.jsonl (docs/files.md).
 
-    `filtered_ids`: prompts that it used up and did not train on.
+    `filtered_ids`: prompts that it used up and did not train on. `lineage`: how many restores of its attempt lay behind
+    it, which says what came first whatever the clock was set to; None where that is not known.
     """
 
     global_step: int
@@ -86,10 +87,12 @@ class StepReport:
     rollouts_retried: int
     metrics: Mapping[str, float]
     filtered_ids: tuple[str, ...] = ()
+    lineage: int | None = None
 
     def metrics_line(self) -> dict[str, object]:
         names = ("global_step", "epoch", "epoch_step", "attempt", "policy_version", "time")
-        return {name: getattr(self, name) for name in names} | dict(self.metrics)
+        lineage = {} if self.lineage is None else {"lineage": self.lineage}
+        return {name: getattr(self, name) for name in names} | lineage | dict(self.metrics)
 
     def ledger_line(self) -> dict[str, object]:
         lists: dict[str, object] = {"prompt_ids": list(self.prompt_ids), "weight_versions": list(self.weight_versions)}

@@ -16,7 +16,7 @@ from launcher.reporting.line_values import as_float
 from launcher.run_files.journal import Record
 
 MOST_POINTS = 600
-NO_FIGURES = frozenset({"global_step", "attempt", "time", "epoch", "epoch_step", "policy_version"})
+NO_FIGURES = frozenset({"global_step", "attempt", "time", "epoch", "epoch_step", "policy_version", "lineage"})
 WRITTEN_OUT = frozenset({"NaN", "Infinity", "-Infinity"})
 DIGITS = 6
 

@@ -28,7 +28,7 @@ KINDS: Mapping[str, Kind] = {
     "run.errored": Kind.RUN_ENDED,
     "run.aborted": Kind.RUN_ENDED,
 }
-HEAD = ("global_step", "time", "epoch", "epoch_step", "attempt", "policy_version")
+HEAD = ("global_step", "time", "epoch", "epoch_step", "attempt", "policy_version", "lineage")
 
 
 def read_metrics(path: Path, names: FigureNames) -> Contents:

@@ -78,6 +78,14 @@ def test_a_monitor_that_begins_after_a_restore_does_not_find_the_damage_again(pa
     assert [step.point.step for step in again.steps] == [*range(65)], "a restore takes back nothing that came later"
 
 
+def test_a_server_that_dies_during_a_restore_takes_no_proof_from_it(past):
+    past.take(range(60), 0.9)
+    past._event("repair.begun", subject="trainer", cause="reward_collapse", onset_step=60, restored_step=55)
+    past._event("repair.begun", subject="server-0", cause="server_crash", onset_step=None, restored_step=None)
+    past._event("trainer.restored", global_step=55)
+    assert RewardSeries.read(past.paths).owes_proof
+
+
 def test_a_dip_after_a_crash_is_judged_as_any_other(past):
     """Seen in a storm: 0.943 to 0.852 for six steps, 4.8 standard errors, and 27 good steps were thrown away."""
     past.take(range(80), 0.94)
@@ -100,3 +108,52 @@ def test_a_line_that_was_torn_by_a_crash_is_passed_over(past):
     with past.paths.metrics.open("a") as file:
         file.write('{"global_step": 3, "grpo_actor/task_reward/avg": 0.5, ')
     assert RewardSeries.read(past.paths).next_step == 3
+
+
+class Told(Past):
+    """As a run writes them since its steps say of which restore they are, under a clock that is set while it runs."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.clock = lambda: next(self._times)
+        self.lineage = 0
+
+    def _event(self, name, **facts):
+        self.lineage += name == "trainer.restored"
+        facts |= {"lineage": self.lineage} if name == "trainer.restored" else {}
+        append_line(self.paths.events, {"time": self.clock(), "event": name, "attempt": 1, **facts})
+
+    def take(self, steps, mean):
+        for step in steps:
+            figures = {f"grpo_actor/task_reward/{key}": value for key, value in (("avg", mean), ("min", 0), ("max", 1))}
+            head = {"time": self.clock(), "attempt": 1, "global_step": step, "lineage": self.lineage}
+            append_line(self.paths.metrics, head | figures)
+
+
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_around_a_restore_moves_it_nowhere(tmp_path, set_by_s):
+    """Set forward for a moment, the restore came after all later steps, and undid them; set back, before all earlier
+    ones, and undid nothing."""
+    past = Told(tmp_path)
+    past.go_back(-1, cause="checkpoint_corrupt", onset_step=None)
+    past.take(range(60), 0.9)
+    past.take(range(60, 70), 0.0)
+    right = past.clock
+    past.clock = lambda: right() + set_by_s
+    past.go_back(55, cause="reward_collapse", onset_step=60, restored_step=55)
+    at_once = RewardSeries.read(past.paths)
+    assert (at_once.next_step, at_once.owes_proof) == (56, True)
+    past.clock = right
+    past.take(range(56, 65), 0.9)
+    later = RewardSeries.read(past.paths)
+    assert (later.next_step, later.owes_proof) == (65, False)
+    assert min(one.mean for one in later.points) == 0.9
+
+
+def test_of_another_attempt_a_clock_says_nothing(tmp_path):
+    past = Told(tmp_path)
+    past.take(range(30), 0.9)
+    append_line(
+        past.paths.events, {"time": 10.0, "event": "trainer.restored", "attempt": 2, "global_step": 19, "lineage": 1}
+    )
+    assert RewardSeries.read(past.paths).next_step == 20
