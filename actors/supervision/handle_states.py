@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from launcher.base.messages import ServerState
+from launcher.base.messages import ServerInfo, ServerState
 from launcher.policy.exit_cause import ExitFinding
 
 
@@ -75,6 +75,16 @@ def state_unless_running(state: ServerStarting | ServerDead | ServerStopped | Se
             return ServerState.FAILED
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def why_older(info: ServerInfo, ordered: int) -> str:
+    """Why its actor answers with an older generation than was ordered; a process of it that has just begun has none."""
+    if info.generation >= 0:
+        has = f"generation {info.generation}, {info.state}"
+        return f"generation {ordered} was ordered and never begun: its actor has {has}"
+    if ordered > 0:
+        return "its actor's process ended, and the server with it"
+    return "its actor has begun no server: the order never reached it, or its process ended"
 
 
 # ── the trainer ──

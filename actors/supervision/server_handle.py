@@ -19,6 +19,7 @@ from actors.supervision.handle_states import (
     ServerStarting,
     ServerStopped,
     state_unless_running,
+    why_older,
 )
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import LauncherError, ServerError
@@ -54,8 +55,7 @@ class ServerHandle:
         self.gpus: tuple[GpuName, ...] = ()
         self._actor = actor
         self._died = died
-        self._changed = changed
-        self._setup_s = setup_s
+        self._changed, self._setup_s = changed, setup_s
         self._info: ServerInfo | None = None
         self._last_exit: ServerExit | None = None
         self._end_ordered_at: dict[int, float] = {}
@@ -212,7 +212,7 @@ class ServerHandle:
         if self._info is None:
             return None
         if self._info.generation < running.generation:
-            return ExitFinding(cause=Cause.SERVER_CRASH, reason="its actor's process ended, and the server with it")
+            return ExitFinding(cause=Cause.SERVER_CRASH, reason=why_older(self._info, running.generation))
         if self._info.state not in OVER:
             return None
         found = find_server_cause(self._info.reason.split(" | "), None)

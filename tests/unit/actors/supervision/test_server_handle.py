@@ -233,3 +233,23 @@ async def test_whoever_was_started_anew_is_not_asked_for_the_end_of_an_earlier_i
         before = len(asked)
         await asyncio.sleep(0.02)
         assert (before > 1, len(asked) - before) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "ordered", "said"),
+    [
+        (2, 3, "generation 3 was ordered and never begun: its actor has generation 2, READY"),
+        (-1, 3, "its actor's process ended, and the server with it"),
+        (-1, 0, "its actor has begun no server: the order never reached it, or its process ended"),
+    ],
+)
+async def test_an_order_that_died_with_its_coordinator_is_no_end_of_the_actor(generation, ordered, said):
+    """Killed between the journal's line and the call: the successor said that a living actor's process had ended."""
+    actor = FakeActor()
+    actor.generation, actor.state = generation, ServerState.READY
+    slot = ServerHandle("server-0", actor, died=lambda end: None, changed=asyncio.Event(), setup_s=60.0)
+    slot.adopt(ordered, 1)
+    await slot.probe.refresh()
+    verdict = slot.facts(None, None, is_publishing=False).verdict
+    assert (verdict.health, verdict.cause, verdict.reason) == (Health.DEAD, Cause.SERVER_CRASH, said)
+    await slot.close()
