@@ -136,6 +136,9 @@ def parts_of(name: str, answer: object) -> dict[str, float]:
 
 
 def _number(name: str, value: object) -> float:
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "shape", None) == ():  # a scalar of NumPy or torch
+        value = item()
     if not isinstance(value, numbers.Real):
         raise NoReward(f"{name} answered {value!r:.100}, a {type(value).__name__} and not a number")
     number = float(value)

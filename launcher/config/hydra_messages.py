@@ -68,7 +68,10 @@ def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
 
 def _unknown_override(found: re.Match[str], text: str) -> ConfigError:
     key = found.group(1)
-    if key.startswith("sglang.extra_args."):
+    mappings = [setting.key for setting in settings_of(RunConfig) if setting.type == "mapping"]
+    if key in mappings:
+        return ConfigError(f"{key}: its entries are given one by one", f"for each, write +{key}.NAME=VALUE")
+    if key.startswith(tuple(f"{mapping}." for mapping in mappings)):
         return ConfigError(f"{key} is not there yet", f"to add it, write +{key}=…")
     given = re.search(rf"override: (\+*{re.escape(key)}=.*)", text)
     return unknown_key(key, given.group(1) if given else key)
@@ -120,7 +123,7 @@ _malformed = _reworded(
 
 RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
     (
-        r"You must specify 'conf'",
+        r"You must specify 'conf'|Could not find 'conf/'",
         _reworded(
             "no preset named; presets: {options}",
             "python -m launcher conf=<preset> [key=value …]; with dry_run=true it only shows its plan",

@@ -26,7 +26,9 @@ from launcher.config.settings import (
     MISSING,
     NATURAL,
     POSITIVE,
+    SEED,
     SHARE,
+    TEMPERATURE,
     AnyOf,
     Between,
     Matching,
@@ -97,7 +99,7 @@ class GenerationConfig:
     )
     max_new_tokens: int = setting(512, "a completion is cut here", COUNT)
     min_new_tokens: int = setting(0, "no completion ends before", NATURAL)
-    temperature: float = setting(1.0, "of sampling; the log-probs that training uses are at it", POSITIVE)
+    temperature: float = setting(1.0, "of sampling; the log-probs that training uses are at it", TEMPERATURE)
     top_p: float = setting(1.0, "share of the probability that sampling draws from", SHARE)
     top_k: int = setting(-1, "tokens that sampling draws from; -1: all", AnyOf((OneOf((-1,)), COUNT)))
 
@@ -169,7 +171,7 @@ class SGLangConfig:
     cuda_graph_max_bs_decode: int | None = setting(
         None, "sequences that have a CUDA graph when decoded together; null: all that are in flight", COUNT
     )
-    random_seed: int = same_as("seed", "SGLang's own seed", NATURAL)
+    random_seed: int = same_as("seed", "SGLang's own seed", SEED)
     attention_backend: str | None = setting(None, "null: SGLang's choice (torch_native on the CPU)")
     host: str = setting("127.0.0.1", "address that the servers listen on")
     port: int | None = setting(None, "of the first server, the next ones following; null: free ones", Between(1, 65535))
@@ -295,7 +297,7 @@ class SweepConfig:
 class RunConfig:
     experiment_name: str = setting(MISSING, "folder name shared by an experiment's trials", FOLDER_NAME)
     trial_name: str = setting("trial0", "folder name of this run", FOLDER_NAME)
-    seed: int = setting(1, "of the order of prompts, and of the sampling of servers (sglang.random_seed)", NATURAL)
+    seed: int = setting(1, "of the order of prompts, and of the sampling of servers (sglang.random_seed)", SEED)
     total_train_epochs: int = setting(1, "passes over the data set", COUNT)
     total_train_steps: int | None = setting(None, "at most so many steps; null: all of all epochs", COUNT)
     keep_alive: bool = setting(

@@ -32,6 +32,14 @@ REWARDS = """
     def half_silent(completion):
         return {"form": 1.0, "style": None}
 
+    def scalars(completion):
+        import numpy
+        return {"equal": numpy.array(["a"])[0] == completion, "all": numpy.array(2.5)}
+
+    def arrays(completion):
+        import numpy
+        return numpy.array([1.0])
+
     def huge():
         return 1e308
 
@@ -87,6 +95,12 @@ def test_several_functions_are_weighted_and_each_is_kept(pool):
 
 def test_a_dict_is_the_sum_of_its_parts(pool):
     assert score(pool("parts"), ["ab"]) == [Score(value=3.0, parts={"form": 1.0, "style": 2.0})]
+
+
+def test_numpys_scalars_are_numbers_its_truth_values_too_and_arrays_are_not(pool):
+    assert score(pool("scalars"), ["a"]) == [Score(value=3.5, parts={"equal": 1.0, "all": 2.5})]
+    (one,) = score(pool("arrays"), ["a"])
+    assert one == Score(value=None, error="arrays answered array([1.]), a ndarray and not a number")
 
 
 def test_none_is_no_answer_and_never_0(pool):

@@ -115,6 +115,9 @@ def test_a_bare_on_in_yaml_is_the_word_on(own_preset):
         (["actor.path=${nope.x}"], ["nope.x", "not found"]),
         (["actor.path=${nope:x}"], ["nope", "${repo:path}"]),
         (["sglang.extra_args.watchdog_timeout=60"], ["+sglang.extra_args.watchdog_timeout=…"]),
+        (["chat.template_kwargs.thinks=1"], ["+chat.template_kwargs.thinks=…"]),
+        (["chat.template_kwargs={thinks: 1}"], ["one by one", "+chat.template_kwargs.NAME=VALUE"]),
+        (["conf="], ["no preset named", "arithmetic_cpu"]),
     ],
 )
 def test_what_cannot_be_composed_is_one_message(overrides, said):

@@ -35,7 +35,7 @@ GSM8K = compose(["conf=gsm8k_h200"])
         ({"sglang__mem_fraction_static": 1.0}, "sglang.mem_fraction_static=1.0: allowed: more than 0 and less than 1"),
         ({"sglang__mem_fraction_static": 0.0}, "sglang.mem_fraction_static=0.0"),
         ({"gconfig__n_samples": 1}, "gconfig.n_samples=1: allowed: at least 2"),
-        ({"gconfig__temperature": 0.0}, "gconfig.temperature=0.0: allowed: more than 0"),
+        ({"gconfig__temperature": 0.0}, "gconfig.temperature=0.0: allowed: at least 1e-06"),
         ({"gconfig__top_p": 1.5}, "gconfig.top_p=1.5"),
         ({"gconfig__top_k": 0}, "gconfig.top_k=0: allowed: -1 or at least 1"),
         ({"train_dataset__batch_size": 0}, "train_dataset.batch_size=0: allowed: at least 1"),
@@ -68,6 +68,7 @@ GSM8K = compose(["conf=gsm8k_h200"])
         ({"recover__keep_last": 0}, "recover.keep_last=0"),
         ({"saver__freq_steps": 0}, "saver.freq_steps=0"),
         ({"seed": -1}, "seed=-1"),
+        ({"sglang__random_seed": 2**32}, "sglang.random_seed=4294967296: allowed: at least 0 and at most 2147483647"),
         ({"rollout__max_head_offpolicyness": -1}, "rollout.max_head_offpolicyness=-1: allowed: at least 0"),
     ],
 )
