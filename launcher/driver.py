@@ -10,12 +10,13 @@ restarted is asked again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +25,14 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.actor_calls import as_ours
-from actors.cluster.cluster_restarts import SAME_COMMAND, AttemptLost, ClusterRestarts, end_supervisors
+from actors.cluster.cluster_restarts import (
+    SAME_COMMAND,
+    AttemptLost,
+    ClusterRestarts,
+    Continuation,
+    end_supervisors,
+    last_committed,
+)
 from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
 from actors.cluster.placement_group import RunPlacement
@@ -33,7 +41,7 @@ from actors.foreign.foreign_actors import ForeignActors, ServedActors
 from actors.reward.data_check import check_data
 from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
-from launcher.base.errors import LauncherError, RunError
+from launcher.base.errors import JournalError, LauncherError, RunError
 from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
@@ -48,6 +56,7 @@ from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command, typed_command
 from launcher.config.foreign import OWN, SERVERS
 from launcher.config.schema import RunConfig
+from launcher.html_report.report_writer import write_report
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.resources.hardware import find_hardware
 from launcher.resources.memory_history import MemoryHistory
@@ -55,6 +64,7 @@ from launcher.resources.run_plan import RunPlan
 from launcher.resources.seen_memory import SeenMemory
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
+from launcher.run_files.run_ends import last_start_or_end
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
 
@@ -83,39 +93,43 @@ def run(
         interrupts = Interrupts(is_asked=known.is_asked, notified_at=known.notified_at)
         interrupts.listen_again()
     is_ours = config.trainer.adapter == OWN
-    for note in check_data(config) if is_ours else ():
-        print(f"note: {note}", file=sys.stderr)
+    is_first = known is None and killed is None
+    if is_first:
+        _check(config)
     paths = RunPaths.of(config)
     paths.prepare()
     out = sys.stdout if unattended is None else unattended.out
     began, held = (None, None) if known is None else (known.screen_began, known.lock)
     with RunLock(paths, held=held) as lock, Screen(config, paths, out, began=began) as screen:
-        remote = remote_of(config)
-        prepared = find_prepared(config, paths)
-        if prepared is None and (finished := already_finished(config, paths)):
-            screen.line(finished)
-            return EXIT_CODES[TerminalStatus.FINISHED]
-        fetched = None if remote is None else fetch_if_empty(config, paths, remote)
-        resume = resume_point(config, paths) if prepared is None and is_ours else None
-        ServerKeys.make(paths.keys)
-        hide_webhook(config, paths)
-        if known is None and killed is None and (unattended is None or not unattended.is_again):
-            control_requests.forget(paths)
-        attempt = lock.next_attempt() if known is None else known.attempt
-        screen.begin(attempt)
-        journal = Journal(paths.events, attempt, time.time)
-        if prepared is not None:
-            screen.line(f"resuming from {prepared.name}, as it was set up")
-            resume = take(prepared, paths, journal)
-        if fetched is not None and remote is not None:
-            screen.line(record_fetched(fetched, remote, journal))
-        journal.record(
-            "run.started",
-            reason="resumed" if resume else "fresh",
-            resume_from=str(resume or ""),
-            command=same_command(unattended),
-            folder=str(Path.cwd()),
-        )
+        with contextlib.nullcontext() if is_first else _ends_the_run(paths, known):
+            if not is_first:
+                _check(config)
+            remote = remote_of(config)
+            prepared = find_prepared(config, paths)
+            if prepared is None and (finished := already_finished(config, paths)):
+                screen.line(finished)
+                return EXIT_CODES[TerminalStatus.FINISHED]
+            fetched = None if remote is None else fetch_if_empty(config, paths, remote)
+            resume = resume_point(config, paths) if prepared is None and is_ours else None
+            ServerKeys.make(paths.keys)
+            hide_webhook(config, paths)
+            if is_first and (unattended is None or not unattended.is_again):
+                control_requests.forget(paths)
+            attempt = lock.next_attempt() if known is None else known.attempt
+            screen.begin(attempt)
+            journal = Journal(paths.events, attempt, time.time)
+            if prepared is not None:
+                screen.line(f"resuming from {prepared.name}, as it was set up")
+                resume = take(prepared, paths, journal)
+            if fetched is not None and remote is not None:
+                screen.line(record_fetched(fetched, remote, journal))
+            journal.record(
+                "run.started",
+                reason="resumed" if resume else "fresh",
+                resume_from=str(resume or ""),
+                command=same_command(unattended),
+                folder=str(Path.cwd()),
+            )
         count = lock.next_attempt if successor else None
         restarts = ClusterRestarts(config, known=known, killed=killed, next_attempt=count)
         try:
@@ -130,6 +144,27 @@ def run(
             InMemoryCheckpoints(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
         return EXIT_CODES[outcome.status] if outcome.exit_code is None else outcome.exit_code
+
+
+def _check(config: RunConfig) -> None:
+    for note in check_data(config) if config.trainer.adapter == OWN else ():
+        print(f"note: {note}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _ends_the_run(paths: RunPaths, known: Continuation | None) -> Iterator[None]:
+    """An attempt in place of another one can't begin: its run did, and ends with a status (P9)."""
+    try:
+        yield
+    except LauncherError as error:
+        attempt = last_start_or_end(paths).get("attempt") if known is None else known.attempt
+        journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
+        code, step = RunError.exit_code, last_committed(paths)
+        journal.record("run.errored", reason=str(error), global_step=step, exit_code=code)
+        with contextlib.suppress(JournalError):
+            write_report(paths, is_live=False)
+        what = f"{TerminalStatus.ERRORED}, as no further attempt can begin: {error.message}"
+        raise RunError(what, f"{error.hint}; then the same command resumes") from error
 
 
 class RunLaunch:

@@ -2,13 +2,16 @@
 
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from actors.cluster.cluster_restarts import Continuation
 from launcher import driver
-from launcher.base.errors import ResourceError, RolloutError
-from launcher.base.messages import TerminalStatus
+from launcher.base.errors import DataError, ResourceError, RolloutError, RunError
+from launcher.base.messages import KilledDriver, TerminalStatus
 from launcher.base.own_python import python
+from launcher.cli.interrupts import NoInterrupts
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.driver import RunLaunch
 from launcher.run_files.journal import Journal, read_lines
@@ -52,3 +55,30 @@ def test_every_launch_ends_with_a_status(tmp_path, monkeypatch, happens, status,
     last = list(read_lines(paths.events))[-1]
     assert last["event"] == f"run.{status.lower()}"
     assert last["reason"] == outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("known", "killed"),
+    [
+        (Continuation(incident=1, attempt=2, lost_at=1.0, begun=(1.0,), furthest=3, progress_at=None), None),
+        (None, KilledDriver(how="SIGKILL", at=1.0, began=0.0, times=1, mark="")),
+    ],
+)
+def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkeypatch, known, killed):
+    config = RunConfig(experiment_name="status", train_dataset=DatasetConfig(path="none"))
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    Journal(paths.events, 1, time.time).record("run.started", reason="fresh")
+
+    def refuses(_):
+        raise DataError("mine.jsonl:7: the record has no answer", "repair it")
+
+    monkeypatch.setattr(driver, "check_data", refuses)
+    monkeypatch.setattr(driver, "Interrupts", NoInterrupts)  # pytest's own stay
+    with pytest.raises(RunError, match="the record has no answer"):
+        driver.run(config, successor=SimpleNamespace(known=known, killed=killed))
+    last = list(read_lines(paths.events))[-1]
+    assert (last["event"], last["exit_code"], last["attempt"]) == ("run.errored", 3, 1 if known is None else 2)
+    assert "mine.jsonl:7" in last["reason"]
+    assert "mine.jsonl:7" in paths.report.read_text()
