@@ -197,8 +197,8 @@ class PromptWriter:
 def _check_room(record: DataRecord, length: int, limit: int | None, key: str) -> None:
     if limit is not None and length > limit:
         raise DataError(
-            f"{key}: the prompt of record {record.id} ({record.question[:50]!r}…) has {length} tokens, "
-            f"and there is room for {limit}",
+            f"{record.where}: the prompt ({record.question[:50]!r}…) of {key} has {length} tokens, and there is room "
+            f"for {limit}",
             f"room is sglang.context_length - gconfig.max_new_tokens; raise the one, lower the other, "
             f"or leave such prompts out with {key}.max_length={max(limit, 1)}",
         )

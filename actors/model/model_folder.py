@@ -77,6 +77,16 @@ def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, ke
     return model
 
 
+def moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """`model` on `device`, in memory of its own. On the CPU transformers maps the files, and what is copied over them
+    later would take the place of trained weights, silently; a file that gets shorter would end the process (SIGBUS)."""
+    if device.type != "cpu":
+        return model.to(device)  # type: ignore[arg-type]  # annotated wrongly upstream
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
 def _refuse_own_code(folder: Path, hint: str) -> None:
     try:
         refuse_own_code(folder)

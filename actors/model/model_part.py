@@ -289,7 +289,7 @@ class ModelPart:
     def _hold(self, source: PreTrainedModel | None, empty: Empty, *, checkpoints: bool = False) -> LogprobModel:
         if self._group is None:
             assert source is not None
-            model = source.to(self._device)  # type: ignore[arg-type]  # annotated wrongly upstream
+            model = model_folder.moved(source, self._device)
         else:
             folder = model_folder.local_folder(empty.path, key=empty.key)
             attention = self._actor.attn_implementation

@@ -26,6 +26,11 @@ def with_logprob(groups, group, value):
     return [dataclasses.replace(g, rollouts=rollouts) if i == group else g for i, g in enumerate(groups)]
 
 
+def parts(model):
+    """The policy and its reference."""
+    return model._part.model, model._part.objective._reference.model
+
+
 def with_nothing_said(groups):
     def silent(rollout):
         return dataclasses.replace(
@@ -237,3 +242,14 @@ def test_metrics_are_finite_numbers_under_their_wandb_keys(folder, ref_folder):
     assert {"grpo_actor/loss", "grpo_actor/grad_norm", "grpo_actor/update_successful"} <= metrics.keys()
     assert "grpo_actor/kl_ref/avg" in metrics
     assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())
+
+
+def test_what_is_copied_over_the_models_files_does_not_reach_the_weights(tmp_path):
+    folder, other = make_model(tmp_path / "mine"), make_model(tmp_path / "other", seed=1)
+    model = policy(folder, folder, kl_loss_coef=0.1)
+    named = [(part, name, weight) for part in (0, 1) for name, weight in parts(model)[part].named_parameters()]
+    held = {f"{part} {name}": weight.detach() for part, name, weight in named}
+    before = bits(held)
+    with (folder / "model.safetensors").open("r+b") as file:  # as `cp` does it: the file stays, and its content is new
+        file.write((other / "model.safetensors").read_bytes())
+    assert bits(held) == before
