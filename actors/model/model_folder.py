@@ -81,7 +81,7 @@ def moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """`model` on `device`, in memory of its own. On the CPU transformers maps the files, and what is copied over them
     later would take the place of trained weights, silently; a file that gets shorter would end the process (SIGBUS)."""
     if device.type != "cpu":
-        return model.to(device)  # type: ignore[arg-type]  # annotated wrongly upstream
+        return model.to(device)  # type: ignore[arg-type, no-any-return]
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
     return model

@@ -296,7 +296,7 @@ class ModelPart:
             model = model_folder.empty_model(folder, dtype=empty.dtype, attn_implementation=attention)
             if empty.has_adapters:
                 add_adapters(model, self._actor)
-        model = model.eval()
+        model = model.eval()  # type: ignore[no-untyped-call]
         if checkpoints:
             checkpoint_layers(model)
         held = LogprobModel(model)

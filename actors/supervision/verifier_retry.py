@@ -12,7 +12,7 @@ from actors.supervision.monitor_handle import MonitorHandle
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause
 from launcher.config.supervision import RewardHealthConfig
-from launcher.policy.canary_policy import SOONEST_S, CanaryRound, is_sound, until_next_round_s
+from launcher.policy.canary_policy import SOONEST_S, CanaryRound, is_sound, may_be_tried, until_next_round_s
 
 ANSWER_S = 60.0
 
@@ -35,7 +35,8 @@ async def ask_the_verifier_again(
         was_sound = False
         with contextlib.suppress(LauncherError):
             scored: CanaryRound = await trainer.call("score_canaries", within_s=ANSWER_S)
-            if was_sound := is_sound(scored, settings):
+            was_sound = is_sound(scored, settings) and bool(scored.scores)
+            if may_be_tried(scored, settings, paused_s=now - since, failing_s=since - incident.since):
                 trainer.reward_answers()
             await monitor.canaries(scored)
         wait_s = 0.0 if was_sound else until_next_round_s(time.monotonic() - since)

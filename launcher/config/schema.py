@@ -4,9 +4,8 @@ Values that differ by experiment are in `conf/`. Names are AReaL's where AReaL h
 sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
 turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. Beside this file are the
 settings of supervision (`supervision.py`), of data and rewards (`data.py`), of the objective (`recipe.py`, `lora.py`,
-`optimizer.py`), of what is shown (`reporting.py`) and of another project's trainer (`foreign.py`).
-`launcher/resources/config_checks.py` has contradictions between settings; `python -m scripts.document_settings` writes
-docs/configuration.md from here.
+`optimizer.py`), of what is shown (`reporting.py`) and of another project's trainer (`foreign.py`). Contradictions are
+in `launcher/resources/config_checks.py`; `python -m scripts.document_settings` writes docs/configuration.md.
 """
 
 from __future__ import annotations

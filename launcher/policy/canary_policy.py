@@ -108,6 +108,13 @@ def until_next_round_s(paused_s: float) -> float:
     return min(max(paused_s / 10, SOONEST_S), LATEST_S)
 
 
+def may_be_tried(one: CanaryRound, settings: RewardHealthConfig, *, paused_s: float, failing_s: float) -> bool:
+    """The step that failed for want of a reward, after this round. Where there are no known answers only the step can
+    tell: it is tried after a pause as long as all that was before it since it first failed, or a function that never
+    answers would be an incident every few seconds, each told to be over."""
+    return is_sound(one, settings) and (len(one.scores) > 0 or paused_s >= failing_s)
+
+
 def is_more_than_noise(wrong: int, scored: int, rate: float) -> bool:
     """Would a known answer that is scored wrongly at this `rate` be so `wrong` of so many by chance less than once in
     ten thousand times?"""

@@ -75,7 +75,7 @@ def test_a_prompt_longer_than_the_context(tokenizer, records):
     with pytest.raises(DataError) as error:
         prompts_of(tokenizer, records, max_prompt_tokens=30)
     message = str(error.value)
-    assert f"the prompt of record {records[1].id}" in message
+    assert f"{records[1].where}: the prompt" in message
     assert "has 58 tokens, and there is room for 30" in message
     assert "sglang.context_length - gconfig.max_new_tokens" in message
     assert "train_dataset.max_length=30" in message
