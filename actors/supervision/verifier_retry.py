@@ -24,6 +24,7 @@ async def ask_the_verifier_again(
     waits only for as many in a row as clear it."""
     trainer, wait_s = observer.trainer, SOONEST_S
     since: float | None = None
+    tried_at = 0.0
     while True:
         await asyncio.sleep(wait_s)
         now, wait_s = time.monotonic(), SOONEST_S
@@ -36,7 +37,9 @@ async def ask_the_verifier_again(
         with contextlib.suppress(LauncherError):
             scored: CanaryRound = await trainer.call("score_canaries", within_s=ANSWER_S)
             was_sound = is_sound(scored, settings) and bool(scored.scores)
-            if may_be_tried(scored, settings, paused_s=now - since, failing_s=since - incident.since):
+            tried_at = max(tried_at, incident.since)  # no pause is seen from its beginning
+            if may_be_tried(scored, settings, paused_s=now - tried_at, failing_s=tried_at - incident.since):
                 trainer.reward_answers()
+                tried_at = now
             await monitor.canaries(scored)
         wait_s = 0.0 if was_sound else until_next_round_s(time.monotonic() - since)

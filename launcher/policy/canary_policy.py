@@ -110,8 +110,8 @@ def until_next_round_s(paused_s: float) -> float:
 
 def may_be_tried(one: CanaryRound, settings: RewardHealthConfig, *, paused_s: float, failing_s: float) -> bool:
     """The step that failed for want of a reward, after this round. Where there are no known answers only the step can
-    tell: it is tried after a pause as long as all that was before it since it first failed, or a function that never
-    answers would be an incident every few seconds, each told to be over."""
+    tell: it is tried `paused_s` after the last time, where that is as long as it had failed by then (`failing_s`), or a
+    function that never answers would be an incident every few seconds, each told to be over."""
     return is_sound(one, settings) and (len(one.scores) > 0 or paused_s >= failing_s)
 
 
