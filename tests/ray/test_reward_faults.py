@@ -28,6 +28,9 @@ def test_a_reward_function_that_breaks_and_is_mended_costs_no_step(tmp_path):
             found_at.append(run.steps_done())
             if do != "raise":  # then no batch comes to be, and the trainer waits for the first
                 run.wait_until(lambda n=number: len(run.events("trainer.paused")) == n, f"{do}: the trainer waits")
+            if do == "zero":  # whoever takes the monitor's place says the same, and nobody that it is over
+                run.kill(run.monitor_pids()[-1])
+                run.wait_until(lambda: len(run.events("health.verifier_broken")) == 2, "its successor accuses it too")
             run.mend_reward()
             run.wait_until(lambda n=number: run.incidents()[n][2], f"{do}: it is over")
         said = run.finish()
