@@ -191,6 +191,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
     how = ", checkpointed" if actor.gradient_checkpointing else ""
     items.append(Item("activations", activation_bytes(actor, shape), tokens + how))
     items.append(Item("logits", logit_bytes(actor, shape), f"of {shape.vocab:,} tokens, in pieces"))
+    if beyond := summing_bytes(actor, shape):
+        items.append(Item("embedding's gradient", beyond, "its parts while they are summed, beyond what is gone then"))
     process = Item("process", TRAINER_HOST_BYTES, "torch, transformers, Ray; measured")
     context = Item("CUDA context", CUDA_CONTEXT_BYTES, "usual")
     return (*items, context if on_gpu else process)
@@ -274,6 +276,26 @@ def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:
     if not actor.gradient_checkpointing:
         return shape.layers * layer
     return shape.layers * tokens * 4 * shape.hidden + layer
+
+
+def summing_bytes(actor: ActorConfig, shape: ModelShape) -> int:
+    """What the parts of the head's and a tied embedding's gradient take beside the one that stays, as far as it is more
+    than activations, logits and the copy of the weights, which are not all there then. Counted with `MemTracker`.
+
+    While the head is differentiated: the sum over the pieces so far, the next one, and checkpointed another cast of the
+    head. At the end, tied: float32 as head, as embedding, and both. Of several ranks it was not counted.
+    """
+    if actor.use_lora or actor.dp_size > 1:
+        return 0
+    size, embedding = BYTES[actor.dtype], shape.vocab * shape.hidden
+    kept, copy = activation_bytes(actor, shape), 0 if size == 4 else size * shape.parameters
+    planned = kept + copy + logit_bytes(actor, shape)
+    at_head = planned + 2 * size * embedding
+    if actor.gradient_checkpointing:
+        inputs = shape.layers * actor.mb_spec.max_tokens_per_mb * 4 * shape.hidden
+        at_head += inputs - kept - copy + (0 if size == 4 else size * embedding)
+    at_end = 3 * 4 * embedding if shape.tied else 0
+    return max(0, at_head - planned, at_end - planned)
 
 
 def logit_bytes(actor: ActorConfig, shape: ModelShape) -> int:

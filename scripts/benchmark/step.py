@@ -140,7 +140,8 @@ def padded_and_packed(prompts: int, times: int, overrides: Sequence[str]) -> Mea
                 if number:
                     points.setdefault(f"{way}_s", []).append(seconds)
                 else:
-                    notes.append(f"{way}: {stats.n_micro_batches} micro-batches")
+                    largest = policy.largest_micro_batch
+                    notes.append(f"{way}: {stats.n_micro_batches} micro-batches, the largest of {largest:,} tokens")
                 policy.discard()
         for way, policy in ways.items():
             points[f"{way}_peak_mib"] = [peak_bytes(policy, groups) / 2**20]
