@@ -104,8 +104,7 @@ class PolicyModel:
         self._labelled: dict[tuple[str, int], float] = {}
         self._older = OlderWeights(self._part, actor, self._device, most=older_versions if crew is None else 0)
         self.policy_version = 0
-        self.largest_micro_batch = 0
-        """Of all so far, tokens, padding included."""
+        self.largest_micro_batch = 0  # of all so far, tokens, padding included
 
     @property
     def lost(self) -> str:
