@@ -62,6 +62,7 @@ MARK = "GRPO_CLUSTER"
 """In the environment of all that a local cluster starts, and of all that those start: its own name."""
 
 VITAL = ("gcs_server", "raylet")
+STOPPED_S = 60.0
 """Ray's processes without which its calls wait for ever: it restarts actors, but not these."""
 FAILED_AGENT = re.compile(r"because one Ray agent failed, agent_name = (\w+)")
 """As the raylet's log has it: it ends itself when one of its agents does."""
@@ -76,6 +77,7 @@ class VitalProcesses:
         self.logs = {} if logs is None else {name: logs / f"{name}.out" for name in VITAL}
         children = psutil.Process().children(recursive=True)
         self._processes = {child: child.name() for child in children if child.name() in VITAL}
+        self._stopped_at: dict[int, float] = {}
 
     def lost_nodes(self) -> dict[str, str]:
         """A cluster of the run's own has one node, which is the driver's."""
@@ -83,10 +85,10 @@ class VitalProcesses:
 
     def lost(self) -> str:
         """Which of them has ended, and how, as far as it can be seen; "" where none has. A zombie has ended: nobody may
-        be left to collect it."""
+        be left to collect it. One that stays stopped (SIGSTOP) is ended: nothing that it ran can begin again."""
         for process, called in self._processes.items():
             try:
-                if process.status() != psutil.STATUS_ZOMBIE:
+                if (status := process.status()) != psutil.STATUS_ZOMBIE and not self._is_ended(process, status):
                     continue
             except psutil.NoSuchProcess:
                 pass
@@ -99,8 +101,18 @@ class VitalProcesses:
             if process.pid in pids:
                 send(process, signal.SIGKILL)
 
+    def _is_ended(self, process: psutil.Process, status: str) -> bool:
+        if status != psutil.STATUS_STOPPED:
+            self._stopped_at.pop(process.pid, None)
+        elif time.monotonic() - self._stopped_at.setdefault(process.pid, time.monotonic()) > STOPPED_S:
+            process.kill()
+            return True
+        return False
+
     def _how(self, pid: int, called: str) -> str:
         """By the kernel, and by what the raylet wrote last about its agents."""
+        if pid in self._stopped_at:
+            return f" (it was stopped, did not continue for {STOPPED_S:g} s, and was killed for it)"
         code = dying_with(pid)
         if code is not None and code < 0:
             return f" (by {signal.Signals(-code).name})"

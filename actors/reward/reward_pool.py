@@ -1,7 +1,8 @@
 """Scores completions with the reward function in separate processes, with a time limit for each completion.
 
     score ─► queue ─► RewardScorer thread ─► RewardProcess     as many of both as reward.workers
-                      takes a group          killed and replaced when a completion takes longer than reward.timeout
+                      takes a group          killed and replaced when a completion takes longer than reward.timeout,
+                                             replaced when it has grown by more than reward.max_growth_gb
 
 A group is sent in one message and answered line by line, so the limit applies to each completion, and one that hangs
 costs the others neither rewards nor time. `Score.error` is the reason why there is no reward.
@@ -182,6 +183,7 @@ class RewardScorer:
         self._jobs = jobs
         self._closed = closed
         self._process: RewardProcess | None = None
+        self._held_at_first = 0
         self._lock = threading.Lock()  # between starting a process and closing
         self._thread = threading.Thread(target=self._run, name=f"reward-{index}", daemon=True)
         self._thread.start()
@@ -205,6 +207,7 @@ class RewardScorer:
                     job.result.set_result(self._find_bad_answers(job.answers))
             except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
                 job.result.set_exception(error)
+            self._replace_if_grown()
         self._bury()
 
     def _find_bad_answers(self, answers: list[object]) -> dict[int, str]:
@@ -265,6 +268,17 @@ class RewardScorer:
         self._bury()
         self._start_early()
 
+    def _replace_if_grown(self) -> None:
+        """Its answers are out, so that none is lost; what the function has kept goes with the process."""
+        most, process = self._config.max_growth_gb, self._process
+        if most is None or process is None:
+            return
+        held = process.held_bytes()
+        self._held_at_first = self._held_at_first or held
+        if (grown := (held - self._held_at_first) / 1e9) > most:
+            what = f"reward.fn={self._config.fn!r} has grown by {grown:.1f} GB since its first completions"
+            self._replace(f"{what}, more than reward.max_growth_gb={most:g}")
+
     def _start_early(self) -> None:
         """So that it is warm by the next item; a failure is met again, and raised, by that item."""
         with suppress(RewardError):
@@ -275,7 +289,7 @@ class RewardScorer:
             if self._closed.is_set():
                 raise _closed()
             try:
-                self._process = RewardProcess(self._config)
+                self._process, self._held_at_first = RewardProcess(self._config), 0
             except OSError as error:
                 raise RewardError(f"no process for the reward function can be started: {error}", "") from error
             return self._process

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from launcher.base.errors import RewardImportError
 from launcher.config.data import RewardConfig
 
@@ -105,6 +107,13 @@ class RewardProcess:
         self.kill()
         code = self._process.wait()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def held_bytes(self) -> int:
+        """Resident memory of the process alone; 0 where it has ended."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
 
     def kill(self) -> None:
         """Kill it with all that it started. Doesn't wait; `bury` does."""

@@ -96,3 +96,8 @@ class RewardConfig:
     timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
     setup_timeout: float = setting(120.0, "until a process has imported the function, or the episode's", DEADLINE)
     workers: int = setting(1, "processes that score", COUNT)
+    max_growth_gb: float | None = setting(
+        4.0,
+        "GB that a process may grow by after its first completions; then another takes its place; null: any",
+        POSITIVE,
+    )

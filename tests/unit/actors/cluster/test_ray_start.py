@@ -1,5 +1,6 @@
 """A local Ray that does not start: on a busy machine it is tried again for minutes, and the screen says why."""
 
+import signal
 import subprocess
 
 import psutil
@@ -78,6 +79,36 @@ def test_what_a_failed_start_left_is_ended_and_is_not_the_end_of_the_next(tmp_pa
         for process in (ours, *left):
             process.kill()
             process.wait()
+
+
+def test_a_vital_process_that_stays_stopped_is_ended_and_one_that_continues_is_not(tmp_path, monkeypatch):
+    program = tmp_path / "raylet"
+    program.symlink_to("/bin/sleep")
+    vital = subprocess.Popen([program, "1000"])
+    clock = [0.0]
+    monkeypatch.setattr(ray_cluster.time, "monotonic", lambda: clock[0])
+
+    def later(seconds, signal_sent, status):
+        vital.send_signal(signal_sent)
+        while psutil.Process(vital.pid).status() != status:
+            pass
+        clock[0] += seconds
+        return watched.lost()
+
+    try:
+        watched = ray_cluster.VitalProcesses("", tmp_path)
+        for _ in range(3):  # each time for less than the limit
+            assert later(0, signal.SIGSTOP, psutil.STATUS_STOPPED) == ""
+            assert later(59, signal.SIGSTOP, psutil.STATUS_STOPPED) == ""
+            assert later(1, signal.SIGCONT, psutil.STATUS_SLEEPING) == ""
+        assert later(0, signal.SIGSTOP, psutil.STATUS_STOPPED) == ""
+        lost = later(61, signal.SIGSTOP, psutil.STATUS_STOPPED)
+        assert "raylet ended (it was stopped, did not continue for 60 s, and was killed for it)" in lost
+        assert vital.wait() == -signal.SIGKILL
+        assert watched.lost() == lost, "asked again, it says the same"
+    finally:
+        vital.kill()
+        vital.wait()
 
 
 AGENT_FAILED = "because one Ray agent failed, agent_name = runtime_env_agent."
