@@ -81,7 +81,7 @@ def _verdict(seen: ServerSeen) -> tuple[CheckResult, str]:
         low, high = seen.expected
         if not low <= seen.weight_version <= high:
             wanted = f"{low}" if low == high else f"{low} {'or' if high == low + 1 else 'to'} {high}"
-            return BAD, f"it holds weight_version {seen.weight_version}, the trainer is at {wanted}"
+            return BAD, f"it holds weight_version {seen.weight_version}, by metrics.jsonl the trainer is at {wanted}"
     return OK, f"a token in {seen.generated_s:.2f} s{_load(seen)}, weight_version {seen.weight_version}"
 
 

@@ -83,8 +83,10 @@ class Trainers:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    for name in ("ANSWER_S", "LOOK_S", "SOON_S", "NEW_S", "PROMPT_S"):
+    for name in ("LOOK_S", "SOON_S", "NEW_S"):
         monkeypatch.setattr(standby_handle, name, 0.02)
+    for name in ("ANSWER_S", "PROMPT_S"):  # within which one that answers does, also where the machine is busy
+        monkeypatch.setattr(standby_handle, name, 0.3)
     for name in ("PARKING_S", "HURRIED_S", "PARK_S", "NEW_PROCESS_S"):
         monkeypatch.setattr(standby_handle, name, 0.02)
     for name in ("ANSWER_S", "LOOK_S", "SOON_S"):
@@ -243,7 +245,8 @@ async def test_one_that_is_stopped_while_it_is_parked_is_ended_and_another_one_i
     assert (trainers.killed, trainers.actors["other"].calls.count("stand_by")) == (["other"], 1)
 
 
-async def test_one_that_does_not_answer_for_a_moment_is_not_ended():
+async def test_one_that_does_not_answer_for_a_moment_is_not_ended(monkeypatch):
+    monkeypatch.setattr(standby_handle, "ANSWER_S", 0.02)
     trainers = Trainers()
     async with trainers.handles() as (_, standby):
         trainers.views["other"] = None

@@ -90,7 +90,7 @@ def test_a_server_of_other_weights_than_the_trainers_is_not_healthy(paths):
         assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
         append_line(paths.metrics, {"global_step": 9, "policy_version": 10, "time": time.time() - 4})
         (finding,) = check_servers(subject_of(paths, is_live=None))
-        assert "it holds weight_version 3, the trainer is at 10 or 11" in finding.said
+        assert "it holds weight_version 3, by metrics.jsonl the trainer is at 10 or 11" in finding.said
         journal.record("trainer.restored", subject="trainer", global_step=2)  # it went back, and has not stepped since
         assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
 

@@ -96,9 +96,9 @@ SILENT = {"generated_s": None, "failure": "no answer within 4 s"}
     [
         ({}, OK, "a token in 0.10 s, 2 running, 1 queued, KV cache 25% used, weight_version 7"),
         ({"weight_version": 8}, OK, "weight_version 8"),
-        ({"weight_version": 6}, BAD, "it holds weight_version 6, the trainer is at 7 or 8"),
+        ({"weight_version": 6}, BAD, "it holds weight_version 6, by metrics.jsonl the trainer is at 7 or 8"),
         ({"weight_version": 9}, BAD, "it holds weight_version 9"),
-        ({"expected": (8, 11)}, BAD, "it holds weight_version 7, the trainer is at 8 to 11"),
+        ({"expected": (8, 11)}, BAD, "it holds weight_version 7, by metrics.jsonl the trainer is at 8 to 11"),
         ({"expected": None, "weight_version": 3}, OK, "weight_version 3"),
         ({"running": None, "queued": None, "kv_use": None}, OK, "a token in 0.10 s, weight_version 7"),
         ({"process": ""}, BAD, "its process is gone"),
