@@ -207,8 +207,7 @@ class TrainingServers:
             except WeightsRefused as error:
                 self._note_refusal(error)
                 raise
-        self._thread.call(self.publisher.send_to(server, send, version))
-        return version
+        return self._thread.call(self.publisher.send_to(server, send, version))
 
     def admit(self, server: ServerInfo, state: ServerState = ServerState.READY) -> float:
         """Give a server traffic, or park it, if it holds the trainer's weights; returns the distance of its log-probs

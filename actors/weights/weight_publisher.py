@@ -17,6 +17,7 @@ import asyncio
 import dataclasses
 import functools
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -97,6 +98,7 @@ class WeightPublisher:
         self._reading: list[int] = []  # versions whose folders some server reads
         self._late: set[ServerKey] = set()
         self._exporting = asyncio.Lock()
+        self._one_at_a_time: defaultdict[ServerKey, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def version(self) -> int | None:
@@ -195,7 +197,9 @@ class WeightPublisher:
         """Send the newest weights until none newer appear meanwhile. Returns whether the server holds the newest."""
         key = _key(server)
         while (parcel := self._parcel) is not None:
-            if not await self._deliver(server, parcel):
+            async with self._one_at_a_time[key]:
+                was_delivered = await self._deliver(server, parcel)
+            if not was_delivered:
                 self._late.add(key)
                 return False
             if parcel is self._parcel:
@@ -226,16 +230,23 @@ class WeightPublisher:
         """
         return await self._prepare(version, may_share=False)
 
-    async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
-        """Send prepared weights to one server, which gets no traffic until it is admitted.
+    async def send_to(self, server: ServerInfo, send: Send, version: int) -> int:
+        """Send prepared weights to one server, which gets no traffic until it is admitted; returns the version that it
+        has: a newer one, where a publish was first.
 
         Raises ServerError: WeightsRefused, RequestFailed, or that it has ended.
         """
         lineage = self.lineage
-        await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
-        await self._send(server, send, version)
-        await self._pool.confirm(server.name, version, lineage)
+        async with self._one_at_a_time[_key(server)]:
+            for known in self._pool.servers():
+                held = known.weight_version if (_key(known), known.lineage) == (_key(server), lineage) else None
+                if held is not None and held > version:
+                    return held
+            await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
+            await self._send(server, send, version)
+            await self._pool.confirm(server.name, version, lineage)
         self._late.discard(_key(server))
+        return version
 
     async def _send(self, server: ServerInfo, send: Send, version: int) -> None:
         """The folder of `version` stays until the server has answered, however many steps are taken meanwhile."""

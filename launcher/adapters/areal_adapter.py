@@ -66,8 +66,8 @@ class ArealAdapter:
         if not settings.recovers(version):
             given, modes = settings.values["recover.mode"], " or ".join(map(str, version.modes[:2]))
             yield (
-                f"note: {settings.config}: recover.mode={given}, or recover.freq_* is off: after a failure it starts "
-                f"over; it resumes with recover.mode={modes} and e.g. recover.freq_steps=5"
+                f"note: {settings.config}: recover.mode or recover.freq_* is off (recover.mode={given}): after a "
+                f"failure it starts over; it resumes with recover.mode={modes} and e.g. recover.freq_steps=5"
             )
         elif version.needs_optimizer:
             yield "note: it loads no export without an optimizer: after a collapse only its recover folder may be sound"

@@ -74,7 +74,7 @@ class Behind:
         self.client = SGLangClient(self.keys)
         monitor = HealthMonitor(self.config, journal, self.client, series=RewardSeries.read(self.paths))
 
-        async def watch(targets, at, is_starting):
+        async def watch(targets, at, is_starting, hold_s=0.0):
             monitor.watch(targets, is_starting=is_starting)
             return monitor.view()
 

@@ -239,6 +239,38 @@ async def test_weights_that_a_server_was_ordered_to_load_stay_until_it_has_answe
         assert not (tmp_path / "w" / "v1").exists(), "nobody reads it any more"
 
 
+@pytest.mark.parametrize("order_first", [True, False])
+async def test_an_order_and_a_publish_reach_one_server_one_after_the_other(servers, tmp_path, monkeypatch, order_first):
+    """Asked after an order for version 18, a server reported 19, which a publish had sent meanwhile."""
+    async with publishing_to(servers[:1], WeightFolders(tmp_path / "w", export), timeout_s=DEADLINE_S) as (
+        publisher,
+        pool,
+    ):
+        real, sent, under_way, may_end = publisher._client.update_weights_from_disk, [], [], asyncio.Event()
+
+        async def slowly(url, **order):
+            under_way.append(order["weight_version"])
+            assert len(under_way) == 1, "two updates at once"
+            await may_end.wait()
+            await real(url, **order)
+            sent.append(under_way.pop())
+
+        monkeypatch.setattr(publisher._client, "update_weights_from_disk", slowly)
+        server, send = pool.servers()[0], await publisher.prepare(1)
+        calls = [lambda: publisher.send_to(server, send, 1), lambda: publisher.publish(2)]
+        earlier, later = calls if order_first else calls[::-1]
+        first = asyncio.create_task(earlier())
+        await until(lambda: under_way)
+        second = asyncio.create_task(later())
+        await asyncio.sleep(0.05)
+        may_end.set()
+        async with asyncio.timeout(DEADLINE_S):
+            answers = await asyncio.gather(first, second)
+            await until(lambda: word(pool)[0][1] == 2)
+    assert sent == ([1, 2] if order_first else [2])
+    assert answers[0 if order_first else 1] == (1 if order_first else 2)
+
+
 async def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(servers, tmp_path):
     folders = WeightFolders(tmp_path / "w", export)
     async with publishing_to(servers[:1], folders, timeout_s=DEADLINE_S) as (publisher, pool):
