@@ -62,8 +62,9 @@ MARK = "GRPO_CLUSTER"
 """In the environment of all that a local cluster starts, and of all that those start: its own name."""
 
 VITAL = ("gcs_server", "raylet")
-STOPPED_S = 60.0
 """Ray's processes without which its calls wait for ever: it restarts actors, but not these."""
+STOPPED_S = 60.0
+"""After which one of them that was stopped is ended."""
 FAILED_AGENT = re.compile(r"because one Ray agent failed, agent_name = (\w+)")
 """As the raylet's log has it: it ends itself when one of its agents does."""
 
@@ -88,7 +89,7 @@ class VitalProcesses:
         be left to collect it. One that stays stopped (SIGSTOP) is ended: nothing that it ran can begin again."""
         for process, called in self._processes.items():
             try:
-                if (status := process.status()) != psutil.STATUS_ZOMBIE and not self._is_ended(process, status):
+                if (status := process.status()) != psutil.STATUS_ZOMBIE and not self._end_if_stopped(process, status):
                     continue
             except psutil.NoSuchProcess:
                 pass
@@ -101,7 +102,8 @@ class VitalProcesses:
             if process.pid in pids:
                 send(process, signal.SIGKILL)
 
-    def _is_ended(self, process: psutil.Process, status: str) -> bool:
+    def _end_if_stopped(self, process: psutil.Process, status: str) -> bool:
+        """Whether it was ended, as one that has not continued for STOPPED_S."""
         if status != psutil.STATUS_STOPPED:
             self._stopped_at.pop(process.pid, None)
         elif time.monotonic() - self._stopped_at.setdefault(process.pid, time.monotonic()) > STOPPED_S:

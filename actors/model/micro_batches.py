@@ -139,7 +139,7 @@ def share_out(
             own = [chosen[index] for index in mine]
             divide = fill if packs else pack
             rows = divide([len(sequences[index]) for index in own], max_tokens=max_tokens)
-            packed.append([_tensors_of(sequences, [own[row] for row in one], learns, packs) for one in rows])
+            packed.append([tensors_of(sequences, [own[row] for row in one], learns, packs) for one in rows])
         most = max(map(len, packed))
         for share, own_batches in zip(shares, packed, strict=True):
             share += own_batches + [_nothing(learns, packs)] * (most - len(own_batches))
@@ -195,7 +195,8 @@ def _refuse_too_long(lengths: Sequence[int], max_tokens: int) -> None:
         )
 
 
-def _tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], learns: bool, packs: bool) -> MicroBatch:
+def tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], learns: bool, packs: bool) -> MicroBatch:
+    """Those of `sequences` at `rows`, in one micro-batch; packed in one row, or each in its own."""
     chosen = [sequences[row] for row in rows]
     lengths = [len(one) for one in chosen]
     widths = lengths if packs else [max(lengths)] * len(chosen)

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from actors.model import model_folder
 from actors.model.advantages import batch_normalised
 from actors.model.lora import add_adapters, merged_weights
-from actors.model.micro_batches import MicroBatch
+from actors.model.micro_batches import MicroBatch, SampledSequence, tensors_of
 from actors.model.model_sources import Empty, Sources
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
@@ -207,15 +207,8 @@ class ModelPart:
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Of `completion` after `prompt`, at temperature 1."""
-        asked = MicroBatch(
-            input_ids=torch.tensor([[*prompt, *completion]]),
-            positions=torch.arange(len(prompt) - 1, len(prompt) + len(completion) - 1),
-            targets=torch.tensor(list(completion), dtype=torch.int64),
-            sequences=torch.zeros(len(completion), dtype=torch.int64),
-            server_logprobs=torch.zeros(len(completion)),
-            learns=False,
-            lengths=(len(prompt) + len(completion),) if self.objective.packs else (),
-        )
+        text = SampledSequence(prompt=tuple(prompt), completion=tuple(completion), logprobs=(0.0,) * len(completion))
+        asked = tensors_of([text], [0], False, self.objective.packs)
         found, _ = self.objective.logprobs(self.policy, asked.to(self._device), temperature=1.0, dtype=self._dtype)
         values: list[float] = found.tolist()
         return values

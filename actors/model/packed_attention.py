@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from actors.model.micro_batches import MicroBatch
+from actors.model.micro_batches import MicroBatch, SampledSequence, tensors_of
 from launcher.base.errors import ConfigError
 from launcher.config.schema import ActorConfig
 
@@ -76,12 +77,13 @@ def find_packing(
     ways, own, reasons = _ways(actor, device), actor.attn_implementation, list[str]()
     if ways:
         texts = _trial_texts(int(model.config.vocab_size))
-        apart = tried([_row([text], packs=False) for text in texts])
-        leaky = tried([_row(texts, packs=False)])
+        together = tensors_of(texts, range(len(texts)), True, True)
+        apart = tried([tensors_of(texts, [row], True, False) for row in range(len(texts))])
+        leaky = tried([replace(together, lengths=())])
     for way in ways:
         try:
             model.set_attn_implementation(way)
-            found = tried([_row(texts, packs=True)])
+            found = tried([together])
         except torch.OutOfMemoryError:
             raise
         except FAILURES as error:
@@ -110,27 +112,11 @@ def _ways(actor: ActorConfig, device: torch.device) -> Sequence[str]:
     return (own,)
 
 
-def _trial_texts(vocabulary: int) -> list[list[int]]:
-    """Random tokens, on all ranks the same."""
+def _trial_texts(vocabulary: int) -> list[SampledSequence]:
+    """Random tokens, on all ranks the same; each but the first is predicted."""
     source = random.Random(0)
-    return [[source.randrange(vocabulary) for _ in range(n)] for n in LENGTHS]
-
-
-def _row(texts: Sequence[Sequence[int]], *, packs: bool) -> MicroBatch:
-    """All in one row, each token but the first of each text being predicted."""
-    lengths = [len(text) for text in texts]
-    begins = [0, *accumulate(lengths)]
-    positions = [begin + place for begin, n in zip(begins, lengths, strict=False) for place in range(n - 1)]
-    targets = [token for text in texts for token in text[1:]]
-    return MicroBatch(
-        input_ids=torch.tensor([[token for text in texts for token in text]]),
-        positions=torch.tensor(positions),
-        targets=torch.tensor(targets),
-        sequences=torch.zeros(len(targets), dtype=torch.int64),
-        server_logprobs=torch.zeros(len(targets)),
-        learns=True,
-        lengths=tuple(lengths) if packs else (),
-    )
+    texts = [tuple(source.randrange(vocabulary) for _ in range(n)) for n in LENGTHS]
+    return [SampledSequence(prompt=text[:1], completion=text[1:], logprobs=(0.0,) * len(text[1:])) for text in texts]
 
 
 def _difference(

@@ -61,7 +61,7 @@ class ArealAdapter:
     def plan(self) -> Iterator[str]:
         settings, paths, version = self._settings, self._paths, self._version
         yield f"{self._name}: its trial {paths.experiment_name}/{paths.trial_name} in {paths.fileroot}"
-        if version.needs_optimizer:
+        if version.is_before_1_0:
             yield "note: an AReaL before 1.0 is known from its source, and was not run under this launcher"
         if not settings.recovers(version):
             given, modes = settings.values["recover.mode"], " or ".join(map(str, version.modes[:2]))
@@ -69,7 +69,7 @@ class ArealAdapter:
                 f"note: {settings.config}: recover.mode or recover.freq_* is off (recover.mode={given}): after a "
                 f"failure it starts over; it resumes with recover.mode={modes} and e.g. recover.freq_steps=5"
             )
-        elif version.needs_optimizer:
+        elif version.is_before_1_0:
             yield "note: it loads no export without an optimizer: after a collapse only its recover folder may be sound"
         elif not settings.exports:
             yield f"note: {settings.config}: saver.freq_* is off: after a collapse only its recover folder may be sound"
@@ -78,12 +78,12 @@ class ArealAdapter:
                 f"note: {settings.config}: where this AReaL keeps its records is not known, so that those of a killed "
                 "trainer stay: set cluster.name_resolve.nfs_record_root"
             )
-        if self._trainer.rung == SERVERS and version.script_updates:
+        if self._trainer.rung == SERVERS and version.is_before_1_0:
             yield (
                 "note: before 1.0 the training script says how weights reach the servers: it must use "
                 "WeightUpdateMeta.from_disk, since a server that is restarted can't rejoin a process group"
             )
-        or_export = "" if version.needs_optimizer else ", or an export (no optimizer)"
+        or_export = "" if version.is_before_1_0 else ", or an export (no optimizer)"
         yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder{or_export}"
 
     def missing(self) -> Iterator[UsageError]:
@@ -110,7 +110,7 @@ class ArealAdapter:
                 f"{trainer.config}: cluster.name_resolve.type={records}: a killed trainer's records stay there",
                 "set cluster.name_resolve.type=nfs there or behind --",
             )
-        updates_by_disk = mode == "disk" or (mode is None and self._version.script_updates)
+        updates_by_disk = mode == "disk" or (mode is None and self._version.is_before_1_0)
         if trainer.rung == SERVERS and not (updates_by_disk and trainer.addresses_env == ADDRESSES):
             yield ConfigError(
                 f"{trainer.config}: actor.weight_update_mode={mode}, trainer.addresses_env={trainer.addresses_env}: a "
@@ -180,7 +180,7 @@ class ArealAdapter:
         if not self._settings.recovers(self._version):
             return []
         found = [] if (own := self._recover_checkpoint()) is None else [own]
-        no_resume = f"{self._name} loads an optimizer too" if self._version.needs_optimizer else ""
+        no_resume = f"{self._name} loads an optimizer too" if self._version.is_before_1_0 else ""
         if not no_resume and (problems := pickle_problems(self._info / DATA_FILE)):
             no_resume = problems[0]
         for path in self._paths.default_checkpoints.glob("epoch*"):

@@ -22,13 +22,12 @@ IS_RECOVERY = "AREAL_RECOVER_RUN"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArealVersion:
     """`module`: its local launcher. `modes`: of `recover.mode`, those that resume whatever this launcher starts again.
-    `needs_optimizer`: it resumes from its own recover folder only. `script_updates`: the training script says how
-    weights reach the servers, whatever the YAML has."""
+    `is_before_1_0`: it resumes from its own recover folder only, and the training script says how weights reach the
+    servers, whatever the YAML has."""
 
     module: str
     modes: tuple[object, ...]
-    needs_optimizer: bool = False
-    script_updates: bool = False
+    is_before_1_0: bool = False
 
     @property
     def file(self) -> Path:
@@ -36,11 +35,11 @@ class ArealVersion:
 
     def variables(self, *, resumes: bool) -> Mapping[str, str]:
         """What its own launcher tells a trainer about a resume."""
-        return {IS_RECOVERY: str(int(resumes))} if self.needs_optimizer else {}
+        return {IS_RECOVERY: str(int(resumes))} if self.is_before_1_0 else {}
 
 
 NEW = ArealVersion(module="areal.infra.launcher.local", modes=("on", "auto", True))  # YAML 1.1 reads `on` as true
-OLD = ArealVersion(module="areal.launcher.local", modes=("auto", "resume"), needs_optimizer=True, script_updates=True)
+OLD = ArealVersion(module="areal.launcher.local", modes=("auto", "resume"), is_before_1_0=True)
 
 
 def areal_in(python: str | None, env: Mapping[str, object]) -> ArealVersion | None:

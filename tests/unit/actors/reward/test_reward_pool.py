@@ -34,10 +34,6 @@ REWARDS = """
     def number(text, *_): return float(text)
     def length(text, answer, prompt_id, record): return len(text + answer + prompt_id) + record.pop("level")
     def pid(*_): return os.getpid()
-    kept = []
-    def keep(megabytes, *_):
-        kept.append(b"x" * int(megabytes) * 10**6)
-        return len(kept)
     def say(text, *_): print(text, flush=True); sys.stderr.write(text); return 1
     def fail(text, *_): raise KeyError(text)
     def leave(*_): sys.exit(1)
@@ -188,15 +184,6 @@ def test_a_process_killed_while_idle_is_replaced(rewards):
         os.kill(int(before.value), signal.SIGKILL)
         (after,) = score(pool, ["pid"])
     assert after.value not in (None, before.value)
-
-
-@pytest.mark.parametrize(("most", "values"), [(0.05, [1, 2, 3, 1]), (None, [1, 2, 3, 4])])
-def test_a_process_that_has_grown_is_replaced_between_two_groups_and_no_answer_is_lost(rewards, caplog, most, values):
-    with RewardPool(config(rewards, max_growth_gb=most)) as pool:
-        found = [score(pool, [f"keep {megabytes}"])[0].value for megabytes in (80, 40, 20, 1)]
-    assert found == values
-    said = "reward.fn='user_rewards:score' has grown by 0.1 GB since its first completions"
-    assert (said in caplog.text) == (most is not None)
 
 
 @pytest.mark.slow

@@ -271,13 +271,19 @@ async def test_a_restore_that_never_reached_the_trainer_is_not_counted_twice(tmp
     assert trial.history.state is RunState.RUNNING
 
 
-async def test_a_restore_that_the_trainer_carried_out_though_its_coordinator_was_killed_counts(tmp_path):
+async def restored_unheard(tmp_path):
+    """The successor of a Coordinator that was killed after the trainer carried out its restore, before it heard so."""
     before = collapsed(await Trial(tmp_path).begun())
     before.hands.hangs.add(RestoreTrainer)
     await before.turns(6)
     before.hands._take_effect(before.did(RestoreTrainer)[0])
     after = Trial(tmp_path, before.run)
     await after.hands.begin()
+    return after
+
+
+async def test_a_restore_that_the_trainer_carried_out_though_its_coordinator_was_killed_counts(tmp_path):
+    after = await restored_unheard(tmp_path)
     await after.turns()
     assert after.did(RestoreTrainer) == []
     assert sum(one.restored_step == 19 for one in after.history.attempts) == 1

@@ -4,7 +4,7 @@ import pytest
 
 from launcher.policy.actions import RestartTrainer, RestoreTrainer
 from launcher.policy.run_state import RunState
-from tests.unit.actors.supervision.test_coordinator import Trial, collapsed
+from tests.unit.actors.supervision.test_coordinator import Trial, collapsed, restored_unheard
 
 
 @pytest.mark.parametrize("kills", [1, 2])
@@ -25,12 +25,7 @@ async def test_a_restore_in_which_the_trainer_died_too_is_no_second_collapse_at_
 
 async def test_a_trainer_that_dies_later_leaves_the_restore_that_succeeded_in_the_count(tmp_path):
     """The Coordinator that ordered it was killed before it heard of the success."""
-    before = collapsed(await Trial(tmp_path).begun())
-    before.hands.hangs.add(RestoreTrainer)
-    await before.turns(6)
-    before.hands._take_effect(before.did(RestoreTrainer)[0])
-    after = Trial(tmp_path, before.run)
-    await after.hands.begin()
+    after = await restored_unheard(tmp_path)
     await after.turns(6)
     after.run.step(2)
     after.run.kill_trainer()
