@@ -77,7 +77,8 @@ class EpisodeProcess:
     async def close(self) -> None:
         self.kill()
         await asyncio.to_thread(self._reader.join)
-        self._process.bury()
+        async with self._sending:  # what is still being sent needs the socket
+            self._process.bury()
 
     async def _forget(self, number: int) -> None:
         try:
@@ -87,6 +88,8 @@ class EpisodeProcess:
 
     async def _send(self, message: dict[str, object]) -> None:
         async with self._sending:
+            if self.is_gone:
+                raise ProcessGone("before it was sent the episode")
             await asyncio.to_thread(self._process.send, message, time.monotonic() + SEND_S)
 
     def _read(self) -> None:

@@ -7,9 +7,11 @@ import aiohttp
 import pytest
 
 from actors.data.prompt_queue import PromptQueue
+from actors.episodes.episode_process import EpisodeProcess
 from actors.episodes.episode_runner import EpisodeRunner
 from actors.episodes.turn_tokens import TurnTokens
 from actors.model.micro_batches import sequences_of
+from actors.reward.reward_process import ProcessGone
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.serving.sglang_client import Sampling, SGLangClient
 from launcher.base.errors import RewardError, RewardImportError
@@ -187,6 +189,20 @@ async def test_a_killed_process_costs_no_prompt(server):
     queue.commit(batch.prompt_ids)
     assert len(batch.groups) == 6
     assert queue.epoch == 1
+
+
+async def test_an_episode_that_waits_to_be_sent_while_its_process_is_buried_is_told_that_it_is_gone():
+    process = EpisodeProcess(config_of("two_turns"))
+    await process.ready()
+    await process._sending.acquire()
+    playing = asyncio.create_task(process.play({"prompt_id": "p0"}))
+    burial = asyncio.create_task(process.close())
+    while not process.is_gone:
+        await asyncio.sleep(0.01)
+    process._sending.release()
+    with pytest.raises(ProcessGone):
+        await playing
+    await burial
 
 
 @pytest.mark.slow
