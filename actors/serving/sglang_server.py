@@ -37,9 +37,8 @@ from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
 from launcher.base.gpu_names import GpuName
-from launcher.base.messages import Cause, Overrides, ServerExit, ServerInfo, ServerState
+from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState
 from launcher.config.schema import RunConfig, SGLangConfig
-from launcher.policy.exit_cause import find_server_cause
 from launcher.resources.cuda_graphs import with_graphs
 from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.run_keys import SERVERS, ServerKeys
@@ -290,6 +289,7 @@ class SGLangServer:
         nodes keeps its own."""
         config = with_graphs(with_overrides(self._config, overrides or {}))
         gpu_ids = await self._gpus.choose(avoid if self._may_move else ())
+        await self._gpus.watch()
         self._process.configure(replace(config, host=listening_address(config.host)), gpu_ids)
         started = await self._process.start(
             generation=generation,
@@ -303,10 +303,8 @@ class SGLangServer:
         return await self._process.wait_ready()
 
     async def wait_exit(self) -> ServerExit:
-        ended = await self._process.wait_exit()
-        is_fault = find_server_cause(ended.reason.split(" | "), ended.exit_code).cause is Cause.GPU_FAULT
-        gpus = await self._gpus.named() if is_fault and not ended.was_told else ()
-        return replace(ended, oom_kills=self._kills.risen(), gpus=gpus)
+        ended = await self._gpus.explained(await self._process.wait_exit())
+        return replace(ended, oom_kills=self._kills.risen())
 
     async def look(self, pid: int) -> RemoteObservation:
         """The server's processes, for a HealthMonitor on another node, which can't see them."""

@@ -67,6 +67,8 @@ ILLEGAL_ACCESS = re.compile(
     r"illegal memory access was encountered|misaligned address|illegal instruction was encountered"
     r"|unspecified launch failure"
 )
+XID = re.compile(r"NVML reports Xid \d")
+"""As launcher/resources/gpu_events.py writes it; the log's own words for memory and disks come first."""
 HOST = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|\bMemoryError\b|std::bad_alloc"
     r"|ray\.exceptions\.OutOfMemoryError|node running low on memory|Out of memory: Killed process"
@@ -100,6 +102,7 @@ OF_A_SERVER: Patterns = (
     OF_A_GPU[1],
     (NCCL_ALLOCATION, Cause.SERVER_OOM, "out of device memory", RanOut.SERVER_DEVICE),
     (DISK, Cause.DISK_FULL, "a disk refused it a write", None),
+    (XID, Cause.GPU_FAULT, "the driver reports an Xid error of its GPU", None),
     (HANG, Cause.SERVER_HANG, "its own watchdog ended it", None),
     (DAMAGED_WEIGHTS, Cause.SERVER_CORRUPT, "its weights can't be read", None),
     (SERVER_CRASH, Cause.SERVER_CRASH, "an exception ended it", None),

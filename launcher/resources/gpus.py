@@ -94,13 +94,18 @@ def gpu_of(index: int) -> Gpu:
         raise UnreadableGpu(index, error) from error
 
 
+def uuid_of(handle: Any) -> str:
+    """Within `nvml`. Raises NVMLError."""
+    return _text(pynvml.nvmlDeviceGetUUID(handle))
+
+
 def names_of_gpus(count: int) -> list[tuple[str, str]]:
     """Index and UUID of each; the UUID is empty where it can't be read."""
     names = []
     for index in range(count):
         uuid = ""
         with contextlib.suppress(pynvml.NVMLError):  # whoever is to use it reports that
-            uuid = _text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
+            uuid = uuid_of(pynvml.nvmlDeviceGetHandleByIndex(index))
         names.append((str(index), uuid))
     return names
 

@@ -4,13 +4,16 @@
  *   NVML_NAME, NVML_MEMORY_GIB, NVML_DRIVER, NVML_CUDA (13000)
  *   NVML_LOST, NVML_MIG, NVML_EXCLUSIVE, NVML_PROHIBITED, NVML_ECC, NVML_REMAP_PENDING, NVML_REMAP_FAILED, NVML_BUSY
  *                         GPUs in that condition, as 0,3; of a busy one NVML_HOLDERS (7:100,8:0) are the pids and GiB
+ *   NVML_XIDS=3:79,0:31   what each GPU's Xid events are; an event set tells those that were added after it was made
+ *   NVML_NO_EVENTS=1      GPUs that have none, and NVML_OLD_EVENTS=1: the driver has no call that waits for them
  *   NVML_NO_DRIVER=1      the library is there, and the kernel's part is not
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7, DRIVER_NOT_LOADED = 9, IS_LOST = 15 };
+enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7, DRIVER_NOT_LOADED = 9, TIMED_OUT = 10, NO_FUNCTION = 13,
+       IS_LOST = 15 };
 enum { MOST = 64 };
 
 typedef struct { unsigned int index; } Device;
@@ -44,7 +47,14 @@ int nvmlInitWithFlags(unsigned int flags) {
 }
 int nvmlShutdown(void) { return SUCCESS; }
 
-const char *nvmlErrorString(int result) { return result == IS_LOST ? "GPU is lost" : "Driver Not Loaded"; }
+const char *nvmlErrorString(int result) {
+    switch (result) {
+    case IS_LOST: return "GPU is lost";
+    case NOT_SUPPORTED: return "Not Supported";
+    case NO_FUNCTION: return "Function Not Found";
+    default: return "Driver Not Loaded";
+    }
+}
 
 int nvmlSystemGetDriverVersion(char *text, unsigned int length) {
     snprintf(text, length, "%s", given("NVML_DRIVER", "580.95.05"));
@@ -61,6 +71,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, Device **device) {
     return SUCCESS;
 }
 int nvmlDeviceGetUUID(Device *device, char *text, unsigned int length) {
+    if (listed("NVML_LOST", device->index)) return IS_LOST;
     snprintf(text, length, "GPU-%08x-0000-0000-0000-000000000000", device->index + 0xa0);
     return SUCCESS;
 }
@@ -119,4 +130,52 @@ int nvmlDeviceGetTotalEccErrors(Device *device, int kind, int counter, unsigned 
     if (!strcmp(given("NVML_NAME", ""), "no ECC")) return NOT_SUPPORTED;
     *errors = listed("NVML_ECC", device->index) ? 3 : 0;
     return SUCCESS;
+}
+
+enum { XID_EVENT = 8 };
+typedef struct { unsigned int registered, told; } EventSet;
+typedef struct {
+    Device *device;
+    unsigned long long type, data;
+    unsigned int gpu_instance, compute_instance;
+} Event;
+
+static int xid(unsigned int position, unsigned int *index, unsigned long long *number) {
+    const char *at = given("NVML_XIDS", "");
+    for (unsigned int each = 0; *at != '\0'; each++) {
+        char *end;
+        *index = (unsigned int)strtoul(at, &end, 10);
+        *number = strtoull(end + 1, &end, 10);
+        if (each == position) return 1;
+        at = *end == ',' ? end + 1 : end;
+    }
+    return 0;
+}
+
+int nvmlEventSetCreate(EventSet **set) {
+    unsigned int index;
+    unsigned long long number;
+    *set = calloc(1, sizeof(EventSet));
+    while (xid((*set)->told, &index, &number)) (*set)->told++;
+    return SUCCESS;
+}
+int nvmlEventSetFree(EventSet *set) { free(set); return SUCCESS; }
+int nvmlDeviceRegisterEvents(Device *device, unsigned long long types, EventSet *set) {
+    if (listed("NVML_NO_EVENTS", device->index) || types != XID_EVENT) return NOT_SUPPORTED;
+    set->registered |= 1u << device->index;
+    return SUCCESS;
+}
+int nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned int wait_ms) {
+    unsigned int index, lost = 0;
+    unsigned long long number;
+    (void)wait_ms;
+    if (atoi(given("NVML_OLD_EVENTS", "0"))) return NO_FUNCTION;
+    while (xid(set->told, &index, &number)) {
+        set->told++;
+        if (!(set->registered >> index & 1)) continue;
+        *event = (Event){ &devices[index], XID_EVENT, number, 0xFFFFFFFF, 0xFFFFFFFF };
+        return SUCCESS;
+    }
+    for (index = 0; index < count(); index++) lost |= listed("NVML_LOST", index) && set->registered >> index & 1;
+    return lost ? IS_LOST : TIMED_OUT;
 }
