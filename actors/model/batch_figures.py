@@ -57,6 +57,7 @@ def stats_of(
         n_sequences=sum(len(batch.weights) for batch in done),
         n_learning=sum(batch.n_learning for batch in done),
         n_tokens=n_tokens,
+        padding_ratio=1 - sum(batch.n_given for batch in done) / sum(batch.n_in_rows for batch in done),
         n_micro_batches=sum(len(batch.micro_batches) for batch in done),
         n_minibatches=len(minibatches),
         behave_weight=behave_weight if actor.use_decoupled_loss else None,

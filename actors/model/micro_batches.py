@@ -29,6 +29,8 @@ TENSORS = (
     "ref_logprobs",
     "advantages",
 )
+Layout = tuple[list[int], bool]
+"""One micro-batch: which sequences, none where it is empty, and whether it learns."""
 PADDING = 0  # any token id does: nothing reads what the model says there
 
 
@@ -125,25 +127,41 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
 def share_out(
     sequences: Sequence[SampledSequence], learning: Sequence[bool], max_tokens: int, *, ranks: int, packs: bool
 ) -> list[list[MicroBatch]]:
+    """The micro-batches of each rank, as `lay_out` has them; a rank that has less than another gets empty ones."""
+    laid = lay_out([len(one) for one in sequences], learning, max_tokens, ranks=ranks, packs=packs)
+    return [
+        [tensors_of(sequences, rows, learns, packs) if rows else _nothing(learns, packs) for rows, learns in share]
+        for share in laid
+    ]
+
+
+def lay_out(
+    lengths: Sequence[int], learning: Sequence[bool], max_tokens: int, *, ranks: int, packs: bool
+) -> list[list[Layout]]:
     """Every sequence once, on one of the ranks: those that teach nothing (`learning` False) apart, since they need no
     backward pass.
 
     All ranks get as many micro-batches, and the n-th learns on all or on none: each pass is an exchange between
-    ranks, and one that another rank doesn't make would be waited for for ever. Who has less gets empty ones.
+    ranks, and one that another rank doesn't make would be waited for for ever. Raises as `pack`.
     """
-    shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    shares: list[list[Layout]] = [[] for _ in range(ranks)]
+    divide = fill if packs else pack
     for learns in (True, False):
         chosen = [index for index, flag in enumerate(learning) if flag is learns]
-        packed = []
-        for mine in deal([len(sequences[index]) for index in chosen], ranks=ranks):
+        divided = []
+        for mine in deal([lengths[index] for index in chosen], ranks=ranks):
             own = [chosen[index] for index in mine]
-            divide = fill if packs else pack
-            rows = divide([len(sequences[index]) for index in own], max_tokens=max_tokens)
-            packed.append([tensors_of(sequences, [own[row] for row in one], learns, packs) for one in rows])
-        most = max(map(len, packed))
-        for share, own_batches in zip(shares, packed, strict=True):
-            share += own_batches + [_nothing(learns, packs)] * (most - len(own_batches))
+            parts = divide([lengths[index] for index in own], max_tokens=max_tokens)
+            divided.append([[own[row] for row in one] for one in parts])
+        most = max(map(len, divided))
+        for share, parts in zip(shares, divided, strict=True):
+            share += [(rows, learns) for rows in parts + [[]] * (most - len(parts))]
     return shares
+
+
+def tokens_in_rows(laid: Sequence[Sequence[Layout]], lengths: Sequence[int]) -> int:
+    """How many tokens the model computes where each sequence has a row, as wide as the longest of its micro-batch."""
+    return sum(len(rows) * max(lengths[row] for row in rows) if rows else 1 for share in laid for rows, _ in share)
 
 
 def deal(lengths: Sequence[int], *, ranks: int) -> list[list[int]]:

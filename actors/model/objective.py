@@ -26,7 +26,7 @@ from actors.model.grpo import (
     sequence_mean_of,
     token_weights,
 )
-from actors.model.micro_batches import MicroBatch, SampledSequence, sequences_of, share_out
+from actors.model.micro_batches import MicroBatch, SampledSequence, lay_out, sequences_of, share_out, tokens_in_rows
 from actors.model.token_logprobs import LogprobModel
 from actors.model.update_stats import LogprobDistance
 from launcher.base.errors import TrainerError
@@ -41,12 +41,15 @@ MOST_KL = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A batch ready to run, or the part of it that one optimizer step is taken on. `advantages` and `weights` have an
-    entry for each sequence of it, `micro_batches` are one rank's; all else is of all ranks."""
+    entry for each sequence of it, `micro_batches` are one rank's; all else is of all ranks. `n_tokens`: that the model
+    made; `n_given`: those and the prompts'; `n_in_rows`: with the padding that they have, or would have, unpacked."""
 
     advantages: Tensor
     weights: Tensor
     micro_batches: list[MicroBatch]
     n_tokens: int
+    n_given: int
+    n_in_rows: int
     n_learning: int
 
     def to(self, device: torch.device) -> Batch:
@@ -129,13 +132,17 @@ class Objective:
         weights = token_weights(lengths * kept, actor.loss_aggregation, constant=actor.max_new_tokens)
         advantages, weights, kept = of_rollouts[of], weights[of], kept[of]
         learning = (((advantages != 0) | all_learn) & kept).tolist()  # NaN learns: it shows
-        shares = share_out(sequences, learning, actor.mb_spec.max_tokens_per_mb, ranks=ranks, packs=self.packs)
+        most, given = actor.mb_spec.max_tokens_per_mb, [len(one) for one in sequences]
+        shares = share_out(sequences, learning, most, ranks=ranks, packs=self.packs)
+        rows = lay_out(given, learning, most, ranks=ranks, packs=False)
         return [
             Batch(
                 advantages=advantages,
                 weights=weights * kept,
                 micro_batches=micro_batches,
                 n_tokens=int(lengths.sum()),
+                n_given=sum(given),
+                n_in_rows=tokens_in_rows(rows, given),
                 n_learning=sum(learning),
             )
             for micro_batches in shares

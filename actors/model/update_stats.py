@@ -36,6 +36,8 @@ class UpdateStats:
     `is_of_rewards`: their advantages are not, so that no weights could have made it finite.
     `kl_ref` is None without a reference, `overlong_penalty`, the mean over completions, where there is none.
     `behave_weight` and `behave_over_cap`, of the decoupled loss: the mean weight, and the share of tokens over the cap.
+    `padding_ratio`: the share of padding among the tokens of a pass in which each sequence has a row, of all ranks:
+    what packing saves.
     `n_learning`: sequences whose advantage is not 0; none at all means that `commit` leaves the weights exactly as they
     are.
     """
@@ -54,6 +56,7 @@ class UpdateStats:
     n_sequences: int
     n_learning: int
     n_tokens: int
+    padding_ratio: float
     n_micro_batches: int
     n_minibatches: int
     problems: tuple[str, ...]
@@ -81,6 +84,7 @@ class UpdateStats:
             "n_learning_seqs": float(self.n_learning),
             "n_tokens": float(self.n_tokens),
             "n_micro_batches": float(self.n_micro_batches),
+            "padding_ratio": self.padding_ratio,
             "update_successful": float(self.finite),
         }
         if self.behave_weight is not None and self.behave_over_cap is not None:

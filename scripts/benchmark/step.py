@@ -21,7 +21,7 @@ from pathlib import Path
 
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from actors.model.micro_batches import SampledSequence, share_out
+from actors.model.micro_batches import lay_out, tokens_in_rows
 from actors.model.policy_model import PolicyModel
 from launcher.base.errors import UsageError
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
@@ -164,19 +164,15 @@ def gsm8k_lengths(source: random.Random, config: RunConfig) -> list[tuple[int, i
 def tokens_computed(config: RunConfig, groups: Sequence[Sequence[tuple[int, int]]]) -> str:
     """Half of the groups teach nothing, as where all their rewards are equal."""
     actor = config.actor
-    sequences = [
-        SampledSequence(prompt=(0,) * prompt, completion=(0,) * n, logprobs=(0.0,) * n)
-        for group in groups
-        for prompt, n in group
-    ]
+    lengths = [prompt + n for group in groups for prompt, n in group]
     learning = [number % 2 == 0 for number, group in enumerate(groups) for _ in group]
-    tokens = sum(map(len, sequences))
-    said = []
-    for way, packs in (("padded", False), ("packed", True)):
-        shares = share_out(sequences, learning, actor.mb_spec.max_tokens_per_mb, ranks=actor.dp_size, packs=packs)
-        computed = sum(one.input_ids.numel() for share in shares for one in share)
-        said.append(f"{way} {1 - tokens / computed:.1%} padding in {len(shares[0])} micro-batches of a rank")
-    return f"{config.experiment_name}: {tokens:,} tokens of a batch on {actor.dp_size} rank(s): {', '.join(said)}"
+    tokens, ranks, most = sum(lengths), actor.dp_size, actor.mb_spec.max_tokens_per_mb
+    rows, packed = (lay_out(lengths, learning, most, ranks=ranks, packs=packs) for packs in (False, True))
+    said = [
+        f"padded {1 - tokens / tokens_in_rows(rows, lengths):.1%} padding in {len(rows[0])} micro-batches of a rank",
+        f"packed none in {len(packed[0])}",
+    ]
+    return f"{config.experiment_name}: {tokens:,} tokens of a batch on {ranks} rank(s): {', '.join(said)}"
 
 
 def made_groups(source: random.Random, groups: Sequence[Sequence[tuple[int, int]]]) -> list[RolloutGroup]:

@@ -2,13 +2,25 @@
 
 import dataclasses
 import itertools
+import random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.model.micro_batches import PADDING, SampledSequence, pack, sequences_of, share_out
+from actors.model.micro_batches import (
+    PADDING,
+    SampledSequence,
+    lay_out,
+    pack,
+    sequences_of,
+    share_out,
+    tokens_in_rows,
+)
+from actors.model.objective import Objective
 from launcher.base.errors import ConfigError, TrainerError
+from launcher.config.schema import ActorConfig
 from tests.support.tiny_models import make_groups
 
 
@@ -54,6 +66,31 @@ def test_sequences_that_teach_nothing_are_kept_apart():
     sequences = [SampledSequence(prompt=(1,), completion=(2,), logprobs=(-0.1,)) for _ in range(3)]
     (batches,) = share_out(sequences, [False, True, False], 100, ranks=1, packs=False)
     assert [(batch.learns, batch.sequences.tolist()) for batch in batches] == [(True, [1]), (False, [0, 2])]
+
+
+def test_tokens_in_rows_are_those_of_the_tensors():
+    source = random.Random(3)
+    sequences = [
+        SampledSequence(prompt=(1,) * source.randint(1, 9), completion=(2,), logprobs=(-0.1,)) for _ in range(23)
+    ]
+    lengths, learning = [len(one) for one in sequences], [source.random() < 0.3 for _ in sequences]
+    for ranks in (1, 2, 8):
+        laid = lay_out(lengths, learning, 24, ranks=ranks, packs=False)
+        shares = share_out(sequences, learning, 24, ranks=ranks, packs=False)
+        made = sum(batch.input_ids.numel() for share in shares for batch in share)
+        assert sum(lengths) < tokens_in_rows(laid, lengths) == made, ranks
+    assert any(not rows for share in laid for rows, _ in share), "of 8 ranks some have empty ones"
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_what_rows_take_is_known_packed_or_not(packs):
+    objective = Objective(ActorConfig(), temperature=1.0, dtype=torch.float32, reference=None)
+    objective.packs = packs
+    groups = make_groups()
+    ((batch,),) = objective.prepare(groups)
+    made = sum(one.input_ids.numel() for one in batch.micro_batches)
+    assert made == (batch.n_given if packs else batch.n_in_rows)
+    assert batch.n_given == sum(map(len, sequences_of(groups))) < batch.n_in_rows
 
 
 def with_first_completion(group, **changes):
