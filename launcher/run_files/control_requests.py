@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import errno
 import json
 import os
 import stat
@@ -59,7 +60,8 @@ def ask(paths: RunPaths, request: RequestEntry) -> None:
 
 
 def wanted(paths: RunPaths) -> RequestEntry | None:
-    """None where nothing was asked, or not by this user."""
+    """None where nothing was asked, or not by this user. Raises StorageError where the file is there and its disk does
+    not give it now: that is not the same, and a pause must not end by it."""
     try:
         descriptor = os.open(paths.keys / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor) as file:
@@ -76,8 +78,13 @@ def wanted(paths: RunPaths) -> RequestEntry | None:
             servers=None if servers is None else max(1, int(servers)),
             leaves=tuple(map(str, data.get("leaves", ()))),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # not there, or a link
+            return None
+        what = f"{paths.keys / FILE} can't be read: {error.strerror or error}"
+        raise StorageError(what, "what was asked before holds on; look at its disk") from error
 
 
 def forget(paths: RunPaths) -> None:

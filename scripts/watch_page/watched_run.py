@@ -6,11 +6,13 @@ took apart, so that a page that is open costs a few percent of one core.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
 import time
 
+from launcher.base.errors import StorageError
 from launcher.html_report.report_page import status_of, tiles_of
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import incident_title
@@ -183,9 +185,11 @@ def _servers(now: CurrentStatus | None) -> list[dict[str, object]]:
 
 
 def _asked(paths: RunPaths) -> str:
-    """What an operator asked for last, and who; "" where nothing was."""
-    asked = wanted(paths)
-    return "" if asked is None else visible(f"{asked.wish} {asked.description}")
+    """What an operator asked for last, and who; "" where nothing was, or its disk does not say."""
+    with contextlib.suppress(StorageError):
+        if (asked := wanted(paths)) is not None:
+            return visible(f"{asked.wish} {asked.description}")
+    return ""
 
 
 def _incident(one: IncidentFacts) -> dict[str, object]:

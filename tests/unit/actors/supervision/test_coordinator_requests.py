@@ -1,10 +1,13 @@
 """What a person asks of a run is carried out also after an error that nobody foresaw."""
 
 import asyncio
+import errno
+import os
 
 from actors.supervision import coordinator_actor
 from actors.supervision.coordinator_actor import follow_requests
-from launcher.run_files.control_requests import ControlRequest, RequestEntry
+from launcher.run_files import control_requests
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import Journal, read_lines
 
 
@@ -37,3 +40,34 @@ async def test_an_unexpected_error_is_recorded_once_and_ends_no_later_request(tm
     await asyncio.gather(following, return_exceptions=True)
     assert coordinator.aborts[0] == "asked by somebody"
     assert [event["event"] for event in read_lines(path)] == ["request.failed"]
+
+
+async def test_a_pause_does_not_end_because_its_file_can_not_be_read(paths, monkeypatch):
+    """A network disk that answered one read with an error resumed a run that a person had paused."""
+    monkeypatch.setattr(coordinator_actor, "REQUESTS_S", 0.0)
+    paths.prepare()
+    paths.keys.mkdir(parents=True, mode=0o700)
+    ask(paths, RequestEntry(wish=ControlRequest.PAUSE, by="somebody"))
+    coordinator, refused = Asked(), []
+
+    class Disk:
+        O_RDONLY, O_NOFOLLOW, O_CLOEXEC = os.O_RDONLY, os.O_NOFOLLOW, os.O_CLOEXEC
+        fdopen, fstat, geteuid = os.fdopen, os.fstat, os.geteuid
+
+        @staticmethod
+        def open(path, flags):
+            if len(coordinator.holds) == 1 and len(refused) < 3:
+                refused.append(path)
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return os.open(path, flags)
+
+    monkeypatch.setattr(control_requests, "os", Disk)
+    following = asyncio.create_task(follow_requests(coordinator, lambda: wanted(paths), Journal(paths.events, 1)))
+    async with asyncio.timeout(10):
+        while len(coordinator.holds) < 3:
+            await asyncio.sleep(0.001)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert len(refused) == 3 and set(coordinator.holds) == {"a pause asked by somebody"}
+    (said,) = read_lines(paths.events)
+    assert said["event"] == "request.failed" and "Stale file handle" in said["reason"]
