@@ -77,6 +77,7 @@ class SGLangProcess:
         self._launch: asyncio.Task[ServerIncarnation] | None = None
         self._ready: asyncio.Task[ServerInfo] | None = None
         self._stopping = False
+        self._stopped: set[int] = set()  # generations that were told to stop
         self._begun = asyncio.Event()
 
     def info(self) -> ServerInfo:
@@ -137,12 +138,14 @@ class SGLangProcess:
         """Until the newest incarnation has ended, for whatever reason. May be called several times."""
         await self._begun.wait()
         assert self._launch is not None
-        return await (await asyncio.shield(self._launch)).wait_exit()
+        end = await (await asyncio.shield(self._launch)).wait_exit()
+        return replace(end, was_told=end.was_told and end.generation in self._stopped)  # not where it was given up here
 
     async def stop(self) -> ServerInfo:
         """End the process tree; returns when it is gone and its port is free. Harmless at any time."""
         self._stopping = True
         launch, generation = self._launch, self._info.generation
+        self._stopped.add(generation)
         if launch is not None:
             self._template.stop_waiting()
             await asyncio.wait([launch])

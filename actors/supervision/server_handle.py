@@ -251,11 +251,12 @@ class ServerHandle:
             except LauncherError as error:
                 self.probe.error = error.message
                 self._changed.set()
-                await asyncio.sleep(LOOK_S)
-                if self.state.generation != generation or not isinstance(self.state, ServerStarting | ServerRunning):
-                    return
             else:
                 self._take_exit(on_this_clock(exit_))
+                if exit_.generation >= generation:  # else a Coordinator before this one was just having it replaced
+                    return
+            await asyncio.sleep(LOOK_S)
+            if self.state.generation != generation or not isinstance(self.state, ServerStarting | ServerRunning):
                 return
 
     def _take_exit(self, exit_: ServerExit) -> None:
@@ -271,10 +272,8 @@ class ServerHandle:
             self._changed.set()
 
     def _was_ordered(self, end: ServerExit) -> bool:
-        """As its guard reports; the time decides where nobody was left to learn how it ended."""
-        ordered_at = self._end_ordered_at.get(end.generation)
-        if ordered_at is None:
-            return False
+        """As its guard reports, whichever Coordinator ordered it; the time decides where nobody was left to learn it."""
+        ordered_at = self._end_ordered_at.get(end.generation, float("inf"))
         return end.was_told or (end.exit_code is None and end.monotonic > ordered_at)
 
     def _die(self, finding: ExitFinding) -> None:

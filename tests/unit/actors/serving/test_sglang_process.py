@@ -96,7 +96,7 @@ def test_a_life_from_start_to_stop(make, tmp_path):
         assert [process for process in tree if identify(process.pid) == process] == []
         assert is_free(ready.url)
         assert (exit_.name, exit_.generation, exit_.pid, exit_.exit_code) == ("server-0", 0, ready.pid, -9)
-        assert "told to stop" in exit_.reason
+        assert "told to stop" in exit_.reason and exit_.was_told
         assert await server.stop() == stopped
 
     run(server, work)
@@ -222,6 +222,7 @@ def test_a_server_that_never_generates_is_ended_at_its_deadline(make):
         assert "rollout.setup_timeout=3" in caught.value.hint
         assert server.info().state is ServerState.FAILED
         assert identify(server.info().pid) is None
+        assert not (await server.wait_exit()).was_told, "nobody ordered it"
 
     run(server, work)
 

@@ -253,3 +253,27 @@ async def test_an_order_that_died_with_its_coordinator_is_no_end_of_the_actor(ge
     verdict = slot.facts(None, None, is_publishing=False).verdict
     assert (verdict.health, verdict.cause, verdict.reason) == (Health.DEAD, Cause.SERVER_CRASH, said)
     await slot.close()
+
+
+@pytest.mark.parametrize(("was_told", "deaths"), [(True, [1]), (False, [0, 1])])
+async def test_an_end_that_an_earlier_coordinator_ordered_is_no_death_and_the_next_one_is_watched(
+    was_told, deaths, monkeypatch
+):
+    """Killed while it had the server replaced: its successor told the ordered end as a death, and asked no more."""
+    monkeypatch.setattr(server_handle, "LOOK_S", 0.001)
+    async with handle() as (slot, actor, died):
+        actor.generation, actor.state = 0, ServerState.READY
+        slot.adopt(1, 1)
+        await slot.probe.refresh()
+        await asyncio.sleep(0)
+        actor.end("told to stop", at=time.monotonic(), was_told=was_told)
+        await asyncio.sleep(0.01)
+        actor.exited = asyncio.get_running_loop().create_future()
+        actor.generation, actor.state = 1, ServerState.READY
+        await slot.probe.refresh()
+        await asyncio.sleep(0.01)
+        actor.end("ended by SIGSEGV", exit_code=-11)
+        async with asyncio.timeout(10):
+            while facts(slot).state is not ServerState.DEAD or not died:
+                await asyncio.sleep(0.001)
+        assert sorted({end.generation for end in died}) == deaths
