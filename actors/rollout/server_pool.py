@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -75,17 +76,20 @@ class ServerPool:
         """Take the supervisor's view of servers; an older generation than the known one is ignored."""
         async with self._changed:
             for server in servers:
-                known = self._servers.get(server.name)
-                if known is None or server.generation >= known.generation:
-                    if known is not None and server.generation > known.generation:
-                        self.throughput.forget(server.name)
-                    self._servers[server.name] = server
-                    if server.state in (ServerState.READY, ServerState.PARKED):
-                        self._admitted[server.name] = (server.generation, server.state)
-                    else:
-                        self._admitted.pop(server.name, None)
-                    self._migrate_what_has_ended(server.name)
+                self._take(server)
             self._changed.notify_all()
+
+    def _take(self, server: ServerInfo) -> None:
+        if (known := self._servers.get(server.name)) is not None and server.generation != known.generation:
+            if server.generation < known.generation:
+                return
+            self.throughput.forget(server.name)
+        self._servers[server.name] = server
+        if server.state in (ServerState.READY, ServerState.PARKED):
+            self._admitted[server.name] = (server.generation, server.state)
+        else:
+            self._admitted.pop(server.name, None)
+        self._migrate_what_has_ended(server.name)
 
     def _migrate_what_has_ended(self, name: str) -> None:
         for key, load in self._loads.items():
@@ -112,9 +116,11 @@ class ServerPool:
 
     async def update_if_alive(self, server: ServerInfo) -> None:
         """`update` with what may be outdated. Raises ServerError where this incarnation has ended."""
-        if self._is_over((server.name, server.generation)):
-            raise ServerError(f"{server.name} (generation {server.generation}) ended meanwhile")
-        await self.update([server])
+        async with self._changed:
+            if self._is_over((server.name, server.generation)):
+                raise ServerError(f"{server.name} (generation {server.generation}) ended meanwhile")
+            self._take(server)
+            self._changed.notify_all()
 
     def servers(self) -> tuple[ServerInfo, ...]:
         return tuple(self._servers.values())
@@ -134,21 +140,32 @@ class ServerPool:
         known = self._servers.get(server.name)
         return known is not None and known.generation == server.generation and known.state not in OVER
 
-    async def confirm(self, name: str, weight_version: int, lineage: int | None = None) -> None:
+    async def confirm(
+        self, name: str, weight_version: int, lineage: int | None = None, *, generation: int | None = None
+    ) -> None:
         """The server holds these weights: it gets traffic for them, if this incarnation was admitted; none, if it was
-        parked."""
-        known = self._servers.get(name)
-        if known is None or known.state in OVER:  # it left, or ended, while its answer was on the way
-            return
-        generation, admitted_as = self._admitted.get(name, (-1, ServerState.STALE))
+        parked. `generation`: of the incarnation that said so; None: whichever is known."""
+
+        def confirmed(known: ServerInfo) -> ServerInfo | None:
+            if known.state in OVER or generation not in (None, known.generation):
+                return None  # it left, or ended, while its answer was on the way
+            return self._with_weights(known, weight_version, lineage)
+
+        await self._put(name, confirmed)
+
+    def _with_weights(self, known: ServerInfo, weight_version: int, lineage: int | None) -> ServerInfo:
+        generation, admitted_as = self._admitted.get(known.name, (-1, ServerState.STALE))
         state = admitted_as if generation == known.generation else ServerState.STALE
-        await self._put(name, state=state, weight_version=weight_version, lineage=lineage, reason="")
+        lineage = known.lineage if lineage is None else lineage
+        return dataclasses.replace(known, state=state, weight_version=weight_version, lineage=lineage, reason="")
 
     async def mark_stale(self, name: str, reason: str) -> None:
         """The server may not hold the weights it was sent: no traffic until confirmed."""
-        known = self._servers.get(name)
-        if known is not None and known.state not in OVER:
-            await self._put(name, state=ServerState.STALE, reason=reason)
+
+        def stale(known: ServerInfo) -> ServerInfo | None:
+            return None if known.state in OVER else dataclasses.replace(known, state=ServerState.STALE, reason=reason)
+
+        await self._put(name, stale)
 
     async def clear(self, name: str, *, within_s: float) -> int:
         """Until a server that gets no new requests has none: they finish, or are migrated after `within_s`.
@@ -185,11 +202,13 @@ class ServerPool:
 
     async def suspect(self, name: str, reason: str) -> None:
         """A connection failed, or it is silent. No traffic until the server answers a probe."""
-        server = self._servers.get(name)
-        if server is None or server.state is not ServerState.READY:
-            return
-        await self._put(name, state=ServerState.SUSPECT, reason=reason)
-        self._probing[name] = asyncio.create_task(self._probe_until_back(self._servers[name]))
+
+        def suspect(known: ServerInfo) -> ServerInfo | None:
+            one = dataclasses.replace(known, state=ServerState.SUSPECT, reason=reason)
+            return one if known.state is ServerState.READY else None
+
+        if (suspected := await self._put(name, suspect)) is not None:
+            self._probing[name] = asyncio.create_task(self._probe_until_back(suspected))
 
     async def close(self) -> None:
         for task in self._probing.values():
@@ -207,12 +226,11 @@ class ServerPool:
 
         Returns how many were migrated.
         """
-        server = self._servers.get(name)
-        if server is None:
+        leaving = functools.partial(dataclasses.replace, state=ServerState.STOPPED, reason="leaving")
+        if (server := await self._put(name, leaving)) is None:
             return 0
-        await self._put(name, state=ServerState.STOPPED, reason="leaving")
         moved = await self.clear(name, within_s=within_s)
-        if self._servers[name].generation == server.generation:
+        if (known := self._servers.get(name)) is not None and known.generation == server.generation:  # not asked twice
             del self._servers[name]
             self._admitted.pop(name, None)
             self.throughput.forget(name)
@@ -294,31 +312,23 @@ class ServerPool:
     def _samples_of(self, server: ServerInfo) -> int:
         return self._loads.get((server.name, server.generation), Load()).samples
 
-    async def _put(
-        self,
-        name: str,
-        *,
-        state: ServerState,
-        reason: str,
-        weight_version: int | None = None,
-        lineage: int | None = None,
-    ) -> None:
+    async def _put(self, name: str, change: Callable[[ServerInfo], ServerInfo | None]) -> ServerInfo | None:
+        """What a server is from now on; None where it stays. `change` gets what is known when its turn comes."""
         async with self._changed:
-            known = self._servers[name]
-            self._servers[name] = dataclasses.replace(
-                known,
-                state=state,
-                reason=reason,
-                weight_version=known.weight_version if weight_version is None else weight_version,
-                lineage=known.lineage if lineage is None else lineage,
-            )
+            known = self._servers.get(name)
+            if known is None or (changed := change(known)) is None:
+                return None
+            self._servers[name] = changed
             self._changed.notify_all()
+            return changed
 
     async def _probe_until_back(self, suspected: ServerInfo) -> None:
+        def back(version: int, known: ServerInfo) -> ServerInfo | None:
+            return self._with_weights(known, version, None) if known == suspected else None
+
         while self._servers.get(suspected.name) == suspected:
-            version = await self._probe(suspected.url)
-            if version is not None and self._servers.get(suspected.name) == suspected:
-                await self.confirm(suspected.name, version)
+            if (version := await self._probe(suspected.url)) is not None:
+                await self._put(suspected.name, functools.partial(back, version))
                 return
             await asyncio.sleep(PROBE_INTERVAL_S)
 

@@ -272,7 +272,7 @@ class ServerHandle:
             self._changed.set()
 
     def _was_ordered(self, end: ServerExit) -> bool:
-        """As its guard reports, whichever Coordinator ordered it; the time decides where nobody was left to learn it."""
+        """As its guard reports, whoever ordered it; the time decides where nobody was left to learn how it ended."""
         ordered_at = self._end_ordered_at.get(end.generation, float("inf"))
         return end.was_told or (end.exit_code is None and end.monotonic > ordered_at)
 

@@ -219,8 +219,7 @@ class WeightPublisher:
             if self._pool.is_living(server):
                 await self._pool.mark_stale(server.name, error.message)
             return False
-        if self._pool.is_living(server):
-            await self._pool.confirm(server.name, parcel.version, parcel.lineage)
+        await self._pool.confirm(server.name, parcel.version, parcel.lineage, generation=server.generation)
         return True
 
     async def prepare(self, version: int) -> Send:
@@ -244,7 +243,7 @@ class WeightPublisher:
                     return held
             await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
             await self._send(server, send, version)
-            await self._pool.confirm(server.name, version, lineage)
+            await self._pool.confirm(server.name, version, lineage, generation=server.generation)
         self._late.discard(_key(server))
         return version
 

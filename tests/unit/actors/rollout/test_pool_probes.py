@@ -85,3 +85,65 @@ async def test_a_parked_server_gets_each_version_and_no_traffic_until_it_is_prom
     await servers.mark_stale("server-0", "loading")
     await servers.confirm("server-0", 4)
     assert await leased(servers, 4) == "server-0", "from then on it is as any other"
+
+
+async def in_turn(servers, *news):
+    """All of `news` arrives while another is being taken."""
+    async with servers._changed:
+        tasks = []
+        for one in news:
+            tasks.append(asyncio.create_task(one))
+            await asyncio.sleep(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return tasks
+
+
+async def test_what_is_known_when_its_turn_comes_decides_and_not_what_was_when_it_was_told():
+    """A server that had died a moment before was READY again by the confirmation that came just after."""
+    dead, of_now = server(state=ServerState.DEAD), server(generation=1, state=ServerState.STALE)
+    for first, then, now in (
+        (lambda pool: pool.update([dead]), lambda pool: pool.confirm("server-0", 1), dead),
+        (lambda pool: pool.update([dead]), lambda pool: pool.mark_stale("server-0", "loading"), dead),
+        (lambda pool: pool.update([dead]), lambda pool: pool.update_if_alive(server()), dead),
+        (lambda pool: pool.update([dead]), lambda pool: pool.suspect("server-0", "reset"), dead),
+        (lambda pool: pool.update([of_now]), lambda pool: pool.confirm("server-0", 1, generation=0), of_now),
+    ):
+        servers = pool()
+        await servers.update([server()])
+        await in_turn(servers, first(servers), then(servers))
+        assert servers.servers() == (now,)
+        await servers.close()
+
+
+async def test_a_probe_that_is_answered_late_ends_no_doubt():
+    answered = asyncio.Event()
+
+    async def probe(url):
+        await answered.wait()
+        return 0
+
+    servers = server_pool.ServerPool(probe)
+    await servers.update([server()])
+    await servers.suspect("server-0", "reset")
+    await asyncio.sleep(0)
+    async with servers._changed:
+        doubting = asyncio.create_task(servers.mark_stale("server-0", "its log-probs are far"))
+        await asyncio.sleep(0)
+        answered.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await doubting
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (servers.servers()[0].state, servers.servers()[0].reason) == (ServerState.STALE, "its log-probs are far")
+    await servers.close()
+
+
+async def test_a_server_may_be_asked_to_leave_twice_at_the_same_time():
+    """A Coordinator that takes over asks again: the second question ended as a defect of the launcher's own."""
+    servers = pool()
+    await servers.update([server()])
+    assert [
+        task.result() for task in await in_turn(servers, *(servers.drain("server-0", within_s=1) for _ in range(2)))
+    ] == [0, 0]
+    assert servers.servers() == ()
