@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from launcher.base.rollouts import RolloutBatch
@@ -25,6 +25,26 @@ class LogprobDistance:
     current: float | None = None
     older: Mapping[tuple[str, int], float] = field(default_factory=dict)
     labelled: Mapping[tuple[str, int], float] = field(default_factory=dict)
+
+    def beside(self, others: LogprobDistance, *, makers: Iterable[str], other_makers: Iterable[str]) -> LogprobDistance:
+        """The same with what of `others` it does not have. `makers`: the URLs of the servers of each."""
+        mine, theirs = self._of_current(makers), others._of_current(other_makers)
+        by_server, older = {**theirs, **mine}, {**others.older, **self.older}
+        current = self.current if self.older else self.mean
+        if current is None and theirs:
+            current = fmean(theirs.values())
+        return replace(
+            self,
+            by_server=by_server or self.by_server,
+            current=current if older else None,
+            older=older,
+            labelled={**others.labelled, **self.labelled},
+        )
+
+    def _of_current(self, makers: Iterable[str]) -> Mapping[str, float]:
+        if self.older and self.current is None:
+            return {}
+        return self.by_server or dict.fromkeys(makers, self.mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

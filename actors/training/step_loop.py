@@ -24,6 +24,7 @@ from actors.model.policy_model import PolicyModel
 from actors.model.update_stats import UpdateStats, batch_metrics
 from actors.rollout.live_rollouts import Stopped
 from actors.training import nonfinite
+from actors.training.batch_gradients import gradients_of
 from actors.training.checkpointing import Checkpointer
 from actors.training.interfaces import Gate, Phase, RolloutSource
 from actors.training.rejections import Rejections
@@ -182,7 +183,7 @@ class GrpoLoop:
             return
         self.phase.enter("train")
         training = time.monotonic()
-        stats = self._model.compute_gradients(batch.groups)
+        stats = gradients_of(self._model, batch)
         if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
             return
         waited = self._wait_to_step()

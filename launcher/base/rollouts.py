@@ -136,6 +136,20 @@ class RolloutBatch:
         return (*self.groups, *self.filtered)
 
     @property
+    def unseen_groups(self) -> tuple[RolloutGroup, ...]:
+        """Of those left out, one for each server that alone made no completion that is trained on."""
+        seen = {rollout.completion.server for group in self.groups for rollout in group.rollouts}
+        found = []
+        for group in self.filtered:
+            makers = {
+                one.completion.server for one in group.rollouts if " " not in one.completion.server
+            }  # one's alone
+            if not makers <= seen:
+                seen |= makers
+                found.append(group)
+        return tuple(found)
+
+    @property
     def prompt_ids(self) -> tuple[str, ...]:
         return tuple(group.prompt.id for group in self.groups)
 

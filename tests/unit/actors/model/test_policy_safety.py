@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from actors.model.policy_model import PolicyModel
+from actors.training.batch_gradients import gradients_of
 from launcher.base.errors import ConfigError, ModelError, ResourceError, TrainerError
+from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import OptimizerConfig
 from tests.support.tiny_models import actor, make_groups, make_model, reference, weights
 from tests.unit.actors.model.test_policy_model import bits, close, gradients, policy
@@ -99,6 +101,23 @@ def test_gradients_do_not_add_up_over_batches(folder):
 
 
 @pytest.mark.slow
+def test_a_group_that_is_only_compared_changes_no_bit_of_the_gradients(folder):
+    model, groups = policy(folder), make_groups(seed=1)
+    made = {"failed": 0, "retried": 0, "generated_tokens": 1, "seconds": 1.0}
+    alone = gradients_of(model, RolloutBatch(groups=tuple(groups), **made))
+    before = gradients(model)
+    flat = make_groups(seed=2)[1]
+    elsewhere = [dataclasses.replace(one.completion, server="http://other") for one in flat.rollouts]
+    rollouts = [dataclasses.replace(one, completion=made) for one, made in zip(flat.rollouts, elsewhere, strict=True)]
+    left_out = dataclasses.replace(flat, rollouts=tuple(rollouts))
+    stats = gradients_of(model, RolloutBatch(groups=tuple(groups), filtered=(left_out,), **made))
+    assert bits(gradients(model)) == bits(before)
+    assert dataclasses.replace(stats, logprob_distance=alone.logprob_distance) == alone
+    here = groups[0].rollouts[0].completion.server
+    far = stats.logprob_distance.by_server
+    assert far[here] == alone.logprob_distance.mean and far["http://other"] > 0
+
+
 def test_a_batch_of_equal_rewards_moves_nothing_despite_momentum_and_decay(folder):
     model = policy(folder)
     model.compute_gradients(make_groups())
