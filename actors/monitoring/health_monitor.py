@@ -13,15 +13,15 @@ What it must know after a restart is in the run's files (actors/monitoring/rewar
 from __future__ import annotations
 
 import asyncio
-import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.monitor_view import MonitorView, ServerVerdict, Watched
-from actors.monitoring.reward_series import RewardSeries
+from actors.monitoring.reward_series import RewardSeries, rounds_of
 from actors.monitoring.server_watch import BackgroundCall, ServerWatch
 from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
@@ -44,6 +44,8 @@ from launcher.policy.reward_health import (
 from launcher.run_files.journal import Journal
 
 MOST_ROUNDS = 200
+MOST_ANSWERS = 8
+"""Kept, for questions that come twice."""
 NO_DOUBT = ("", Cause.SERVER_STALE)
 
 
@@ -66,7 +68,7 @@ class HealthMonitor:
         self._journal, self._client = journal, client
         self._gate = GateRules.of(config)
         self._series = series
-        self._rounds: list[CanaryRound] = _rounds_of(series)
+        self._rounds: list[CanaryRound] = rounds_of(series)
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._blind: set[tuple[object, ...]] = set()
@@ -77,7 +79,8 @@ class HealthMonitor:
         self._replayed: CanaryScore | None = None
         self._told = {"canary.wrong"} if self._rounds else set[str]()  # a restart of the judge acquits nobody
         self._compared_in_a_row = 0
-        self._answered = "", Admission(admitted=False, reason="nothing was asked yet")
+        self._answered: deque[tuple[str, Admission]] = deque(maxlen=MOST_ANSWERS)
+        self._lineage = series.lineage if series.attempt == journal.attempt else 0
         self._memory, self._memory_look = memory, BackgroundCall()
         self.changed = asyncio.Event()
         if series.attempt == journal.attempt:  # of what its predecessor knew nobody is to think that it is over
@@ -152,12 +155,18 @@ class HealthMonitor:
     # ── the gate ──
 
     def admit(self, report: BatchReport) -> Admission:
-        """May this batch be trained on? It is recorded with that, once for each `question`, however late the answer."""
-        if not report.question or report.question != self._answered[0]:
-            self._answered = report.question, self._answer(report)
-        return self._answered[1]
+        """May this batch be trained on? It is recorded with that, once for each `question`, however late the answer;
+        not where it is of before a restore, and so nobody waits."""
+        if report.lineage is not None and report.lineage < self._lineage:
+            return Admission(admitted=False, reason="it was asked before the trainer was restored")
+        for question, answer in self._answered:
+            if report.question and report.question == question:
+                return answer
+        self._answered.append((report.question, self._answer(report)))
+        return self._answered[-1][1]
 
     def _answer(self, report: BatchReport) -> Admission:
+        self._lineage = self._lineage if report.lineage is None else report.lineage
         if self._series.next_step > report.global_step >= 0:  # it is about to repeat them
             self.restored(report.global_step - 1, None if self._incident is None else self._incident.onset_step)
         if report.canaries:
@@ -237,8 +246,10 @@ class HealthMonitor:
     def _add_round(self, scored: CanaryRound) -> None:
         self._rounds = [*self._rounds, scored][-MOST_ROUNDS:]
 
-    def restored(self, global_step: int, onset_step: int | None = None) -> None:
-        """The trainer holds the weights of this step again; `onset_step`: of the damage that it went back from."""
+    def restored(self, global_step: int, onset_step: int | None = None, lineage: int | None = None) -> None:
+        """The trainer holds the weights of this step again; `onset_step`: of the damage that it went back from;
+        `lineage`: how many restores lie behind it now."""
+        self._lineage = self._lineage if lineage is None else lineage
         self._series.restored(global_step, onset_step)
         if onset_step is not None:  # what a server did to the steps undone explains nothing in those that repeat them
             self._faults = {key: one for key, one in self._faults.items() if one.since_step <= global_step}
@@ -336,14 +347,3 @@ class HealthMonitor:
 
 def _incarnation(server: ServerInfo) -> tuple[int, str, int | None]:
     return server.generation, server.node, server.pid
-
-
-def _rounds_of(series: RewardSeries) -> list[CanaryRound]:
-    """What a predecessor last found of the verifier, if that was bad: as one round that still accuses it."""
-    event = series.accusation
-    if event is None:
-        return []
-    step = event.get("global_step")
-    said = f"{event.get('reason')} (seen before the monitor was restarted)"
-    score = CanaryScore(name="reward", expected=0.0, got=math.nan, error=said)
-    return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]

@@ -109,8 +109,8 @@ class HealthMonitorActor:
     async def canaries(self, scored: CanaryRound) -> None:
         (await self._ready()).canaries(scored)
 
-    async def restored(self, global_step: int, onset_step: int | None = None) -> None:
-        (await self._ready()).restored(global_step, onset_step)
+    async def restored(self, global_step: int, onset_step: int | None = None, lineage: int | None = None) -> None:
+        (await self._ready()).restored(global_step, onset_step, lineage)
 
     async def trust(self, name: str) -> None:
         (await self._ready()).trust(name)

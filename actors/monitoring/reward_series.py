@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from launcher.config.supervision import GateConfig
 from launcher.policy.admission import GateRules, StepFigures, UsualValues
+from launcher.policy.canary_policy import CanaryRound, CanaryScore
 from launcher.policy.reward_health import RewardPoint, distance_drifted
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -24,7 +25,8 @@ class RewardSeries:
     """`steps`: oldest first. `restored_step`: where the last restore from an onset went back to; None where there was
     none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since.
     `owes_proof`: no step was taken since that restore, or since a finding that the weights were not what changed.
-    `attempt`: the last in which the trainer was restored; from then on the series ends where the trainer is.
+    `attempt`: the last in which the trainer was restored; from then on the series ends where the trainer is. `lineage`:
+    how many restores of it there were.
     `base`: the first step that later ones are compared with. `changed_at`: since when batches are as they are usually,
     after some that were far from what was usual before."""
 
@@ -34,6 +36,7 @@ class RewardSeries:
         self.accusation: Record | None = None
         self.owes_proof = False
         self.attempt: object = None
+        self.lineage = 0
         self.base = 0
         self.changed_at = 0
 
@@ -127,7 +130,8 @@ class RewardSeries:
         step = event.get("global_step")
         match event.get("event"):
             case "trainer.restored" if isinstance(step, int):
-                self.attempt = event.get("attempt")
+                self.attempt, lineage = event.get("attempt"), event.get("lineage")
+                self.lineage = lineage if isinstance(lineage, int) else 0
                 self.restored(step)
                 self.owes_proof |= isinstance(event.get("onset_step"), int)
             case "reward.rebased" if isinstance(step, int):
@@ -147,6 +151,17 @@ class RewardSeries:
                 distance=number_of(line.get("grpo_actor/logprob_distance/labelled", of_all)),
             )
         )
+
+
+def rounds_of(series: RewardSeries) -> list[CanaryRound]:
+    """What a predecessor last found of the verifier, if that was bad: as one round that still accuses it."""
+    event = series.accusation
+    if event is None:
+        return []
+    step = event.get("global_step")
+    said = f"{event.get('reason')} (seen before the monitor was restarted)"
+    score = CanaryScore(name="reward", expected=0.0, got=math.nan, error=said)
+    return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]
 
 
 def _with_lineage(event: Record, restored: Record) -> Record:

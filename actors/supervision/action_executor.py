@@ -221,7 +221,7 @@ class ActionExecutor:
             self._unusable = error
             raise
         if self._monitor is not None:
-            await self._monitor.restored(global_step, onset_step)
+            await self._monitor.restored(global_step, onset_step, self._history.lineage)
         probation = {} if onset_step is None else {"probation_steps": self._config.reward_health.probation_steps}
         return {"next_step": next_step, "lineage": self._history.lineage, **probation}
 

@@ -107,9 +107,9 @@ class MonitorHandle:
             await answer(self._actor.trust.remote(name), within_s=ANSWER_S, of="the HealthMonitor")
             await self._refresh_now()
 
-    async def restored(self, global_step: int, onset_step: int | None) -> None:
+    async def restored(self, global_step: int, onset_step: int | None, lineage: int) -> None:
         with contextlib.suppress(LauncherError):  # one that restarts reads it from the journal
-            call = self._actor.restored.remote(global_step, onset_step)
+            call = self._actor.restored.remote(global_step, onset_step, lineage)
             await answer(call, within_s=ANSWER_S, of="the HealthMonitor")
             await self._refresh_now()
 

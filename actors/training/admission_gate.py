@@ -56,7 +56,8 @@ class Record(Protocol):
 class AdmissionGate:
     """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
     decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch;
-    `record`: the run's own known answers; `doubt` takes a server's traffic away, with the reason."""
+    `record`: the run's own known answers; `doubt` takes a server's traffic away, with the reason;
+    `lineage`: how many restores lie behind the weights."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class AdmissionGate:
         servers: Callable[[], Sequence[ServerInfo]] = tuple,
         record: Record | None = None,
         doubt: Callable[[str, str], None] = lambda name, reason: None,
+        lineage: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._rules = GateRules.of(config)
         self._n_samples = config.gconfig.n_samples
@@ -77,6 +79,7 @@ class AdmissionGate:
         self._servers = servers
         self._record_of_run = record
         self._doubt = doubt
+        self._lineage = lineage
         self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._report: BatchReport | None = None
         self._stop = threading.Event()
@@ -89,6 +92,7 @@ class AdmissionGate:
             batch, policy_version=policy_version, n_samples=self._n_samples, global_step=global_step
         )
         self._scoring = None if self._score is None else self._score(global_step)
+        report = dataclasses.replace(report, lineage=self._lineage())
         self._report, decision = report, admit(report, self._rules)
         if not decision.admitted:
             with contextlib.suppress(Stopped):  # it is rejected, whatever the answer would be

@@ -127,6 +127,7 @@ class Training:
             servers=self.servers.pool.servers,
             record=self._recorded,
             doubt=self.servers.doubt,
+            lineage=lambda: self.servers.publisher.lineage,
         )
         data, shuffle = self._data, config.train_dataset.shuffle
         self._queue = PromptQueue(list(data.prompts), seed=config.seed, shuffle=shuffle, circles=data.circles)

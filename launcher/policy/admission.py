@@ -39,8 +39,8 @@ class BatchReport:
     are of the other part; where they made all (`is_of_older`), of all. `labelled` has for each server and version the
     distance to the weights of that version, and `older`, where those aren't kept, the one to the trainer's of today.
     `canaries`: the known answers, as they were scored with this batch. `can_check`: the trainer can ask the run's own
-    record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had.
-    `question`: the same where it is asked again because its answer was late, and only then; "" where not known.
+    record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had. `question`: the same
+    where it is asked again because its answer was late. `lineage`: how many restores lie behind the weights.
     """
 
     policy_version: int
@@ -66,6 +66,7 @@ class BatchReport:
     can_check: bool = False
     replayed: CanaryScore | None = None
     question: str = ""
+    lineage: int | None = None
 
     @classmethod
     def of(cls, batch: RolloutBatch, *, policy_version: int, n_samples: int, global_step: int = -1) -> BatchReport:
@@ -299,8 +300,8 @@ def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) ->
 def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfig) -> Cause:
     """Damaged, where the version was the right one and no older version of this run is so far away; else stale."""
     oldest = settings.distance_unknown * max(1.0, report.policy_version / VERSIONS_OF_DISTANCE_UNKNOWN)
-    is_labelled = report.weight_versions == (report.policy_version,)
-    return Cause.SERVER_CORRUPT if is_labelled and not distance <= oldest else Cause.SERVER_STALE
+    is_far = report.weight_versions == (report.policy_version,) and not distance <= oldest
+    return Cause.SERVER_CORRUPT if is_far else Cause.SERVER_STALE
 
 
 def _apart(shares: Sequence[tuple[str, int, float]], limit: float, whose: str, key: str) -> list[BatchFault]:
@@ -326,8 +327,7 @@ def _distance_limit(gate: GateRules, usual: UsualValues | None) -> float | None:
 
 def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> list[BatchFault]:
     """No sign of damaged weights: log-probs were compared before."""
-    reasons = []
-    mean, before = report.mean_reward, usual.mean_reward
+    reasons, mean, before = [], report.mean_reward, usual.mean_reward
     if mean is not None and settings.max_reward_jump is not None:
         chance = settings.reward_jump_noise * usual.reward_noise  # of 8 rollouts, all fail by chance now and then
         if abs(mean - before) > max(settings.max_reward_jump * (usual.reward_range or 1.0), chance):
