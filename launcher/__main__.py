@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from launcher import __version__
-from launcher.base.errors import ConfigError, DataError, LauncherError, RewardImportError
+from launcher.base.errors import ConfigError, DataError, LauncherError, ModelError, RewardImportError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli import doctor, keep_alive
@@ -38,7 +38,7 @@ from launcher.resources.fitting import fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
 from launcher.resources.gpu_quarantine import leave_out
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
-from launcher.resources.missing_files import find_shape
+from launcher.resources.missing_files import find_shape, model_folder
 from launcher.resources.node_checks import check_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight, refuse
@@ -229,8 +229,8 @@ def keys_of(overrides: Sequence[str]) -> set[str]:
 
 
 def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> int:
-    """Of data that is here, each record is read and one answer scored; the exit code is that of a wrong command where
-    they can't be used."""
+    """Of data that is here, each record is read, one answer scored, and each prompt measured where the tokenizer is
+    here too; the exit code is that of a wrong command where they can't be used."""
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
     config, note = fit(config, planned, shape, keys_of(overrides))
     with as_far_as_it_is_read():
@@ -241,10 +241,15 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> 
         print(f"missing here: {missing}", file=sys.stderr)
     if any(isinstance(missing, DataError | RewardImportError) for missing in all_missing):
         return 0
+    from actors.model.model_folder import load_tokenizer
     from actors.reward.data_check import check_data
 
+    is_known = not any(isinstance(missing, ModelError) for missing in all_missing)
+    folder = model_folder(config.tokenizer_path) if is_known else None
+    context = config.sglang.context_length or (None if shape is None else shape.positions)
     try:
-        for note in check_data(config):
+        tokenizer = None if folder is None else load_tokenizer(folder, key="tokenizer_path")
+        for note in check_data(config, tokenizer=tokenizer, context=context):
             print(f"note: {note}", file=sys.stderr)
     except LauncherError as error:
         return _refuse(error)

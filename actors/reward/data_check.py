@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from actors.data.dataset import BadRecords, DataRecord, load_records
+from actors.data.prompts import ChatTokenizer, build_prompts
 from actors.reward.canaries import ErrorRates
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.reward_pool import RewardPool
@@ -17,14 +18,17 @@ from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
 
 
-def check_data(config: RunConfig) -> list[str]:
+def check_data(config: RunConfig, *, tokenizer: ChatTokenizer | None = None, context: int | None = None) -> list[str]:
     """Read every record, and score one answer of each data set: whatever is wrong with them costs seconds now and a
     cluster later.
 
-    An episode's function is imported and its signature is looked at. Answers a line for each data set of which records
-    are skipped. Raises DataError and RewardImportError.
+    An episode's function is imported and its signature is looked at. `tokenizer`: measures each prompt too, as the
+    trainer will; `context`: tokens that model and server take, None where it is not known. Answers a line for each data
+    set of which records are skipped or left out. Raises DataError and RewardImportError; of prompts ModelError and
+    ConfigError too.
     """
     notes = []
+    room = None if context is None else context - config.gconfig.max_new_tokens
     with _user_code(config) as pool:
         for key, dataset in config.datasets().items():
             records, bad = records_of(dataset, pool, key=key)
@@ -32,11 +36,23 @@ def check_data(config: RunConfig) -> list[str]:
                 pool.of(records[0].dataset).check(records[0])
             if key == "train_dataset" and not config.train_datasets:
                 _check_staleness(config, len(records))
+            if tokenizer is not None and (left_out := _too_long(records, tokenizer, room, key, config, bad)):
+                notes.append(f"{key}: {counted(left_out, 'prompt')} left out, over {key}.max_length")
             if bad.count:
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
             asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
     return notes
+
+
+def _too_long(
+    records: list[DataRecord], tokenizer: ChatTokenizer, room: int | None, key: str, config: RunConfig, bad: BadRecords
+) -> int:
+    """How many prompts are over the data set's max_length. Raises DataError where one that isn't has no room."""
+    longest = config.datasets()[key].max_length
+    return build_prompts(
+        records, tokenizer, max_prompt_tokens=room, max_length=longest, key=key, chat=config.chat, bad=bad
+    )[1]
 
 
 def _check_staleness(config: RunConfig, prompts: int) -> None:

@@ -26,6 +26,9 @@ above, and raise it where the cause is first known.
 
 from __future__ import annotations
 
+HINT = "\n  → "
+"""Between what happened and what to change, in an error's text."""
+
 
 class LauncherError(Exception):
     """What happened (`message`) and what to change (`hint`, may be empty)."""
@@ -38,7 +41,7 @@ class LauncherError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+        return f"{self.message}{HINT}{self.hint}" if self.hint else self.message
 
 
 class UsageError(LauncherError):

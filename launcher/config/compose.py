@@ -139,6 +139,8 @@ def _complete_further(composed: DictConfig) -> None:
 
 def _completed(config: RunConfig) -> RunConfig:
     """Paths made absolute: an actor may work in another folder than the one the command was given in."""
+    if not config.cluster.fileroot.strip():  # it would be the folder that the command is given in
+        raise ConfigError("cluster.fileroot is empty", "name a folder for the checkpoints and logs, or leave it out")
     config.cluster.fileroot = str(Path(config.cluster.fileroot).expanduser().absolute())
     config.trainer.cwd = str(Path(config.trainer.cwd).expanduser().absolute())
     config.recover.mode = YAML_SWITCHES.get(config.recover.mode, config.recover.mode)

@@ -29,7 +29,7 @@ def _shape_of(folder: Path) -> ModelShape | None:
 
 def model_folder(path_or_name: str) -> Path | None:
     """A local folder, or the cached one of a hub name; None where nothing of it is on this machine."""
-    if Path(path_or_name).is_dir():
+    if path_or_name and Path(path_or_name).is_dir():  # an empty one would be the folder of the command
         return Path(path_or_name)
     return hub.cached_model(path_or_name) if hub.is_hub_name(path_or_name) else None
 
@@ -66,7 +66,7 @@ def _missing_model(path: str, keys: str, check: Callable[[Path], None]) -> Itera
         in_cache = not Path(path).is_dir()
         if found and not (in_cache and not hub.why_unavailable(path, kind="model")):
             yield from found
-    elif Path(path).exists():
+    elif path and Path(path).exists():
         yield ModelError(f"the model {keys}={path} is a file", "name the Hugging Face folder that holds it")
     elif not hub.is_hub_name(path):
         yield ModelError(f"the model {keys}={path} does not exist", "name a Hugging Face folder, or a model of the hub")
@@ -138,7 +138,7 @@ def missing_data(config: RunConfig) -> Iterator[UsageError]:
 
 
 def _missing_dataset(path: str, keys: str) -> Iterator[UsageError]:
-    if Path(path).exists():
+    if path and Path(path).exists():
         if not _data_files(Path(path)):
             yield DataError(
                 f"{keys}={path} holds no records", f"give a file that is not empty, of {', '.join(DATA_ENDINGS)}"

@@ -47,7 +47,8 @@ class RecordedRun:
     """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
     `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory.
     `quarantine`: GPUs set aside, in any attempt. `restored_step`: of the last restore from an onset.
-    `held`: by whom and why a pause was asked for that holds. `not_read`: lines that say nothing."""
+    `held`: by whom and why a pause was asked for that holds. `waits`: what keeps the trainer from its next step, by who
+    said it. `not_read`: lines that say nothing."""
 
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -56,6 +57,7 @@ class RecordedRun:
     state: str = ""
     state_reason: str = ""
     held: str = ""
+    waits: dict[str, str] = field(default_factory=dict)
     restored_step: int | None = None
     servers: dict[str, ServerRecord] = field(default_factory=dict)
     fleet: FleetRecord = field(default_factory=FleetRecord)
@@ -91,6 +93,14 @@ class RecordedRun:
                     self.total_steps = min(self.total_steps, last + 1)  # data may end before: actor.dynamic_sampling
             case "run.hold_asked" | "run.hold_released":
                 self.held = reason if name == "run.hold_asked" else ""
+            case "gate.waiting":
+                self.waits["gate"] = f"the trainer waits at the gate: {reason}"
+            case "step.late":
+                self.waits["step"] = reason
+            case "gate.answered" | "step.came":
+                self.waits.pop(name.partition(".")[0], None)
+            case "trainer.died":  # nobody is left to say that it is over
+                self.waits.clear()
             case "server.ready" | "server.promoted" | "server.parked":
                 url = str(event.get("url") or "")
                 self.servers[subject] = ServerRecord(state=SERVER_STATES[name], url=url, pid=pid)

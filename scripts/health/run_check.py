@@ -159,6 +159,8 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
         return UNKNOWN, f"{view.state} by its journal; its driver is on another machine"
     if view.incidents:
         return BAD, f"{view.state}: {'; '.join(view.incidents.values())}"
+    if view.waits and view.state in ("", "INITIALIZING", "RUNNING"):
+        return BAD, f"{view.state}: {'; '.join(view.waits.values())}"
     if view.state == "RUNNING":
         total = f" of {view.total_steps}" if view.total_steps else ""
         return OK, f"RUNNING, {_done(steps)}{total} steps are done"

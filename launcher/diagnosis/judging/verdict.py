@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.base.errors import HINT
 from launcher.base.wording import in_one_line, some_of
 from launcher.checkpoints.onset import Shape, usual_range
 from launcher.diagnosis.judging.causes import Causes, Guess, weigh
@@ -106,7 +107,7 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     guess = causes.first.guess if causes and causes.first else None
     is_of_fall = condition in (RunCondition.FELL, RunCondition.RECOVERED)
     onset = _onset(contents, main) if main is not None and is_of_fall else None
-    remedy = _remedy(guess, context, folders) if causes else None
+    remedy = _remedy(guess, contents, context, folders) if causes else None
     is_taken_back = onset is not None and not onset.stands and condition is RunCondition.RECOVERED
     advice = None if remedy is None or is_taken_back else advise_restore(folders, health, remedy.overrides)
     return Diagnosis(
@@ -183,7 +184,9 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
     )
 
 
-def _remedy(guess: Guess | None, context: IncidentContext, folders: RunFolders) -> Remedy:
+def _remedy(guess: Guess | None, contents: Contents, context: IncidentContext, folders: RunFolders) -> Remedy:
+    if guess is None and (hint := _own_reason(contents).partition(HINT)[2]):
+        return Remedy(change=f"what the run itself said: {in_one_line(hint, longest=LONGEST_REASON)}")
     ran_out = next(iter(context.near(Kind.OUT_OF_MEMORY) or context.near(Kind.KILLED_FOR_MEMORY)), None)
     if ran_out is None:
         return remedy_of(guess, folders.settings)
@@ -207,7 +210,8 @@ def _headline(
     if condition is RunCondition.STOPPED:
         last = contents.steps.last_step
         after = "before its first step" if last is None else f"after global step {last}"
-        return f"the run stopped {after}{_own_reason(contents)}. {why}"
+        own = in_one_line(_own_reason(contents).partition(HINT)[0], longest=LONGEST_REASON)
+        return f"the run stopped {after}{f' ({own})' if own else ''}. {why}"
     if condition is RunCondition.STALLED and stall is not None:
         later = "it continued later" if stall.is_over else "and none has followed"
         usual = f"one usually takes {say_duration(stall.usual_s)}"
@@ -219,9 +223,9 @@ def _headline(
 
 
 def _own_reason(contents: Contents) -> str:
-    """What the run itself gave as its reason."""
-    reasons = [h.facts["reason"] for h in contents.log_events if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
-    return f" ({in_one_line(reasons[-1], longest=LONGEST_REASON)})" if reasons else ""
+    """What the run itself gave as its reason, last; "" where it gave none."""
+    endings = [str(h.facts.get("reason") or "") for h in contents.log_events if h.kind is Kind.RUN_ENDED]
+    return next((reason for reason in reversed(endings) if reason), "")
 
 
 def _why(causes: Causes | None) -> str:

@@ -1,5 +1,6 @@
 """The command: what a user types and reads, and the exit code. Nothing here starts a run."""
 
+import json
 import logging
 import os
 import re
@@ -164,6 +165,19 @@ def test_a_dry_run_without_the_machine_says_what_is_missing_and_succeeds(command
     assert "planned for NVIDIA H200" in out
     assert "missing here: the model actor.path" in err
     assert "missing here: reward.fn='no:fn'" in err
+
+
+@pytest.mark.slow
+def test_a_dry_run_measures_the_prompts(command, tmp_path):
+    question = {"question": "1+" * 500 + "1=?", "answer": "#### 501"}
+    lines = [json.dumps({"question": "1+1=?", "answer": "#### 2"}), json.dumps(question)]
+    (tmp_path / "long.jsonl").write_text("\n".join(lines))
+    asked = ("conf=arithmetic_cpu", "dry_run=true", QUICK, f"train_dataset.path={tmp_path / 'long.jsonl'}")
+    code, _, err = command(*asked, "train_dataset.max_length=null")
+    assert code == 2
+    assert "long.jsonl:2: the prompt ('1+1+1+" in err
+    code, _, err = command(*asked, "train_dataset.max_length=20")
+    assert (code, err) == (0, "note: train_dataset: 1 prompt left out, over train_dataset.max_length\n")
 
 
 def test_a_dry_run_still_refuses_a_contradiction(command):

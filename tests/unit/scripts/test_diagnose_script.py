@@ -168,6 +168,14 @@ def test_a_run_of_ours_that_ended_in_error_has_stopped(capsys, tmp_path):
     )
 
 
+def test_what_the_run_said_to_change_is_what_to_change(capsys, tmp_path):
+    said = "d.jsonl:3: the prompt has 900 tokens\n  → leave such prompts out with train_dataset.max_length=96"
+    events = [{"time": 1.8e9 + 1, "event": "run.errored", "attempt": 1, "subject": "", "reason": said}]
+    _, out, _ = run(capsys, own_run(tmp_path, rewards=[], events=events))
+    assert "before its first step (d.jsonl:3: the prompt has 900 tokens). Cause" in out
+    assert "what the run itself said: leave such prompts out with train_dataset.max_length=96" in " ".join(out.split())
+
+
 # ── the page ──
 
 

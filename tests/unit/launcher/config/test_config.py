@@ -118,6 +118,7 @@ def test_a_bare_on_in_yaml_is_the_word_on(own_preset):
         (["chat.template_kwargs.thinks=1"], ["+chat.template_kwargs.thinks=…"]),
         (["chat.template_kwargs={thinks: 1}"], ["one by one", "+chat.template_kwargs.NAME=VALUE"]),
         (["conf="], ["no preset named", "arithmetic_cpu"]),
+        (["cluster.fileroot="], ["cluster.fileroot is empty"]),
     ],
 )
 def test_what_cannot_be_composed_is_one_message(overrides, said):

@@ -44,6 +44,13 @@ def test_no_data_set(config, tmp_path):
     assert f"train_dataset.path={tmp_path / 'train.jsonl'} does not exist" in the_one(config, DataError)
 
 
+def test_an_empty_path_is_not_the_folder_of_the_command(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.jsonl").write_text('{"question": "?", "answer": "#### 1"}')
+    config.train_dataset.path = ""
+    assert "the data set train_dataset.path= does not exist" in the_one(config, DataError)
+
+
 def test_an_empty_data_set(config, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     config.valid_dataset.path = str(tmp_path / "empty.jsonl")

@@ -49,6 +49,11 @@ def test_a_run_whose_data_were_used_up_before_the_planned_steps_is_complete():
         ({}, OK, "RUNNING, 10 of 20 steps are done"),
         ({"state": "REPAIRING", "state_reason": "server-1 is restarted"}, BAD, "REPAIRING: server-1 is restarted"),
         ({"incidents": {3: "incident 3: server-1 hangs"}}, BAD, "RUNNING: incident 3: server-1 hangs"),
+        (
+            {"waits": {"gate": "the trainer waits at the gate: no answer"}},
+            BAD,
+            "RUNNING: the trainer waits at the gate",
+        ),
         ({"state": "INITIALIZING"}, UNKNOWN, "it is still starting"),
         ({"last_at": NOW - 59}, OK, ""),
         ({"last_at": NOW - 61}, BAD, "the last step was 61 s ago, one usually takes 1.5 s"),
@@ -82,6 +87,19 @@ def test_a_run(change, verdict, said):
     worst = next((v for v in (BAD, UNKNOWN) if v in verdicts(findings)), OK)
     assert worst is verdict
     assert any(said in finding.said for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("began", "over"),
+    [("gate.waiting", "gate.answered"), ("step.late", "step.came"), ("gate.waiting", "trainer.died")],
+)
+def test_what_the_trainer_waits_for_is_no_health_until_it_is_over(began, over):
+    view = view_of()
+    view.take({"event": began, "subject": "trainer", "reason": "no answer"})
+    (state, *_) = judge_run(view, STEPS, is_live=True, now=NOW)
+    assert (state.verdict, state.said.endswith("no answer")) == (BAD, True)
+    view.take({"event": over, "subject": "trainer"})
+    assert set(verdicts(judge_run(view, STEPS, is_live=True, now=NOW))) == {OK}
 
 
 SERVER = ServerSeen(
