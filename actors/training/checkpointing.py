@@ -272,8 +272,14 @@ class Checkpointer:
     def _continue_from(self, position: RunPosition, what: str, *, is_last_step_owed: bool = False) -> None:
         """`is_last_step_owed`: what was due after the last step may not have been done, so it counts as due again."""
         done = position.next_step - 1
-        for aside in self._store.set_aside_after(done):
-            self._journal.record("checkpoint.set_aside", subject=aside.name, reason=f"resumed from {what}")
+        reason = f"resumed from {what}"
+
+        def begun(aside: Path) -> None:
+            """A trainer that was killed before it told nobody what a mistaken restore is to put back."""
+            self._journal.record("checkpoint.setting_aside", subject=aside.name, reason=reason)
+
+        for aside in self._store.set_aside_after(done, begun):
+            self._journal.record("checkpoint.set_aside", subject=aside.name, reason=reason)
         self._memory.drop_after(done)
         if self._uploads is not None:
             self._uploads.set_back(done)

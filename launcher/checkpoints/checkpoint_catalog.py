@@ -290,12 +290,12 @@ def set_aside_by_restore(paths: RunPaths, lying: Sequence[str] = ()) -> list[str
                 condemned_after = event.get("after_step")
             case "checkpoint.condemned", list(condemned):
                 names += map(str, condemned)
-            case "checkpoint.set_aside", _:
+            case "checkpoint.setting_aside" | "checkpoint.set_aside", _:
                 names.append(str(event.get("subject")))
             case "recovery.taken", _ if isinstance(taken := event.get("set_aside"), list):
                 told.update(map(str, taken))
         told.update(names)
-    return [*names, *(one for one in lying if one not in told and _is_condemned(one, condemned_after))]
+    return [*dict.fromkeys(names), *(one for one in lying if one not in told and _is_condemned(one, condemned_after))]
 
 
 def _is_condemned(name: str, after_step: object) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import secrets
 import shutil
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 STAGING = ".staging-"
 TRASH = ".trash-"
 SET_ASIDE = "set_aside"
+Telling = Callable[[Path], object]
+NOBODY: Telling = lambda target: None  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,13 +160,11 @@ class CheckpointStore:
             "a run that goes back to an older step sets the later checkpoints aside first",
         )
 
-    def set_aside_after(self, global_step: int) -> tuple[Path, ...]:
-        """Take every checkpoint of a later step out of the list, without deleting it; -1 for all of them.
-
-        For a restore to `global_step`: the steps after it are trained again and bring checkpoints of the same names.
-        Returns where they lie now. Raises CheckpointError where a folder can't be moved.
-        """
-        return self._set_aside_after(global_step, "superseded")
+    def set_aside_after(self, global_step: int, telling: Telling = NOBODY) -> tuple[Path, ...]:
+        """Take every checkpoint of a later step out of the list, without deleting it; -1 for all of them: the steps
+        after `global_step` are trained again and bring checkpoints of the same names. Returns where they lie now,
+        `telling` it before each is moved. Raises CheckpointError where a folder can't be moved."""
+        return self._set_aside_after(global_step, "superseded", telling)
 
     def condemn_after(self, global_step: int) -> tuple[Path, ...]:
         """The same for checkpoints that hold damage: nothing restores them, nothing prunes them, a person may look."""
@@ -187,24 +188,23 @@ class CheckpointStore:
             raise self._not_written(aside, error) from error
         return tuple(put_back)
 
-    def _set_aside_after(self, global_step: int, why: str) -> tuple[Path, ...]:
+    def _set_aside_after(self, global_step: int, why: str, telling: Telling = NOBODY) -> tuple[Path, ...]:
         later = [checkpoint.path for checkpoint in self.list() if checkpoint.global_step > global_step]
         moved = []
         for path in reversed(later):
             try:
-                moved.append(self._set_aside(path, why))
+                moved.append(self._set_aside(path, why, telling))
             except OSError as error:
                 if path.exists():
                     raise self._not_written(self.root / SET_ASIDE, error) from error
                 # the Coordinator condemns while the trainer goes back: the other one has put it aside meanwhile
         return tuple(moved)
 
-    def _set_aside(self, path: Path, why: str) -> Path:
+    def _set_aside(self, path: Path, why: str, telling: Telling = NOBODY) -> Path:
         aside = self.root / SET_ASIDE
         make_folder(aside)
-        number = 1
-        while (target := aside / f"{path.name}.{why}-{number}").exists():
-            number += 1
+        names = (aside / f"{path.name}.{why}-{number}" for number in itertools.count(1))
+        telling(target := next(name for name in names if not name.exists()))
         path.rename(target)
         sync_folder(aside)
         sync_folder(self.root)

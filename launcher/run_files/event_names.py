@@ -103,6 +103,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "checkpoint.damaged": "a checkpoint failed its verification before a restore",
     "checkpoint.unreadable": "the checkpoints could not be listed",
     "checkpoint.pruned": "retention deleted a checkpoint",
+    "checkpoint.setting_aside": "a checkpoint is moved to set_aside/, under the name that is the subject",
     "checkpoint.set_aside": "a checkpoint was moved to set_aside/",
     "checkpoint.condemning": "checkpoints from the onset on are moved to set_aside/",
     "checkpoint.condemned": "they were moved",
