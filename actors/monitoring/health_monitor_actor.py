@@ -11,9 +11,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -28,7 +29,7 @@ from actors.monitoring.monitor_view import MonitorView, Watched
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
-from launcher.base.errors import JournalError
+from launcher.base.errors import JournalError, StorageError
 from launcher.base.messages import ServerInfo
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
@@ -42,6 +43,8 @@ PROBE_S = 3.0
 READ_AGAIN_S = 1.0
 
 log = logging.getLogger("health_monitor")
+
+T = TypeVar("T")
 
 
 @ray.remote(num_cpus=0)
@@ -67,22 +70,13 @@ class HealthMonitorActor:
 
     async def _begin(self) -> HealthMonitor:
         config, paths = self._config, self._paths
-        keys = await asyncio.to_thread(ServerKeys.read, paths.keys)
+        keys = await _until_read(partial(ServerKeys.read, paths.keys))
         journal = self._journal = Journal(paths.events, self._attempt, time.time, in_background=True)
         journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
         self._alerts = IncidentAlerts.begun(config.alerts, paths, self._attempt)
         memory = MemoryWatch(config.memory, journal, series=LineLog(paths.memory))
-        series = await self._read_series()
+        series = await _until_read(partial(RewardSeries.read, paths))
         return HealthMonitor(config, journal, SGLangClient(keys), series=series, memory=memory, far=far_tree)
-
-    async def _read_series(self) -> RewardSeries:
-        """Without the run's past nothing may be admitted: while it can't be read, nobody gets an answer (P7)."""
-        while True:
-            try:
-                return await asyncio.to_thread(RewardSeries.read, self._paths)
-            except JournalError as error:
-                log.warning("monitor.waits reason=%r", str(error))
-                await asyncio.sleep(READ_AGAIN_S)
 
     async def watch(
         self, targets: Sequence[Watched], at: float | None = None, is_starting: bool = False, hold_s: float = 0.0
@@ -123,6 +117,17 @@ class HealthMonitorActor:
         await self._ready()
         if self._alerts is not None:
             await asyncio.to_thread(self._alerts.finish, self._config.alerts.timeout)
+
+
+async def _until_read(read: Callable[[], T]) -> T:
+    """Without the run's keys and its past nothing may be admitted: while a disk doesn't give them, nobody gets an
+    answer (P7). An error would end the step loop."""
+    while True:
+        try:
+            return await asyncio.to_thread(read)
+        except (JournalError, StorageError) as error:
+            log.warning("monitor.waits reason=%r", str(error))
+            await asyncio.sleep(READ_AGAIN_S)
 
 
 def far_tree(server: ServerInfo) -> RemoteProcessTree | None:

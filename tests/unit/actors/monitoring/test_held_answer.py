@@ -5,8 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.monitoring import health_monitor_actor
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.monitoring.monitor_view import MonitorView
+from launcher.base.errors import StorageError
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import ServerKeys
+from tests.unit.actors.monitoring.test_health_monitor import batch
 
 HELD_S = 1000.0
 DEADLINE_S = 60.0
@@ -43,3 +48,27 @@ async def test_what_changed_between_two_questions_is_told_at_once_and_only_once(
         await monitor.watch([], None, False, HELD_S)
     assert not monitor._monitor.changed.is_set()
     await monitor.watch([], None, False, 0.001)
+
+
+async def test_no_question_is_answered_with_an_error_while_its_disk_does_not_give_the_keys(paths, monkeypatch):
+    """A monitor that Ray started anew at that moment: its error at the gate ended the step loop, as a defect."""
+    monkeypatch.setattr(health_monitor_actor, "READ_AGAIN_S", 0.001)
+    monkeypatch.setattr(health_monitor_actor, "bind_to_cluster", lambda config: None)
+    paths.prepare()
+    ServerKeys.make(paths.keys)
+    read, refused = ServerKeys.read_file, []
+
+    def refuse(path):
+        refused.append(path)
+        if len(refused) < 3:
+            raise StorageError(f"{path} can't be read: Input/output error", "")
+        return read(path)
+
+    monkeypatch.setattr(ServerKeys, "read_file", refuse)
+    made = HealthMonitorActor.__ray_metadata__.modified_class(RunConfig(experiment_name="exp"), paths, 1)
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await made.admit(batch(0))).admitted
+    monitor = await made._ready()
+    await monitor.close()
+    await monitor._client.close()
+    assert len(refused) == 3
