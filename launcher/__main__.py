@@ -84,6 +84,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
         with _full_error(True):  # makes Hydra raise what it would print in its own way
             command()
     except KeyboardInterrupt:
+        print("ended by Ctrl-C", file=sys.stderr)
         return EXIT_CODES[TerminalStatus.ABORTED]
     except BrokenPipeError:  # `… --cfg job | head`
         discard(sys.stdout)

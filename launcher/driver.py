@@ -30,6 +30,7 @@ from actors.cluster.cluster_restarts import (
     AttemptLost,
     ClusterRestarts,
     Continuation,
+    end_incident,
     end_supervisors,
     last_committed,
 )
@@ -159,6 +160,8 @@ def _ends_the_run(paths: RunPaths, known: Continuation | None) -> Iterator[None]
     except LauncherError as error:
         attempt = last_start_or_end(paths).get("attempt") if known is None else known.attempt
         journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
+        if known is not None:
+            end_incident(journal, paths, known, f"no further attempt can begin: {error.message}")
         code, step = RunError.exit_code, last_committed(paths)
         journal.record("run.errored", reason=str(error), global_step=step, exit_code=code)
         with contextlib.suppress(JournalError):

@@ -204,6 +204,19 @@ def _begin_incident(
     return number, journal.record("incident.began", subject=subject, reason=reason, **facts)
 
 
+def end_incident(journal: Journal, paths: RunPaths, known: Continuation, reason: str) -> None:
+    """That of an attempt in whose place no other can begin."""
+    events = (event for event in read_lines(paths.events) if event.get("incident") == known.incident)
+    began = next((event for event in events if event.get("event") == "incident.began"), {})
+    facts: dict[str, Any] = {
+        "cause": began.get("cause"),
+        "seconds": time.monotonic() - known.lost_at,
+        "is_mended": False,
+    }
+    subject = str(began.get("subject") or RUN)
+    journal.record("incident.ended", subject=subject, reason=reason, incident=known.incident, **facts)
+
+
 def end_supervisors(vital: VitalProcesses, paths: RunPaths, attempt: int) -> None:
     """What ends with a cluster is not for them to judge, nor to repair."""
     pids = [last_of(paths.events, name, attempt).get("pid") for name in SUPERVISORS]

@@ -4,6 +4,8 @@ that is closed, asks too, however often. SIGUSR1 is a notice that the machine is
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
 from types import FrameType
@@ -12,6 +14,8 @@ from typing import Self
 NOTICE = signal.SIGUSR1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, NOTICE)
 HEARD = (*SIGNALS, signal.SIGHUP)
+EARLY = b"stopping: the run ends when Ray has started; a second signal ends it at once\n"
+"""Said at once, as nobody looks whether `asked` meanwhile."""
 
 
 class Interrupts:
@@ -21,6 +25,7 @@ class Interrupts:
     def __init__(self, *, is_asked: bool = False, notified_at: float | None = None) -> None:
         self._count = int(is_asked)
         self.notified_at = notified_at
+        self._is_early = False
         self._previous: dict[int, signal._HANDLER] = {}
 
     @property
@@ -46,11 +51,13 @@ class Interrupts:
     def spare_children(self) -> None:
         """What is started before `listen_again` hears no SIGHUP: the kernel sends it to all that a terminal started,
         Ray's processes too, and a run without them can't be saved."""
+        self._is_early = True
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
     def listen_again(self) -> None:
         """After somebody else has put a handler of their own in place, as `ray.init` does for SIGTERM, and after what
         was held back."""
+        self._is_early = False
         for number in HEARD:
             if not _is_switched_off(number):
                 signal.signal(number, self._on_signal)
@@ -68,6 +75,9 @@ class Interrupts:
             self._count = max(self._count, 1)
             return
         self._count += 1
+        if self._count == 1 and self._is_early:
+            with contextlib.suppress(OSError):  # a terminal that is gone
+                os.write(2, EARLY)
         if self._count > 1:
             raise KeyboardInterrupt
 

@@ -81,4 +81,6 @@ def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkey
     last = list(read_lines(paths.events))[-1]
     assert (last["event"], last["exit_code"], last["attempt"]) == ("run.errored", 3, 1 if known is None else 2)
     assert "mine.jsonl:7" in last["reason"]
+    ended = [event for event in read_lines(paths.events) if event["event"] == "incident.ended"]
+    assert [(one["incident"], one["is_mended"]) for one in ended] == ([] if known is None else [(1, False)])
     assert "mine.jsonl:7" in paths.report.read_text()

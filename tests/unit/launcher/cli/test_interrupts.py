@@ -41,6 +41,20 @@ def test_under_nohup_it_goes_on():
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+def test_who_ends_a_run_while_ray_starts_is_told_at_once(capfd):
+    """Nothing was said until Ray was up."""
+    with Interrupts() as interrupts:
+        interrupts.spare_children()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.asked
+        assert "ends when Ray has started" in capfd.readouterr().err
+    with Interrupts() as interrupts:
+        interrupts.spare_children()
+        interrupts.listen_again()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (interrupts.asked, capfd.readouterr().err) == (True, "")
+
+
 def test_what_is_started_before_it_listens_hears_of_no_closed_terminal():
     """The kernel tells Ray's processes too, and a run without them can't be saved."""
     with Interrupts() as interrupts:
