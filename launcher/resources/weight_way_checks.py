@@ -16,8 +16,23 @@ def other_ways(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield KEY, f"allowed with cluster.n_nodes={nodes}: disk (the others have been built within one machine)"
     elif mode != "disk" and config.sglang.dp_size > 1:
         yield KEY, f"disk with sglang.dp_size={config.sglang.dp_size}: SGLang takes the others with dp_size 1 only"
+    elif mode == "tensor" and (why := _against_handles(config)):
+        yield KEY, f"disk or xccl with {why}"
     elif mode == "xccl" and (why := _against_groups(config)):
         yield KEY, f"disk or tensor with {why}"
+
+
+def _against_handles(config: RunConfig) -> str:
+    """Why a CUDA handle's device number is another GPU in the server than in the trainer; "" if it isn't."""
+    sglang, actor = config.sglang, config.actor
+    if "cuda" not in (sglang.device, actor.device) or "cpu" in (sglang.device, actor.device):
+        return ""
+    if sglang.gpu_fraction + actor.gpu_fraction > 1:
+        return (
+            f"sglang.gpu_fraction={sglang.gpu_fraction:g} and actor.gpu_fraction={actor.gpu_fraction:g}: on GPUs of "
+            "their own, where a handle names the wrong one"
+        )
+    return ""
 
 
 def _against_groups(config: RunConfig) -> str:

@@ -162,6 +162,11 @@ def test_out_of_range(settings, said):
             "actor.weight_update_mode=xccl: disk with sglang.dp_size=2",
         ),
         (
+            GSM8K,
+            {"sglang__gpu_fraction": 1.0, "actor__gpu_fraction": 1.0, "actor__weight_update_mode": "tensor"},
+            "disk or xccl with sglang.gpu_fraction=1 and actor.gpu_fraction=1: on GPUs of their own",
+        ),
+        (
             ARITHMETIC,
             {"actor__device": "cuda", "actor__weight_update_mode": "xccl"},
             "actor.weight_update_mode=xccl: disk or tensor with sglang.device=cpu and actor.device=cuda",
