@@ -25,6 +25,7 @@ class DiskFault(enum.StrEnum):
     READ_ONLY = "it is read-only"
     IO_ERROR = "input/output errors"
     STALLED = "a write does not return"
+    REFUSED = "it may not be written"
 
 
 BY_ERRNO = {
@@ -42,12 +43,14 @@ NEED_ROOM = frozenset({DiskFault.FULL, DiskFault.QUOTA})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A write that a disk refused. `needed`: bytes that it would have taken, 0 where nobody knows. `at`: monotonic."""
+    """A write that a disk refused. `needed`: bytes that it would have taken, 0 where nobody knows. `at`: monotonic.
+    `file`: the one that is refused where its folder can be written."""
 
     path: str
     fault: DiskFault
     at: float
     needed: int = 0
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ While there is trouble nothing is repaired: a restart would meet the same disk, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,7 @@ def find_trouble(
     for refusal in refusals:
         look = by_path.get(refusal.path, DiskLook(path=refusal.path))
         if not _is_cured(refusal, look):
+            look = dataclasses.replace(look, path=refusal.file or look.path)
             return _trouble(look, refusal.fault, refusal.at, needed=refusal.needed)
     return None
 

@@ -266,7 +266,7 @@ class LineLog:
                 append_line(self.path, self._waiting[0], durable=self._durable)
                 self._waiting.pop(0)
         except JournalError as error:
-            self.fault = fault_of(error)
+            self.fault = fault_of(error) or DiskFault.REFUSED
             if not was_behind:  # logged when it changes, not at every line
                 log.warning("%s; the lines wait in memory until there is room", error)
             return False

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 from actors.model.policy_model import PolicyModel
+from actors.training.step_records import StepRecords
 from launcher.base.disk_faults import DiskFault, Refusal
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_paths import RunPaths
 from tests.unit.actors.training.test_step_loop import Trial
 
 
@@ -73,3 +76,16 @@ def test_no_checkpoint_is_committed_of_a_step_whose_lines_are_not_on_the_disk(tm
     trial.loop.allow()
     assert trial.run()
     assert [c.global_step for c in trial.store.list()] == [3, 4]
+
+
+def test_a_line_that_may_not_be_written_stops_the_loop_and_names_its_file(tmp_path):
+    """Of a disk that is well, nothing was told: 170 steps were taken without their lines."""
+    paths = RunPaths(fileroot=tmp_path, user="me", experiment_name="e", trial_name="t")
+    paths.metrics.mkdir(parents=True)
+    records = StepRecords(paths)
+    records._metrics.append({"global_step": 0})
+    refusal = records.refusal()
+    assert (refusal.fault, refusal.path, refusal.file) == (DiskFault.REFUSED, str(paths.logs), str(paths.metrics))
+    paths.metrics.rmdir()
+    assert records.refusal() is None
+    assert [line["global_step"] for line in read_lines(paths.metrics)] == [0]

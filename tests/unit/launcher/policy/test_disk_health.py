@@ -137,3 +137,9 @@ def test_rusts_text_is_known_and_a_device_that_fails_elsewhere_is_none():
     assert fault_in("Error while serializing: I/O error: No space left on device (os error 28)") is DiskFault.FULL
     assert fault_in("Input/output error (os error 5)") is DiskFault.IO_ERROR
     assert fault_in("NCCL: remote input/output error") is None
+
+
+def test_a_file_that_may_not_be_written_is_named_in_place_of_its_disk():
+    refusal = Refusal(path="/run", fault=DiskFault.REFUSED, at=NOW - 3, file="/run/metrics.jsonl")
+    trouble = find_trouble([], [refusal], settings=DiskConfig(), now=NOW)
+    assert trouble.reason == "/run/metrics.jsonl: it may not be written"
