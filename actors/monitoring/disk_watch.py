@@ -39,6 +39,7 @@ class DiskProbe:
 
     def __init__(self, folder: Path, *, interval_s: float, answered: Callable[[], None] = lambda: None) -> None:
         self.folder = folder
+        self.file = ""  # of a refusal, tried too
         self._interval_s = interval_s
         self._answered = answered
         self._look = DiskLook(path=str(folder))
@@ -61,8 +62,8 @@ class DiskProbe:
         while not self._is_closed:
             began = time.monotonic()
             self._look = replace(self._look, began_at=began)
-            found = probe(self.folder, began)
-            changed = found.fault is not self._look.fault
+            found = probe(self.folder, began, self.file)
+            changed = (found.fault, found.refuses) != (self._look.fault, self._look.refuses)
             self._look = found
             if changed:
                 self._answered()
@@ -70,9 +71,9 @@ class DiskProbe:
             self._wake.clear()
 
 
-def probe(folder: Path, began: float) -> DiskLook:
-    """Write to the disk of `folder`; returns when it answers. Never raises."""
-    found = DiskLook(path=str(folder), last_began_at=began)
+def probe(folder: Path, began: float, refused: str = "") -> DiskLook:
+    """Write to the disk of `folder`, and open the file that was `refused`; returns when it answers. Never raises."""
+    found = DiskLook(path=str(folder), last_began_at=began, refuses=refused if _is_refused(refused) else "")
     file = folder / f".disk-probe-{os.getpid()}-{threading.get_ident()}"
     try:
         try:
@@ -94,6 +95,17 @@ def probe(folder: Path, began: float) -> DiskLook:
     except OSError as error:
         log.warning("disk.unknown folder=%s reason=%r", folder, error)
         return found
+
+
+def _is_refused(file: str) -> bool:
+    try:
+        if file:
+            os.close(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
+    except FileNotFoundError:  # whoever writes makes it
+        return False
+    except OSError:
+        return True
+    return False
 
 
 class DiskWatch:
@@ -140,6 +152,7 @@ class DiskWatch:
         self._refusals[refusal.path] = replace(refusal, at=time.monotonic())
         if refusal.path not in self._probes:
             self._add(Path(refusal.path))
+        self._probes[refusal.path].file = refusal.file
         self._probes[refusal.path].ask()
 
     async def probed(self, *, within_s: float = ASK_S) -> None:

@@ -22,7 +22,8 @@ class DiskLook:
     """The probe of one folder. `began_at`: of the one under way, None where none is. The others are of the last that
     came back: when it began, what refused it, and the room; None before the first.
 
-    `fault` None and `room` None after a probe: the folder can't be probed, and nothing is known.
+    `fault` None and `room` None after a probe: the folder can't be probed, and nothing is known. `refuses`: the file of
+    a refusal, where it still may not be written.
     """
 
     path: str
@@ -30,6 +31,7 @@ class DiskLook:
     last_began_at: float | None = None
     fault: DiskFault | None = None
     room: Room | None = None
+    refuses: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ def _fault_of(look: DiskLook) -> DiskFault | None:
 def _is_cured(refusal: Refusal, look: DiskLook) -> bool:
     """A probe that began later came back well, and found the room that was wanting."""
     if look.last_began_at is None or look.last_began_at <= refusal.at or look.fault is not None or look.room is None:
+        return False
+    if refusal.file and look.refuses == refusal.file:
         return False
     return refusal.fault not in NEED_ROOM or look.room.free >= refusal.needed
 

@@ -151,3 +151,17 @@ def test_a_refusal_that_comes_back_at_each_try_counts_from_the_first(tmp_path):
         watch._past[-1] = (watch._past[-1][0], watch._past[-1][1] - 2 * DEADLINE_S)
         watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=9.0))
         assert watch.trouble(time.monotonic()).first is None, "long after"
+
+
+def test_a_file_that_may_not_be_written_is_tried_until_it_may(tmp_path):
+    """The disk was well, so each trouble was called over, and training resumed and stopped again."""
+    file = tmp_path / "metrics.jsonl"
+    file.mkdir()
+    assert probe(tmp_path, 1.0, str(file)).refuses == str(file)
+    refusal = Refusal(path=str(tmp_path), fault=DiskFault.REFUSED, at=0.0, file=str(file))
+    look = probe(tmp_path, 1.0, str(file))
+    assert find_trouble([look], [refusal], settings=DiskConfig(), now=2.0).path == str(file)
+    file.rmdir()
+    assert find_trouble([probe(tmp_path, 1.0, str(file))], [refusal], settings=DiskConfig(), now=2.0) is None
+    file.touch()
+    assert probe(tmp_path, 1.0, str(file)).refuses == ""
