@@ -87,10 +87,16 @@ class EpisodeProcess:
             self.kill()  # it reads nothing any more
 
     async def _send(self, message: dict[str, object]) -> None:
+        """Whole, also where the episode is cancelled meanwhile: the next message must not begin within this one."""
         async with self._sending:
             if self.is_gone:
                 raise ProcessGone("before it was sent the episode")
-            await asyncio.to_thread(self._process.send, message, time.monotonic() + SEND_S)
+            sending = asyncio.ensure_future(asyncio.to_thread(self._process.send, message, time.monotonic() + SEND_S))
+            try:
+                await asyncio.shield(sending)
+            except asyncio.CancelledError:
+                await asyncio.wait({sending})
+                raise
 
     def _read(self) -> None:
         try:

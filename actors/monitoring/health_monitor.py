@@ -39,7 +39,6 @@ from launcher.policy.reward_health import (
     has_learned,
     judge_rewards,
     low_since,
-    restore_contradicted,
 )
 from launcher.run_files.journal import Journal
 
@@ -208,7 +207,7 @@ class HealthMonitor:
     def _check_restore(self, report: BatchReport) -> None:
         """Nothing was trained on since the restore, so that it can be undone."""
         point, settings = report.figures.point, self._config.reward_health
-        reason = restore_contradicted(point, self._series.points, report.replayed, settings)
+        reason = self._series.contradicted(point, report.replayed, settings)
         if reason:
             self._outside = Incident(
                 cause=Cause.OUTSIDE_WEIGHTS, subject=ENVIRONMENT, reason=reason, since=self._clock()

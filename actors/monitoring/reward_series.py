@@ -10,10 +10,10 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
-from launcher.config.supervision import GateConfig
+from launcher.config.supervision import GateConfig, RewardHealthConfig
 from launcher.policy.admission import GateRules, StepFigures, UsualValues
 from launcher.policy.canary_policy import CanaryRound, CanaryScore
-from launcher.policy.reward_health import RewardPoint, distance_drifted
+from launcher.policy.reward_health import RewardPoint, distance_drifted, restore_contradicted, restore_evidence
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -35,6 +35,7 @@ class RewardSeries:
         self.restored_step: int | None = None
         self.accusation: Record | None = None
         self.owes_proof = False
+        self._evidence: tuple[float, ...] = ()
         self.attempt: object = None
         self.lineage = 0
         self.base = 0
@@ -118,8 +119,17 @@ class RewardSeries:
         self.base = self.base if self.base <= global_step else 0
         self.changed_at = self.changed_at if self.changed_at <= global_step else 0
         if onset_step is not None and onset_step > global_step:
+            if self.restored_step is None or global_step > self.restored_step:
+                self._evidence = ()  # of another fall
             self.restored_step = global_step
             self.owes_proof = True
+
+    def contradicted(self, first: RewardPoint, replayed: CanaryScore | None, settings: RewardHealthConfig) -> str:
+        """As `restore_contradicted` of the first batch after a restore, with what the restores before it left open."""
+        reason = restore_contradicted(first, self.points, replayed, settings, earlier=self._evidence)
+        evidence = () if reason else restore_evidence(first, self.points, replayed, settings)
+        self._evidence = (*self._evidence, *evidence) if evidence else ()
+        return reason
 
     def _take_repair(self, event: Record) -> None:
         onset_step, restored_step = event.get("onset_step"), event.get("restored_step")

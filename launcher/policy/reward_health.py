@@ -199,28 +199,50 @@ def as_learned(
     return replace(replayed, expected=replayed.expected + learned, tolerance=tolerance)
 
 
-def restore_contradicted(
+def restore_evidence(
     point: RewardPoint, saved: Sequence[RewardPoint], replayed: CanaryScore | None, settings: RewardHealthConfig
+) -> tuple[float, ...]:
+    """How far the first batch after a restore, and the prompts answered again, are below what the weights earned when
+    they were saved, in standard errors; nothing where one of them is not below.
+
+    `saved`, `replayed`: as of `restore_contradicted`.
+    """
+    known, replayed = saved[-WITNESS_STEPS:], as_learned(replayed, saved, settings)
+    if len(known) < LEAST_STEPS or not math.isfinite(point.mean):
+        return ()
+    drop = mean_of([one.mean for one in known]) - point.mean
+    own = [] if replayed is None else [replayed.errors_low]
+    evidence = (drop / _credited_noise(saved, settings), *own)
+    return () if drop < settings.fall_min_drop * _range([*known, point]) or min(evidence) < 1 else evidence
+
+
+def restore_contradicted(
+    point: RewardPoint,
+    saved: Sequence[RewardPoint],
+    replayed: CanaryScore | None,
+    settings: RewardHealthConfig,
+    *,
+    earlier: Sequence[float] = (),
 ) -> str:
     """Why the first batch after a restore shows that the weights were not what changed; "" where it does not.
 
     `saved`: the steps up to the checkpoint. `replayed`: prompts of those steps, answered again by the restored weights;
-    None: none were, and then the batch alone must be far below; else both below, and together as far (the sum of two
-    independent standard errors, Stouffer 1949).
+    None: none were, and then the batch alone must be far below; else both below, and together as far (the sum of
+    independent standard errors, Stouffer 1949). `earlier`: the evidence after the restores just before this one, which
+    was too little alone: two checkpoints that both earn less than they did are likelier one cause outside than two
+    collapses.
     """
+    evidence = restore_evidence(point, saved, replayed, settings)
+    together = (*evidence, *earlier)
+    if not evidence or sum(together) / math.sqrt(len(together)) < STANDARD_ERRORS:
+        return ""
     known, replayed = saved[-WITNESS_STEPS:], as_learned(replayed, saved, settings)
-    if len(known) < LEAST_STEPS or not math.isfinite(point.mean):
-        return ""
-    mean, noise = mean_of([one.mean for one in known]), _credited_noise(saved, settings)
-    drop = mean - point.mean
-    least = settings.fall_min_drop * _range([*known, point])
-    evidence = [drop / noise, *([] if replayed is None else [replayed.errors_low])]
-    if drop < least or min(evidence) < 1 or sum(evidence) / math.sqrt(len(evidence)) < STANDARD_ERRORS:
-        return ""
     again = "" if replayed is None else f", and {replayed.name} {replayed.got:.3g} in place of {replayed.expected:.3g}"
+    before = ", as after the restore before it" if earlier else ""
+    earned = mean_of([one.mean for one in known])
     return (
-        f"the weights of step {known[-1].step} earn {point.mean:.3g} now, and earned {mean:.3g} when they were saved"
-        f"{again}: what changed is not the weights"
+        f"the weights of step {known[-1].step} earn {point.mean:.3g} now, and earned {earned:.3g} when they were saved"
+        f"{again}{before}: what changed is not the weights"
     )
 
 
