@@ -7,6 +7,7 @@ files name; the Coordinator gives it its servers again.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import time
@@ -82,6 +83,7 @@ class DoorActor:
             await http.close()
             await servers.close()
             raise
+        gc.freeze()  # what lives as long as the process is not looked through again and again
         journal.record("door.opened", subject=DOOR, reason=", ".join(http.addresses), pid=os.getpid())
         return _Parts(journal=journal, kept=kept, servers=servers, requests=requests, http=http)
 

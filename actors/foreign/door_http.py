@@ -7,7 +7,9 @@ beyond MOST_BYTES further ones are read from their sockets when others have been
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -45,19 +47,32 @@ class ByteBudget:
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
-        self._changed = asyncio.Condition()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
     async def take(self, size: int) -> AsyncIterator[None]:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._most)
-            self._taken += size
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
         try:
+            self._let_in()
+            await turn
             yield
         finally:
-            async with self._changed:
+            if turn.done() and not turn.cancelled():
                 self._taken -= size
-                self._changed.notify_all()
+            else:
+                turn.cancel()
+            self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if not turn.cancelled():
+                if self._taken and self._taken + size > self._most:
+                    return
+                self._taken += size
+                turn.set_result(None)
+            self._waiting.popleft()
 
 
 class DoorHttp:
@@ -71,15 +86,17 @@ class DoorHttp:
         self._kept = kept
         self._told = told
         self._budget = ByteBudget(MOST_BYTES)
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
         self.addresses: list[str] = []
 
     async def open(self, host: str, count: int) -> None:
         """On the ports that it had before, where it had some. Raises OSError."""
-        application = web.Application(client_max_size=2**40)
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        # A client that goes away takes its request with it.
-        self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+        # Without an Application, whose routes and signals nobody needs here. A client that goes away takes its request
+        # with it.
+        loop = asyncio.get_running_loop()
+        make = functools.partial(web.BaseRequest, loop=loop, client_max_size=2**40)
+        server = web.Server(self._answer, request_factory=make, handler_cancellation=True, access_log=None)
+        self._runner = web.ServerRunner(server)
         await self._runner.setup()
         for port in self._kept.state.ports or [0] * count:
             listener = socket.create_server(
@@ -94,12 +111,12 @@ class DoorHttp:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         async with self._budget.take(request.content_length or (UNKNOWN_BYTES if request.can_read_body else 0)):
             reply = await self._reply(request, await request.read())
         return web.Response(body=reply.body, status=reply.status, headers={"Content-Type": reply.content_type})
 
-    async def _reply(self, request: web.Request, body: bytes) -> Reply:
+    async def _reply(self, request: web.BaseRequest, body: bytes) -> Reply:
         path = request.path
         if path in ONLY_FROM_DISK:
             self._told(path)

@@ -55,6 +55,17 @@ class RefusedByServer(Exception):
 Ask = Callable[[ServerInfo], Coroutine[Any, Any, Reply | None]]
 
 
+class _Turn:
+    """A request at a server, or waiting for one. `limit`, cut short, ends it; then `ended` is set. In the task of its
+    request: a task for each turn would cost as much as the rest of the door."""
+
+    def __init__(self, ends_at_abort: bool) -> None:
+        self.limit = asyncio.timeout(None)
+        self.ended = asyncio.Event()
+        self.ends_at_abort = ends_at_abort
+        self.is_asking = False
+
+
 @dataclass(slots=True, kw_only=True)
 class DoorCounts:
     """`moved`: asked of another server, or again; `continued`: those of them that had tokens, which were kept."""
@@ -71,8 +82,7 @@ class DoorRequests:
         self._servers = servers
         self._config = config
         self._open = asyncio.Event()
-        self._abort = asyncio.Event()
-        self._asking: set[asyncio.Task[Any]] = set()
+        self._turns: set[_Turn] = set()
         self.aborts = 0
         self.counts = DoorCounts()
         self.completions = CompletionCounts()
@@ -87,11 +97,14 @@ class DoorRequests:
         self._open.clear()
         if aborts:
             await self.abort_all()
-        asking = list(self._asking)
-        for task in asking:
-            task.cancel()
-        if asking:
-            await asyncio.wait(asking)
+        asking = self._asking()
+        for turn in asking:
+            _cut(turn.limit)
+        for turn in asking:
+            await turn.ended.wait()
+
+    def _asking(self) -> list[_Turn]:
+        return [turn for turn in self._turns if turn.is_asking]
 
     def resume(self) -> None:
         self._open.set()
@@ -99,17 +112,21 @@ class DoorRequests:
     def note_abort(self) -> None:
         """The trainer has ordered an end of requests: one that a server reports is its own wish."""
         self.aborts += 1
-        self._abort.set()
-        self._abort = asyncio.Event()
+        for turn in self._turns:
+            if turn.ends_at_abort:
+                _cut(turn.limit, ABORT_S if turn.is_asking else 0.0)
 
     async def abort_all(self) -> None:
         """Returns when the servers have ended what they generated for the trainer, or had their time."""
         self.note_abort()
-        asking = list(self._asking)
+        asking = self._asking()
         if not asking:
             return
         await self.tell_all("/abort_request", b'{"abort_all":true}')
-        await asyncio.wait(asking, timeout=ABORT_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ABORT_S):
+                for turn in asking:
+                    await turn.ended.wait()
 
     async def tell_all(self, path: str, body: bytes) -> Reply:
         """An order for every server; one that is lost has nothing that it would be for."""
@@ -181,26 +198,25 @@ class DoorRequests:
 
     async def _turn(self, ask: Ask, *, ends_at_abort: bool = False) -> Reply | None:
         """Wait until requests may go to a server and one is there, and ask it. None where nothing came of it."""
-        turn = asyncio.create_task(self._ask(ask))
-        aborted = asyncio.create_task(self._abort.wait())
+        turn = _Turn(ends_at_abort)
+        self._turns.add(turn)
         try:
-            await asyncio.wait({turn, aborted} if ends_at_abort else {turn}, return_when=asyncio.FIRST_COMPLETED)
-            if not turn.done() and turn in self._asking:
-                await asyncio.wait({turn}, timeout=ABORT_S)
-            return turn.result() if turn.done() and not turn.cancelled() else None
+            async with turn.limit:
+                return await self._ask(ask, turn)
+        except TimeoutError:
+            if turn.limit.expired():
+                return None
+            raise
         finally:
-            for task in (turn, aborted):
-                task.cancel()
-            await asyncio.gather(turn, aborted, return_exceptions=True)
+            self._turns.discard(turn)
+            turn.ended.set()
 
-    async def _ask(self, ask: Ask) -> Reply | None:
+    async def _ask(self, ask: Ask, turn: _Turn) -> Reply | None:
         await self._open.wait()
         async with self._servers.acquire() as server:
             if not self._open.is_set():  # it was paused while this waited for a server
                 return None
-            task = asyncio.current_task()
-            assert task is not None
-            self._asking.add(task)
+            turn.is_asking = True
             try:
                 return await self._servers.pool.unless_migrated(server, ask(server))
             except RequestMigrated:
@@ -211,8 +227,6 @@ class DoorRequests:
                 else:
                     await asyncio.sleep(AGAIN_S)
                 raise
-            finally:
-                self._asking.discard(task)
 
     async def _forward(
         self, server: ServerInfo, *, method: str, path: str, body: bytes, timeout_s: float, admin: bool = False
@@ -260,3 +274,10 @@ def _take(event: bytes, made: PartialAnswer, server: ServerInfo) -> None:
 def _refuse(server: ServerInfo, body: bytes, status: int) -> NoReturn:
     failure = refusal(f"POST {server.url}/generate", status, body[:300].decode(errors="replace"))
     raise failure if failure.retryable else RefusedByServer(Reply(body=body, status=status))
+
+
+def _cut(limit: asyncio.Timeout, within_s: float = 0.0) -> None:
+    """End what a limit is of, unless it ends earlier."""
+    at = asyncio.get_running_loop().time() + within_s
+    if not limit.expired() and ((before := limit.when()) is None or at < before):
+        limit.reschedule(at)

@@ -24,9 +24,11 @@ DEPENDS_ON_ITS_OUTPUT: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "custom_params"), (None,)),
 }
 """Sampling parameters with the values under which a completion can be continued as if it were a prompt."""
-NOT_JOINED = (
-    *("text", "input_embeds", "image_data", "audio_data", "video_data", "top_logprobs_num", "token_ids_logprob"),
-    *("return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "custom_logit_processor"),
+NOT_JOINED = frozenset(
+    (
+        *("text", "input_embeds", "image_data", "audio_data", "video_data", "top_logprobs_num", "token_ids_logprob"),
+        *("return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "custom_logit_processor"),
+    )
 )
 """What a request may not ask for: its parts would not add up. Such a one is asked again from the beginning."""
 OF_THE_PROMPT = ("prompt_tokens", "cached_tokens", "cached_tokens_details", "input_token_logprobs")
@@ -38,9 +40,9 @@ def can_be_continued(asked: Mapping[str, Any]) -> bool:
     ids, sampling = asked.get("input_ids"), asked.get("sampling_params") or {}
     if not (isinstance(ids, list) and ids and type(ids[0]) is int and isinstance(sampling, Mapping)):
         return False
-    if any(asked.get(key) for key in NOT_JOINED):
+    if any(asked[key] for key in NOT_JOINED.intersection(asked)):
         return False
-    return all(sampling.get(key) in usual for key, usual in DEPENDS_ON_ITS_OUTPUT.items())
+    return all(sampling[key] in DEPENDS_ON_ITS_OUTPUT[key] for key in DEPENDS_ON_ITS_OUTPUT.keys() & sampling.keys())
 
 
 class PartialAnswer:

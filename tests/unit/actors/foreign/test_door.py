@@ -146,6 +146,20 @@ async def test_a_pause_ends_what_runs_and_holds_what_comes_and_a_restarted_door_
             assert whole(await held)
 
 
+async def test_a_pause_that_aborts_nothing_cuts_what_runs_and_it_is_continued_afterwards(tmp_path):
+    async with CountingServer(token_s=0.01) as server, Door(tmp_path) as door:
+        await door.serve(server)
+        asked = door.generate()
+        await until(lambda: server.in_flight)
+        await asyncio.sleep(0.1)
+        assert (await door.post("/pause_generation", {"mode": "retract"}))[0] == 200
+        await until(lambda: not server.in_flight)
+        assert not asked.done()
+        assert (await door.post("/continue_generation", {}))[0] == 200
+        assert whole(await asked)
+        assert door.requests.counts.continued == 1, "what had arrived was not generated again"
+
+
 async def test_a_server_is_admitted_although_the_trainer_ends_all_requests_meanwhile(tmp_path):
     async with Door(tmp_path) as door, CountingServer(token_s=0.02) as server:
         admitting = asyncio.create_task(door.servers.admit(server.info(), ServerState.READY))
@@ -273,3 +287,19 @@ async def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
     assert order == [6, 5, 20]
+
+
+async def test_one_that_gives_up_while_its_body_waits_for_room_makes_way_for_the_next():
+    budget = ByteBudget(10)
+
+    async def hold(size):
+        async with budget.take(size):
+            return size
+
+    async with budget.take(8):
+        first, second = (asyncio.create_task(hold(size)) for size in (5, 2))
+        await asyncio.sleep(0)
+        assert not second.done(), "in order of arrival"
+        first.cancel()
+        assert await second == 2
+    assert await hold(20) == 20, "nothing is left of the one that gave up"
