@@ -58,12 +58,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Of one micro-batch, or of several: `totals` over its tokens, float64, the loss and then
-    FIGURES; `farthest` is a maximum. `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is
-    of another one.
-
-    They stay on the device until the complete batch is done: a figure asked for earlier would hold up the GPU.
-    """
+    """Of one micro-batch, or of several, on the device until the complete batch is done: a figure asked for earlier
+    would hold up the GPU. `totals` over its tokens, float64, the loss and then FIGURES; `farthest` is a maximum.
+    `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is of another one."""
 
     totals: Tensor
     farthest: Tensor

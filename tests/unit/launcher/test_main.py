@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -49,18 +48,6 @@ def only_of_this_thread(call_handlers):
             call_handlers(logger, record)
 
     return call
-
-
-def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": PYTHONPATH} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 @pytest.mark.slow
@@ -321,44 +308,3 @@ def test_a_preset_of_the_users_own(command, tmp_path):
 )
 def test_options_and_overrides_may_stand_in_any_order(given, read):
     assert ordered_arguments(given) == read
-
-
-@pytest.mark.slow
-def test_as_a_process_from_another_folder(tmp_path):
-    done = process(
-        "conf=gsm8k_h200",
-        QUICK,
-        cwd=tmp_path,
-        CUDA_VISIBLE_DEVICES="",
-        HF_HUB_OFFLINE="1",
-        HF_HOME=str(tmp_path / "hf"),
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    for part in ("1. a GPU with", "2. the model", "3. the data set", "nothing was started"):
-        assert part in done.stderr
-    said, numbered = re.search(r"(\d+) things are missing", done.stderr), re.findall(r"^(\d+)\. ", done.stderr, re.M)
-    assert said is not None
-    assert numbered == [str(n + 1) for n in range(int(said[1]))], "room on a small disk is missing too"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_hydras_account_of_what_was_composed(tmp_path):
-    done = process("conf=gsm8k_h200", "--info", "defaults-tree", cwd=tmp_path)
-    assert done.returncode == 0 and "conf: gsm8k_h200" in done.stdout
-
-
-@pytest.mark.slow
-def test_hydras_traceback_where_it_is_asked_for(tmp_path):
-    done = process("conf=arithmetic_cpu", "seed=x", cwd=tmp_path, HYDRA_FULL_ERROR="1")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_reader_that_left_is_no_error(tmp_path):
-    shell = f"{sys.executable} -m launcher conf=arithmetic_cpu --cfg job | true"
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
-    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, check=False)
-    assert done.stderr == b""
