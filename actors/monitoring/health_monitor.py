@@ -33,7 +33,6 @@ from launcher.policy.incident_policy import ENVIRONMENT
 from launcher.policy.reward_health import (
     Level,
     RewardVerdict,
-    ServerFault,
     as_learned,
     find_cause,
     has_learned,
@@ -71,7 +70,6 @@ class HealthMonitor:
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._blind: set[tuple[object, ...]] = set()
-        self._faults: dict[tuple[str, int], ServerFault] = {}
         self._doubts: dict[str, tuple[str, Cause]] = {}
         self._incident: Incident | None = None
         self._outside: Incident | None = None
@@ -233,7 +231,7 @@ class HealthMonitor:
             for name in decision.subjects or self._watches:
                 self._doubts[name] = (decision.reason, decision.cause)
                 self.changed.set()
-                self._faults[name, step] = ServerFault(name=name, cause=decision.cause, since_step=step)
+                self._series.blame(name, decision.cause, step)
 
     # ── rewards ──
 
@@ -250,8 +248,8 @@ class HealthMonitor:
         `lineage`: how many restores lie behind it now."""
         self._lineage = self._lineage if lineage is None else lineage
         self._series.restored(global_step, onset_step)
-        if onset_step is not None:  # what a server did to the steps undone explains nothing in those that repeat them
-            self._faults = {key: one for key, one in self._faults.items() if one.since_step <= global_step}
+        if onset_step is not None:
+            self._series.forgive(global_step)
         self._compared_in_a_row = 0
         self._outside = self._replayed = None
         self._judge()
@@ -283,7 +281,7 @@ class HealthMonitor:
         found = find_cause(
             rewards,
             canaries,
-            tuple(self._faults.values()),
+            tuple(self._series.faults.values()),
             since=self._clock(),
             had_learned=learned,
             staleness=self._config.rollout.max_head_offpolicyness,

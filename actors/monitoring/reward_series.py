@@ -10,10 +10,17 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
+from launcher.base.messages import Cause
 from launcher.config.supervision import GateConfig, RewardHealthConfig
-from launcher.policy.admission import GateRules, StepFigures, UsualValues
+from launcher.policy.admission import OF_WEIGHTS, GateRules, StepFigures, UsualValues
 from launcher.policy.canary_policy import CanaryRound, CanaryScore
-from launcher.policy.reward_health import RewardPoint, distance_drifted, restore_contradicted, restore_evidence
+from launcher.policy.reward_health import (
+    RewardPoint,
+    ServerFault,
+    distance_drifted,
+    restore_contradicted,
+    restore_evidence,
+)
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -26,7 +33,7 @@ class RewardSeries:
     none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since.
     `owes_proof`: no step was taken since that restore, or since a finding that the weights were not what changed.
     `attempt`: the last in which the trainer was restored; from then on the series ends where the trainer is. `lineage`:
-    how many restores of it there were.
+    how many restores of it there were. `faults`: which servers had other weights, and when.
     `base`: the first step that later ones are compared with. `changed_at`: since when batches are as they are usually,
     after some that were far from what was usual before."""
 
@@ -35,6 +42,7 @@ class RewardSeries:
         self.restored_step: int | None = None
         self.accusation: Record | None = None
         self.owes_proof = False
+        self.faults: dict[tuple[str, int], ServerFault] = {}
         self._evidence: tuple[float, ...] = ()
         self.attempt: object = None
         self.lineage = 0
@@ -54,6 +62,10 @@ class RewardSeries:
                 case "trainer.restored":
                     restored, repair = {**event, "onset_step": repair.get("onset_step")}, {}
                     changes.append(restored)
+                    if isinstance(restored["onset_step"], int) and isinstance(step := event.get("global_step"), int):
+                        series.forgive(step)
+                case "batch.rejected":
+                    series._take_rejection(event)
                 case "health.outside_weights" | "reward.rebased":
                     changes.append(_with_lineage(event, restored))
                 case "repair.begun" if isinstance(event.get("restored_step"), int):  # of the trainer, not of a server
@@ -130,6 +142,20 @@ class RewardSeries:
         evidence = () if reason else restore_evidence(first, self.points, replayed, settings)
         self._evidence = (*self._evidence, *evidence) if evidence else ()
         return reason
+
+    def blame(self, name: str, cause: Cause, step: int) -> None:
+        """The server had other weights, seen at this step."""
+        self.faults[name, step] = ServerFault(name=name, cause=cause, since_step=step)
+
+    def forgive(self, global_step: int) -> None:
+        """What a server did to steps that are undone explains nothing in those that repeat them."""
+        self.faults = {key: one for key, one in self.faults.items() if one.since_step <= global_step}
+
+    def _take_rejection(self, event: Record) -> None:
+        step, cause, names = event.get("global_step"), event.get("cause"), event.get("subjects")
+        if isinstance(step, int) and isinstance(names, list) and cause in OF_WEIGHTS:
+            for name in names:
+                self.blame(str(name), Cause(str(cause)), step)
 
     def _take_repair(self, event: Record) -> None:
         onset_step, restored_step = event.get("onset_step"), event.get("restored_step")

@@ -56,6 +56,7 @@ class Rejections:
             reason=decision.reason,
             global_step=global_step,
             cause=decision.cause,
+            subjects=list(decision.subjects),
             rejection=name,
         )
 

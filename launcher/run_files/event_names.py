@@ -83,7 +83,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "door.died": "their process ended, or hung; Ray restarts it",
     "door.refused": "a request that the door can't serve, with the setting to change",
     "door.closed": "requests in all; `moved`: asked of another server or again; `continued`: with their tokens kept",
-    "batch.rejected": "a batch was not trained on, with the reason",
+    "batch.rejected": "a batch was not trained on, with the reason; `subjects`: whose failure, where that is known",
     "gate.waiting": "the HealthMonitor does not answer, and the trainer waits",
     "gate.answered": "it answers again, and the trainer continues",
     "gate.drift": "log-probs of servers and trainer are usually farther apart than in the run's first steps",

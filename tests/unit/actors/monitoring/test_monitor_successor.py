@@ -36,3 +36,19 @@ def test_a_successor_says_at_once_what_its_predecessor_knew(world, trained):
     world.journal = Journal(world.paths.events, attempt=trained)
     incident = use(world, lambda monitor: monitor.view().incident)
     assert (incident and incident.cause) == (Cause.VERIFIER_BROKEN if trained == 1 else None)
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_a_successor_knows_which_server_had_other_weights(world, is_undone):
+    """It called the policy collapsed where its predecessor accused the server."""
+    world.steps(60)
+    rejected = {"subject": "trainer", "global_step": 60, "cause": Cause.SERVER_STALE, "subjects": ["server-0"]}
+    world.journal.record("batch.rejected", **rejected)
+    if is_undone:
+        world.journal.record("repair.begun", subject="trainer", onset_step=58, restored_step=55)
+        world.journal.record("trainer.restored", subject="trainer", global_step=55)
+    for step in range(60, 66):
+        world.step(step, reward=0.0, high=0.0)
+    answer = use(world, lambda monitor: (monitor.admit(batch(66)), monitor.view().incident))
+    expected = (Cause.REWARD_COLLAPSE, "policy") if is_undone else (Cause.SERVER_STALE, "server-0")
+    assert (answer[1].cause, answer[1].subject) == expected
