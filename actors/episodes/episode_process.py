@@ -83,11 +83,12 @@ class EpisodeProcess:
     async def _forget(self, number: int) -> None:
         try:
             await self._send({"cancel": number})
-        except (ProcessGone, TimeoutError):
-            self.kill()  # it reads nothing any more
+        except ProcessGone:
+            self.kill()
 
     async def _send(self, message: dict[str, object]) -> None:
-        """Whole, also where the episode is cancelled meanwhile: the next message must not begin within this one."""
+        """Whole, also where the episode is cancelled meanwhile: the next message must not begin within this one. Raises
+        ProcessGone, also of a process that doesn't read, which is ended."""
         async with self._sending:
             if self.is_gone:
                 raise ProcessGone("before it was sent the episode")
@@ -96,7 +97,12 @@ class EpisodeProcess:
                 await asyncio.shield(sending)
             except asyncio.CancelledError:
                 await asyncio.wait({sending})
+                if sending.done() and sending.exception() is not None:
+                    self._process.kill()
                 raise
+            except TimeoutError:
+                self._process.kill()
+                raise ProcessGone(f"it read nothing for {SEND_S:g} s") from None
 
     def _read(self) -> None:
         try:

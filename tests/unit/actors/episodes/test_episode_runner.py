@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 
 import aiohttp
 import pytest
@@ -203,6 +204,17 @@ async def test_an_episode_that_waits_to_be_sent_while_its_process_is_buried_is_t
     with pytest.raises(ProcessGone):
         await playing
     await burial
+
+
+async def test_a_process_that_reads_nothing_is_ended_and_so_is_the_episode_told(monkeypatch):
+    process = EpisodeProcess(config_of("two_turns"))
+    await process.ready()
+    monkeypatch.setattr("actors.episodes.episode_process.SEND_S", 0.1)
+    process._process._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(ProcessGone, match=r"it read nothing for 0\.1 s"):
+        await process.play({"record": "x" * 2**22})
+    await process.close()
+    assert process.is_gone
 
 
 @pytest.mark.slow
