@@ -161,7 +161,8 @@ def _ends_the_run(paths: RunPaths, known: Continuation | None) -> Iterator[None]
         attempt = last_start_or_end(paths).get("attempt") if known is None else known.attempt
         journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
         if known is not None:
-            end_incident(journal, paths, known, f"no further attempt can begin: {error.message}")
+            with contextlib.suppress(JournalError):  # the disk may be why
+                end_incident(journal, paths, known, f"no further attempt can begin: {error.message}")
         code, step = RunError.exit_code, last_committed(paths)
         journal.record("run.errored", reason=str(error), global_step=step, exit_code=code)
         with contextlib.suppress(JournalError):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.base.errors import UsageError
+from launcher.base.errors import StorageError, UsageError
 from launcher.base.messages import ServerState, TerminalStatus
 from launcher.base.own_python import python
 from launcher.cli.attach import attach, progress_of
@@ -108,7 +108,7 @@ def send(
 
     Raises UsageError for a size that can't be, StorageError where this user may not ask.
     """
-    asked = wanted(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
+    asked = _asked(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
     request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=reason)
     if what == "scale":
         request = dataclasses.replace(request, **_size(servers, leaves, paths, asked))
@@ -180,9 +180,18 @@ def _status(paths: RunPaths, *, as_json: bool) -> int:
     return DONE if is_live else NOT_LIVE
 
 
+def _asked(paths: RunPaths) -> RequestEntry | None:
+    try:
+        return wanted(paths)
+    except StorageError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return None  # another user's run
+        raise
+
+
 def _show(paths: RunPaths, *, is_live: bool, as_json: bool) -> None:
     now = read_now(paths)
-    asked = wanted(paths)
+    asked = _asked(paths)
     if as_json:
         said = {
             "run": _name(paths),

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from actors.reward.reward_process import ProcessGone, RewardProcess
@@ -96,8 +97,10 @@ class EpisodeProcess:
             try:
                 await asyncio.shield(sending)
             except asyncio.CancelledError:
-                await asyncio.wait({sending})
-                if sending.done() and sending.exception() is not None:
+                while not sending.done():
+                    with suppress(asyncio.CancelledError):  # it is raised below
+                        await asyncio.wait({sending})
+                if sending.exception() is not None:
                     self._process.kill()
                 raise
             except TimeoutError:

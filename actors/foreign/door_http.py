@@ -7,6 +7,7 @@ beyond MOST_BYTES further ones are read from their sockets when others have been
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 from collections import deque
@@ -27,6 +28,10 @@ MOST_BYTES = 2**30
 UNKNOWN_BYTES = 2**20
 """Counted for a body whose length is not told before."""
 ANY_ADDRESS = frozenset({"/abort_request", "/flush_cache"})
+ORDERS = ANY_ADDRESS | {
+    *("/health", "/health_generate", "/pause_generation", "/continue_generation", "/update_weights_from_disk")
+}
+"""They wait for no room: what waits for a server, and holds the room, may wait for one of these."""
 ONLY_FROM_DISK = frozenset(
     {
         *("/init_weights_update_group", "/destroy_weights_update_group", "/update_weights_from_distributed"),
@@ -112,7 +117,8 @@ class DoorHttp:
             await self._runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        async with self._budget.take(request.content_length or (UNKNOWN_BYTES if request.can_read_body else 0)):
+        size = request.content_length or (UNKNOWN_BYTES if request.can_read_body else 0)
+        async with contextlib.nullcontext() if request.path in ORDERS else self._budget.take(size):
             reply = await self._reply(request, await request.read())
         return web.Response(body=reply.body, status=reply.status, headers={"Content-Type": reply.content_type})
 

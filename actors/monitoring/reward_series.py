@@ -43,7 +43,7 @@ class RewardSeries:
         self.accusation: Record | None = None
         self.owes_proof = False
         self.faults: dict[tuple[str, int], ServerFault] = {}
-        self._evidence: tuple[float, ...] = ()
+        self._evidence: dict[int, tuple[float, ...]] = {}
         self.attempt: object = None
         self.lineage = 0
         self.base = 0
@@ -132,15 +132,18 @@ class RewardSeries:
         self.changed_at = self.changed_at if self.changed_at <= global_step else 0
         if onset_step is not None and onset_step > global_step:
             if self.restored_step is None or global_step > self.restored_step:
-                self._evidence = ()  # of another fall
+                self._evidence = {}  # of another fall
             self.restored_step = global_step
             self.owes_proof = True
 
     def contradicted(self, first: RewardPoint, replayed: CanaryScore | None, settings: RewardHealthConfig) -> str:
-        """As `restore_contradicted` of the first batch after a restore, with what the restores before it left open."""
-        reason = restore_contradicted(first, self.points, replayed, settings, earlier=self._evidence)
-        evidence = () if reason else restore_evidence(first, self.points, replayed, settings)
-        self._evidence = (*self._evidence, *evidence) if evidence else ()
+        """As `restore_contradicted` of the first batch after a restore, with what the restores to later checkpoints
+        before it left open. Of one checkpoint the last batch counts alone: it says nothing new of the others."""
+        here = self.next_step - 1
+        earlier = [error for step, errors in self._evidence.items() if step != here for error in errors]
+        reason = restore_contradicted(first, self.points, replayed, settings, earlier=earlier)
+        evidence = restore_evidence(first, self.points, replayed, settings)
+        self._evidence = {} if reason or not evidence else {**self._evidence, here: evidence}
         return reason
 
     def blame(self, name: str, cause: Cause, step: int) -> None:

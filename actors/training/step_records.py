@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from actors.cluster.fencing import wait_for_lease
-from launcher.base.disk_faults import DiskFault, Refusal
+from launcher.base.disk_faults import OF_A_FILE, Refusal
 from launcher.base.messages import StepReport
 from launcher.run_files.journal import LineLog
 from launcher.run_files.line_tail import current_line
@@ -43,7 +43,7 @@ class StepRecords:
         """Writes the lines that wait; what refuses one, None where none waits any more."""
         for lines in (self._ledger, self._metrics):
             if not lines.flush() and (fault := lines.fault) is not None:
-                file = str(lines.path) if fault is DiskFault.REFUSED else ""
+                file = str(lines.path) if fault in OF_A_FILE else ""
                 return Refusal(path=str(lines.path.parent), fault=fault, at=time.monotonic(), file=file)
         return None
 

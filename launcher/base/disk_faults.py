@@ -26,6 +26,7 @@ class DiskFault(enum.StrEnum):
     IO_ERROR = "input/output errors"
     STALLED = "a write does not return"
     REFUSED = "it may not be written"
+    FAILED = "writing it fails"
 
 
 BY_ERRNO = {
@@ -34,6 +35,9 @@ BY_ERRNO = {
     errno.EROFS: DiskFault.READ_ONLY,
     errno.EIO: DiskFault.IO_ERROR,
 }
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+OF_A_FILE = (DiskFault.REFUSED, DiskFault.FAILED)
+"""Its folder may be written."""
 IN_TEXT = re.compile(
     r"(No space left on device)|(Disk quota exceeded)|(Read-only file system)"
     r"|(?:\[Errno 5\]|os error 5\b|Input/output error \(os error)"
@@ -73,6 +77,12 @@ def fault_of(error: BaseException) -> DiskFault | None:
             return named
         found = found.__cause__
     return None
+
+
+def fault_of_file(error: BaseException) -> DiskFault:
+    """As `fault_of`; of another kind, whether the file may not be written."""
+    is_refused = isinstance(error.__cause__, OSError) and error.__cause__.errno in REFUSALS
+    return fault_of(error) or (DiskFault.REFUSED if is_refused else DiskFault.FAILED)
 
 
 def fault_in(text: str) -> DiskFault | None:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import orjson
 
-from launcher.base.disk_faults import DiskFault, fault_of
+from launcher.base.disk_faults import DiskFault, fault_of_file
 from launcher.base.errors import JournalError
 
 log = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ class LineLog:
                 append_line(self.path, self._waiting[0], durable=self._durable)
                 self._waiting.pop(0)
         except JournalError as error:
-            self.fault = fault_of(error) or DiskFault.REFUSED
+            self.fault = fault_of_file(error)
             if not was_behind:  # logged when it changes, not at every line
                 log.warning("%s; the lines wait in memory until there is room", error)
             return False

@@ -57,7 +57,7 @@ class RecordedRun:
     state: str = ""
     state_reason: str = ""
     held: str = ""
-    waits: dict[str, str] = field(default_factory=dict)
+    waits: dict[str, tuple[float, str]] = field(default_factory=dict)
     restored_step: int | None = None
     servers: dict[str, ServerRecord] = field(default_factory=dict)
     fleet: FleetRecord = field(default_factory=FleetRecord)
@@ -94,9 +94,9 @@ class RecordedRun:
             case "run.hold_asked" | "run.hold_released":
                 self.held = reason if name == "run.hold_asked" else ""
             case "gate.waiting":
-                self.waits["gate"] = f"the trainer waits at the gate: {reason}"
+                self.waits["gate"] = as_unix_time(event.get("time")), f"the trainer waits at the gate: {reason}"
             case "step.late":
-                self.waits["step"] = reason
+                self.waits["step"] = as_unix_time(event.get("time")), reason
             case "gate.answered" | "step.came":
                 self.waits.pop(name.partition(".")[0], None)
             case "trainer.died":  # nobody is left to say that it is over

@@ -159,8 +159,9 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
         return UNKNOWN, f"{view.state} by its journal; its driver is on another machine"
     if view.incidents:
         return BAD, f"{view.state}: {'; '.join(view.incidents.values())}"
-    if view.waits and view.state in ("", "INITIALIZING", "RUNNING"):
-        return BAD, f"{view.state}: {'; '.join(view.waits.values())}"
+    waits = [reason for since, reason in view.waits.values() if steps.last_at is None or since > steps.last_at]
+    if waits and view.state in ("", "INITIALIZING", "RUNNING"):
+        return BAD, f"{view.state}: {'; '.join(waits)}"
     if view.state == "RUNNING":
         total = f" of {view.total_steps}" if view.total_steps else ""
         return OK, f"RUNNING, {_done(steps)}{total} steps are done"

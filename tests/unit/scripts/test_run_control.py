@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from launcher.base.errors import StorageError
 from launcher.base.gpu_names import GpuName
 from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.base.own_python import python
@@ -232,6 +233,16 @@ def test_status_as_json(paths, journal, capsys):
         assert control(paths, "status", "--json") == 0
         said = json.loads(capsys.readouterr().out)
     assert (said["state"], said["steps_done"], said["is_detached"]) == ("RUNNING", 7, True)
+
+
+def test_status_of_another_users_run_says_nothing_of_what_was_asked(paths, journal, capsys, monkeypatch):
+    def refused(_):
+        raise StorageError("request.json can't be read", "look at it") from PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(run_control, "wanted", refused)
+    capsys.readouterr()
+    control(paths, "status", "--json")
+    assert json.loads(capsys.readouterr().out)["asked"] is None
 
 
 def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys):

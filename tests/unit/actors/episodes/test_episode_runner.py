@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import threading
 
 import aiohttp
 import pytest
@@ -215,6 +216,30 @@ async def test_a_process_that_reads_nothing_is_ended_and_so_is_the_episode_told(
         await process.play({"record": "x" * 2**22})
     await process.close()
     assert process.is_gone
+
+
+async def test_a_message_is_sent_whole_however_often_its_episode_is_cancelled(monkeypatch):
+    process, release, sent = EpisodeProcess(config_of("two_turns")), threading.Event(), []
+    await process.ready()
+
+    def send(message, deadline):
+        sent.append(message.get("prompt_id", "cancel"))
+        release.wait(30)
+        sent.append("whole")
+
+    monkeypatch.setattr(process._process, "send", send)
+    playing = asyncio.create_task(process.play({"prompt_id": "p0"}))
+    while not sent:
+        await asyncio.sleep(0.01)
+    for _ in range(3):
+        playing.cancel()
+        await asyncio.sleep(0.01)
+    assert not playing.done() and process._sending.locked()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await process.close()
+    assert sent[:2] == ["p0", "whole"]
 
 
 @pytest.mark.slow

@@ -289,6 +289,21 @@ async def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():
     assert order == [6, 5, 20]
 
 
+async def test_orders_wait_for_no_room_that_requests_hold_which_wait_for_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("actors.foreign.door_http.MOST_BYTES", 10)
+    async with Door(tmp_path) as door, CountingServer() as server:
+        await door.serve(server)
+        door.servers.serves()
+        assert (await door.post("/pause_generation", {"mode": "in_place"}))[0] == 200
+        asked = [door.generate(), door.generate()]
+        await until(lambda: door.http._budget._waiting)
+        async with door.session.get(f"http://{door.http.addresses[0]}/health") as response:
+            assert response.status == 200
+        assert (await door.post("/abort_request", {"rid": "nobody's"}))[0] == 200
+        assert (await door.post("/continue_generation", {}))[0] == 200
+        assert all([whole(await one) for one in asked])
+
+
 async def test_one_that_gives_up_while_its_body_waits_for_room_makes_way_for_the_next():
     budget = ByteBudget(10)
 

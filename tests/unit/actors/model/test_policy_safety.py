@@ -118,6 +118,7 @@ def test_a_group_that_is_only_compared_changes_no_bit_of_the_gradients(folder):
     assert far[here] == alone.logprob_distance.mean and far["http://other"] > 0
 
 
+@pytest.mark.slow
 def test_a_batch_of_equal_rewards_moves_nothing_despite_momentum_and_decay(folder):
     model = policy(folder)
     model.compute_gradients(make_groups())

@@ -36,3 +36,10 @@ def test_two_restores_that_both_earn_too_little_are_one_cause_outside(between, s
     reason = series.contradicted(point(second + 1, low), None, SETTINGS)
     assert bool(reason) is is_believed
     assert ("as after the restore before it" in reason) is is_believed
+
+
+def test_several_batches_after_one_restore_are_no_second_restore():
+    series = RewardSeries()
+    take(series, 39)
+    series.restored(19, 20)
+    assert [series.contradicted(point(20, 0.16), None, SETTINGS) for _ in range(3)] == ["", "", ""]

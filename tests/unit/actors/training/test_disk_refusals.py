@@ -1,10 +1,12 @@
 """The step loop where a disk refuses a checkpoint or a line: it stops, and does first what was refused."""
 
+import errno
 from pathlib import Path
 
 from actors.model.policy_model import PolicyModel
 from actors.training.step_records import StepRecords
-from launcher.base.disk_faults import DiskFault, Refusal
+from launcher.base.disk_faults import DiskFault, Refusal, fault_of_file
+from launcher.base.errors import JournalError
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.unit.actors.training.test_step_loop import Trial
@@ -86,6 +88,9 @@ def test_a_line_that_may_not_be_written_stops_the_loop_and_names_its_file(tmp_pa
     records._metrics.append({"global_step": 0})
     refusal = records.refusal()
     assert (refusal.fault, refusal.path, refusal.file) == (DiskFault.REFUSED, str(paths.logs), str(paths.metrics))
+    cause = JournalError("no")
+    cause.__cause__ = OSError(errno.EMFILE, "Too many open files")
+    assert fault_of_file(cause) is DiskFault.FAILED, "nobody refused it"
     paths.metrics.rmdir()
     assert records.refusal() is None
     assert [line["global_step"] for line in read_lines(paths.metrics)] == [0]

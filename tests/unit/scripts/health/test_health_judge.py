@@ -50,7 +50,7 @@ def test_a_run_whose_data_were_used_up_before_the_planned_steps_is_complete():
         ({"state": "REPAIRING", "state_reason": "server-1 is restarted"}, BAD, "REPAIRING: server-1 is restarted"),
         ({"incidents": {3: "incident 3: server-1 hangs"}}, BAD, "RUNNING: incident 3: server-1 hangs"),
         (
-            {"waits": {"gate": "the trainer waits at the gate: no answer"}},
+            {"waits": {"gate": (NOW - 1, "the trainer waits at the gate: no answer")}},
             BAD,
             "RUNNING: the trainer waits at the gate",
         ),
@@ -95,9 +95,11 @@ def test_a_run(change, verdict, said):
 )
 def test_what_the_trainer_waits_for_is_no_health_until_it_is_over(began, over):
     view = view_of()
-    view.take({"event": began, "subject": "trainer", "reason": "no answer"})
+    view.take({"event": began, "subject": "trainer", "reason": "no answer", "time": NOW - 1})
     (state, *_) = judge_run(view, STEPS, is_live=True, now=NOW)
     assert (state.verdict, state.said.endswith("no answer")) == (BAD, True)
+    stepped = dataclasses.replace(STEPS, last_at=NOW - 0.5)
+    assert set(verdicts(judge_run(view, stepped, is_live=True, now=NOW))) == {OK}, "who was to say that it is over died"
     view.take({"event": over, "subject": "trainer"})
     assert set(verdicts(judge_run(view, STEPS, is_live=True, now=NOW))) == {OK}
 
