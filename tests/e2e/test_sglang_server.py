@@ -43,6 +43,9 @@ from tests.support.real_server import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+FARTHEST_OF_MANY = 5 * FLOAT32_NOISE
+"""Whatever 256 at once draw: of 333 completions the farthest was 1.5e-5, once one was at 3.7e-5. A tenth of what one
+optimizer step makes, and padding that is read makes more."""
 GONE = RequestFailed("the test asks", kind="reset")
 
 
@@ -107,7 +110,7 @@ def test_many_at_once(serving):
     for completion in sorted(completions.values(), key=lambda completion: len(completion.token_ids))[
         :: len(completions) // 8
     ]:
-        assert furthest(serving, completion, temperature=1.3) < FLOAT32_NOISE
+        assert furthest(serving, completion, temperature=1.3) < FARTHEST_OF_MANY
 
 
 def test_a_prompt_that_is_too_long_is_the_requests_own_fault(serving):
