@@ -152,8 +152,8 @@ class HealthMonitor:
     # ── the gate ──
 
     def admit(self, report: BatchReport) -> Admission:
-        """May this batch be trained on? It is recorded with that, once for each `question`, however late the answer;
-        not where it is of before a restore, and so nobody waits."""
+        """May this batch be trained on? It is recorded with that, once for each `question`, however late the answer.
+        A question from before a restore, for whose answer nobody waits any more, is not recorded."""
         if report.lineage is not None and report.lineage < self._lineage:
             return Admission(admitted=False, reason="it was asked before the trainer was restored")
         for question, answer in self._answered:

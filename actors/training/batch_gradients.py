@@ -2,7 +2,8 @@
 
 With actor.dynamic_sampling groups whose rewards are all equal are left out. Those of a server with damaged weights are:
 nothing that it made would ever be compared, while it used up prompts. So of each server that made nothing else, one
-group is compared, with a forward pass alone.
+group is compared: a forward pass, and a backward pass too where a sequence without an advantage has a gradient (a KL,
+an entropy, a mean over the batch), which is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def gradients_of(model: Model, batch: RolloutBatch) -> UpdateStats:
     unseen = batch.unseen_groups
     if not unseen:
         return model.compute_gradients(batch.groups)
-    others = model.compute_gradients(unseen).logprob_distance  # no sequence has an advantage; the next call drops it
+    others = model.compute_gradients(unseen).logprob_distance  # the next call drops its gradients
     stats = model.compute_gradients(batch.groups)
     distance = stats.logprob_distance.beside(others, makers=_makers(batch.groups), other_makers=_makers(unseen))
     return replace(stats, logprob_distance=distance)

@@ -141,9 +141,8 @@ class RolloutBatch:
         seen = {rollout.completion.server for group in self.groups for rollout in group.rollouts}
         found = []
         for group in self.filtered:
-            makers = {
-                one.completion.server for one in group.rollouts if " " not in one.completion.server
-            }  # one's alone
+            # of one server alone
+            makers = {one.completion.server for one in group.rollouts if " " not in one.completion.server}
             if not makers <= seen:
                 seen |= makers
                 found.append(group)
