@@ -127,8 +127,15 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
 def share_out(
     sequences: Sequence[SampledSequence], learning: Sequence[bool], max_tokens: int, *, ranks: int, packs: bool
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each rank, as `lay_out` has them; a rank that has less than another gets empty ones."""
+    """`lay_out`, and its micro-batches of each rank."""
     laid = lay_out([len(one) for one in sequences], learning, max_tokens, ranks=ranks, packs=packs)
+    return batches_of(sequences, laid, packs=packs)
+
+
+def batches_of(
+    sequences: Sequence[SampledSequence], laid: Sequence[Sequence[Layout]], *, packs: bool
+) -> list[list[MicroBatch]]:
+    """The micro-batches of each rank of what `lay_out` gave for these sequences."""
     return [
         [tensors_of(sequences, rows, learns, packs) if rows else _nothing(learns, packs) for rows, learns in share]
         for share in laid

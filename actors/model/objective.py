@@ -26,7 +26,7 @@ from actors.model.grpo import (
     sequence_mean_of,
     token_weights,
 )
-from actors.model.micro_batches import MicroBatch, SampledSequence, lay_out, sequences_of, share_out, tokens_in_rows
+from actors.model.micro_batches import MicroBatch, SampledSequence, batches_of, lay_out, sequences_of, tokens_in_rows
 from actors.model.token_logprobs import LogprobModel
 from actors.model.update_stats import LogprobDistance
 from launcher.base.errors import TrainerError
@@ -130,8 +130,8 @@ class Objective:
         advantages, weights, kept = of_rollouts[of], weights[of], kept[of]
         learning = (((advantages != 0) | all_learn) & kept).tolist()  # NaN learns: it shows
         most, given = actor.mb_spec.max_tokens_per_mb, [len(one) for one in sequences]
-        shares = share_out(sequences, learning, most, ranks=ranks, packs=self.packs)
-        rows = lay_out(given, learning, most, ranks=ranks, packs=False)
+        laid = lay_out(given, learning, most, ranks=ranks, packs=self.packs)
+        rows = lay_out(given, learning, most, ranks=ranks, packs=False) if self.packs else laid
         return [
             Batch(
                 advantages=advantages,
@@ -142,7 +142,7 @@ class Objective:
                 n_in_rows=tokens_in_rows(rows, given),
                 n_learning=sum(learning),
             )
-            for micro_batches in shares
+            for micro_batches in batches_of(sequences, laid, packs=self.packs)
         ]
 
     def _is_kept(self, completion: Completion) -> bool:

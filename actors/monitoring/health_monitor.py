@@ -248,8 +248,6 @@ class HealthMonitor:
         `lineage`: how many restores lie behind it now."""
         self._lineage = self._lineage if lineage is None else lineage
         self._series.restored(global_step, onset_step)
-        if onset_step is not None:
-            self._series.forgive(global_step)
         self._compared_in_a_row = 0
         self._outside = self._replayed = None
         self._judge()

@@ -63,7 +63,7 @@ class RewardSeries:
                     restored, repair = {**event, "onset_step": repair.get("onset_step")}, {}
                     changes.append(restored)
                     if isinstance(restored["onset_step"], int) and isinstance(step := event.get("global_step"), int):
-                        series.forgive(step)
+                        series._forgive(step)
                 case "batch.rejected":
                     series._take_rejection(event)
                 case "health.outside_weights" | "reward.rebased":
@@ -130,6 +130,8 @@ class RewardSeries:
             self.steps.pop()
         self.base = self.base if self.base <= global_step else 0
         self.changed_at = self.changed_at if self.changed_at <= global_step else 0
+        if onset_step is not None:
+            self._forgive(global_step)
         if onset_step is not None and onset_step > global_step:
             if self.restored_step is None or global_step > self.restored_step:
                 self._evidence = {}  # of another fall
@@ -150,7 +152,7 @@ class RewardSeries:
         """The server had other weights, seen at this step."""
         self.faults[name, step] = ServerFault(name=name, cause=cause, since_step=step)
 
-    def forgive(self, global_step: int) -> None:
+    def _forgive(self, global_step: int) -> None:
         """What a server did to steps that are undone explains nothing in those that repeat them."""
         self.faults = {key: one for key, one in self.faults.items() if one.since_step <= global_step}
 

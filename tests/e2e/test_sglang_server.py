@@ -44,8 +44,7 @@ from tests.support.real_server import (
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 FARTHEST_OF_MANY = 5 * FLOAT32_NOISE
-"""Whatever 256 at once draw: of 333 completions the farthest was 1.5e-5, once one was at 3.7e-5. A tenth of what one
-optimizer step makes, and padding that is read makes more."""
+"""Of what 256 at once draw, one may be an outlier: one was at 3.7e-5, the farthest of 333 others at 1.5e-5."""
 GONE = RequestFailed("the test asks", kind="reset")
 
 
@@ -107,10 +106,11 @@ def test_many_at_once(serving):
     completions = {completion.token_ids: completion for completion in serving.run(work)}
     assert len(completions) > 10
     assert len({len(token_ids) for token_ids in completions}) > 2, "requests of one length tell nothing of padding"
-    for completion in sorted(completions.values(), key=lambda completion: len(completion.token_ids))[
-        :: len(completions) // 8
-    ]:
-        assert furthest(serving, completion, temperature=1.3) < FARTHEST_OF_MANY
+    of_each_length = sorted(completions.values(), key=lambda completion: len(completion.token_ids))
+    *others, farthest = sorted(
+        furthest(serving, completion, temperature=1.3) for completion in of_each_length[:: len(completions) // 8]
+    )
+    assert max(others) < FLOAT32_NOISE and farthest < FARTHEST_OF_MANY
 
 
 def test_a_prompt_that_is_too_long_is_the_requests_own_fault(serving):

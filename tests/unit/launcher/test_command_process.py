@@ -7,10 +7,7 @@ import sys
 
 import pytest
 
-from launcher.config.compose import REPOSITORY
-
-QUICK = "reward.fn=tests.support.rewards:by_text"  # imported in no time
-PYTHONPATH = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+from tests.unit.launcher.test_main import PYTHONPATH, QUICK
 
 
 def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedProcess[str]:
