@@ -12,10 +12,15 @@ FIRST, STEPS, FACTOR = 40, 3, 20.0
 
 
 class HotAdamW(torch.optim.AdamW):
+    """The first hot step leaves the mark: who is restored is hot no more, also where it was found before the last."""
+
+    hot_at = -1  # the last step, where it was hot
+
     def step(self, closure=None):
         mark = Path(os.environ[MARK])
         done = max((int(state["step"]) for state in self.state.values()), default=0)
-        is_hot = FIRST <= done < FIRST + STEPS and not mark.exists()
+        is_hot = FIRST <= done < FIRST + STEPS and (not mark.exists() or self.hot_at == done - 1)
+        self.hot_at = done if is_hot else -1
         told = [group["lr"] for group in self.param_groups]
         for group, lr in zip(self.param_groups, told, strict=True):
             group["lr"] = lr * FACTOR if is_hot else lr
@@ -24,7 +29,7 @@ class HotAdamW(torch.optim.AdamW):
         finally:
             for group, lr in zip(self.param_groups, told, strict=True):
                 group["lr"] = lr
-            if is_hot and done == FIRST + STEPS - 1:
+            if is_hot:
                 mark.touch()
 
 
