@@ -66,7 +66,7 @@ def _check(given: argparse.Namespace) -> int:
         if given.json:
             print_json(as_json(paths, subject, findings), indent=1)
         else:
-            show(paths, subject, findings)
+            show(paths, findings)
     return IS_HEALTHY if is_healthy(findings) else NOT_HEALTHY
 
 
@@ -103,7 +103,7 @@ def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> d
     }
 
 
-def show(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> None:
+def show(paths: RunPaths, findings: Sequence[Finding]) -> None:
     console = console_of_width(WIDTH_OF_A_FILE)
     run = f"{paths.experiment_name} / {paths.trial_name}"
     state = next((one.said for one in findings if one.check == "run" and one.subject == "state"), "")

@@ -116,21 +116,23 @@ def ours(case: Case, **settings: Any) -> Pair:
     def model(input_ids: Tensor, positions: Tensor, targets: Tensor, **_: object) -> Pair:
         return leaf[0][targets], leaf[1][targets]
 
-    def reference(input_ids: Tensor, positions: Tensor, targets: Tensor, **_: object) -> Pair:
-        return case.ref[targets], case.ref[targets]
-
-    reference.model = SimpleNamespace(dtype=torch.float32)  # type: ignore[attr-defined]
-    objective: Any = Objective(
-        config,
-        temperature=1.0,
-        dtype=torch.float32,
-        reference=reference if config.needs_reference else None,  # type: ignore[arg-type]
-    )
+    objective = _objective(config, case)
     (batch,) = objective.prepare(case.groups())[0]
     prox = case.ref if config.use_decoupled_loss else case.old
     parts = [replace(one, old_logprobs=prox[one.targets]) for one in batch.micro_batches]
     loss = torch.stack([objective.run(model, one, batch).totals[0] for one in parts]).sum()
     return loss.float(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _objective(config: ActorConfig, case: Case) -> Any:
+    """With a reference, where the loss needs one, whose log-probs are `case.ref`."""
+
+    def reference(input_ids: Tensor, positions: Tensor, targets: Tensor, **_: object) -> Pair:
+        return case.ref[targets], case.ref[targets]
+
+    reference.model = SimpleNamespace(dtype=torch.float32)  # type: ignore[attr-defined]
+    needed: Any = reference if config.needs_reference else None
+    return Objective(config, temperature=1.0, dtype=torch.float32, reference=needed)
 
 
 def theirs(case: Case, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Pair:
@@ -282,11 +284,7 @@ def of_areal(folder: Path) -> Iterator[tuple[str, Callable[[Case], tuple[Pair, P
 def _with_kl(case: Case, estimator: str, level: str | None) -> Tensor:
     config = ActorConfig(path="", max_new_tokens=12, kl_ctl=0.1, kl_estimator=estimator)
 
-    def reference(input_ids: Tensor, positions: Tensor, targets: Tensor, **_: object) -> Pair:
-        return case.ref[targets], case.ref[targets]
-
-    reference.model = SimpleNamespace(dtype=torch.float32)  # type: ignore[attr-defined]
-    objective: Any = Objective(config, temperature=1.0, dtype=torch.float32, reference=reference)  # type: ignore[arg-type]
+    objective = _objective(config, case)
     (batch,) = objective.prepare(case.groups())[0]
     found = torch.zeros_like(case.logprobs)
     for one in batch.micro_batches:

@@ -31,7 +31,6 @@ from launcher.run_files.run_paths import RunPaths
 SUPERVISORS = ("coordinator.placed", "monitor.started")
 """Events with the pid of each."""
 SAME_COMMAND = "the same command resumes"
-POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

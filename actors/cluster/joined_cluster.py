@@ -41,9 +41,9 @@ def make_ready(config: RunConfig, paths: RunPaths, say: Callable[[str], None], *
         say(SEVERAL)
 
 
-def wait_for_free_names(paths: RunPaths, *, besides: str, within_s: float = FREE_S) -> None:
+def wait_for_free_names(paths: RunPaths, *, besides: str) -> None:
     """Raises StorageError where actors of the same run are on this cluster: another driver runs it."""
-    give_up_at = time.monotonic() + within_s
+    give_up_at = time.monotonic() + FREE_S
     while taken := names_in(paths.namespace) - {besides}:
         if time.monotonic() > give_up_at:
             raise StorageError(
@@ -62,8 +62,7 @@ def names_in(namespace: str) -> set[str]:
 class HeadWatch:
     """Asks the cluster's head for its nodes, on a separate thread, since an answer may never come."""
 
-    def __init__(self, *, silent_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit_s = silent_s
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent_s, self._turned_at = 0.0, clock()
         self._alive: dict[str, str] = {}
@@ -76,7 +75,7 @@ class HeadWatch:
         self._silent_s += min(now - self._turned_at, LONGEST_TURN_S)
         self._turned_at = now
         silent_s = self._silent_s
-        return f"the cluster's head has not answered for {silent_s:.0f} s" if silent_s > self._limit_s else ""
+        return f"the cluster's head has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
 
     def lost_nodes(self) -> dict[str, str]:
         """Addresses by id of nodes lost for so long that a running Coordinator would have reported it."""

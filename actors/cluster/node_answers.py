@@ -29,26 +29,24 @@ class NodeAnswer:
     problem: str = ""
 
 
-def ask_each_node(
-    task: Any, arguments: Callable[[str], tuple[Any, ...]] = lambda node: (), *, within_s: float = ANSWER_S
-) -> list[NodeAnswer]:
+def ask_each_node(task: Any, arguments: Callable[[str], tuple[Any, ...]] = lambda node: ()) -> list[NodeAnswer]:
     """Run `task` once on each node, with the `arguments` for its id. Raises ResourceError where it fails there."""
     asked = []
     for node in alive_nodes():
         here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         call = task.options(num_cpus=0, scheduling_strategy=here, max_retries=0).remote(*arguments(node["NodeID"]))
         asked.append((node, call))
-    give_up_at = time.monotonic() + within_s
-    return [_answer(node, call, max(0.0, give_up_at - time.monotonic()), within_s) for node, call in asked]
+    give_up_at = time.monotonic() + ANSWER_S
+    return [_answer(node, call, max(0.0, give_up_at - time.monotonic())) for node, call in asked]
 
 
-def _answer(node: dict[str, Any], call: Any, left_s: float, within_s: float) -> NodeAnswer:
+def _answer(node: dict[str, Any], call: Any, left_s: float) -> NodeAnswer:
     answer, problem = None, ""
     address = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
     try:
         answer = ray.get(call, timeout=left_s)
     except GetTimeoutError:
-        problem = f"no answer within {within_s:g} s: is it overloaded, or does its file system hang?"
+        problem = f"no answer within {ANSWER_S:g} s: is it overloaded, or does its file system hang?"
     except RayTaskError as error:
         raise ResourceError(
             f"node {address} failed at a check: {error.cause!r}",

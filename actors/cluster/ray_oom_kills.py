@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 import ray
 import ray._private.state as ray_state
@@ -33,14 +32,14 @@ def listed_reason(node: str, pid: int) -> str | None:
     return str(newest.exit_detail) if newest.exit_type == WorkerExitType.NODE_OUT_OF_MEMORY else ""
 
 
-async def killed_for_memory(node: str, pid: int, *, listed: Callable[[str, int], str | None] = listed_reason) -> str:
+async def killed_for_memory(node: str, pid: int) -> str:
     """Ray's reason; "" where it ended otherwise, or Ray doesn't report it in time."""
     if not ray.is_initialized():
         return ""
     give_up_at = time.monotonic() + WITHIN_S
     while (left_s := give_up_at - time.monotonic()) > 0:
         try:
-            said = await asyncio.wait_for(asyncio.to_thread(listed, node, pid), left_s)
+            said = await asyncio.wait_for(asyncio.to_thread(listed_reason, node, pid), left_s)
         except Exception as error:  # noqa: BLE001 - Ray's own errors here are many, and bare
             log.warning("ray_kills.not_known pid=%d reason=%r", pid, error)
             return ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from actors.data.chat_messages import Message, messages_of, tools_of
 from actors.data.record_sources import Sourced, read_hub, read_path
 from launcher.base.errors import DataError
-from launcher.config.data import DATA_ENDINGS, DatasetConfig
+from launcher.config.data import DATA_ENDINGS, DatasetConfig, data_ending
 
 ID_HEX = 16
 """64 bits: two different records among a million share them once in 10⁷ data sets, and then get suffixes."""
@@ -97,7 +97,7 @@ def _exists(path: Path, key: str) -> bool:
 
 
 def _is_hub_name(path: str) -> bool:
-    looks_local = path.startswith(("/", ".", "~")) or Path(path).suffix in DATA_ENDINGS
+    looks_local = path.startswith(("/", ".", "~")) or data_ending(path)
     return not looks_local and path.count("/") <= 1
 
 

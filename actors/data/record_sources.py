@@ -8,14 +8,16 @@ fields, so that others can still be read; what makes the rest of a file unreadab
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from launcher.base.errors import DataError
-from launcher.config.data import DATA_ENDINGS
+from launcher.config.data import DATA_ENDINGS, PACKED_ENDINGS, data_ending
 
 Sourced = tuple[str, Mapping[str, object] | DataError]
 Reader = Callable[[Path], Iterator[Sourced]]
@@ -29,6 +31,8 @@ MAX_LIST_BYTES = 512 * 2**20
 PARQUET_ROWS = 1024
 ARROW_FILE = b"ARROW1"
 HUB_PROBE_S = 10.0
+NO_RECORDS = ("dataset_info.json", "dataset_infos.json")
+"""What `datasets` and the hub write beside records."""
 SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -47,7 +51,7 @@ def _folder_of(path: Path, name: str | None, split: str) -> Path:
     `datasets.save_to_disk` keeps each split in a folder."""
     folder = path / name if name and (path / name).is_dir() else path
     is_saved = (folder / "dataset_dict.json").is_file()
-    if not is_saved and any(file.suffix in DATA_ENDINGS for file in folder.iterdir()):
+    if not is_saved and any(map(data_ending, folder.iterdir())):
         return folder
     return next((folder / below for below in (split, "data") if (folder / below).is_dir()), folder)
 
@@ -57,7 +61,7 @@ def _files_of_split(folder: Path, split: str, key: str) -> list[Path]:
     entries = sorted(folder.iterdir())
     is_saved = (folder / "state.json").is_file()  # by `datasets`, whose other JSON files here are not records
     endings = (".arrow",) if is_saved else DATA_ENDINGS
-    files = [entry for entry in entries if entry.suffix in endings and entry.is_file()]
+    files = [one for one in entries if data_ending(one) in endings and one.name not in NO_RECORDS and one.is_file()]
     if not files:
         found = ", ".join(entry.name for entry in entries[:5]) or "nothing"
         message = f"{key}.path: {folder} holds no {', '.join(DATA_ENDINGS)} file, but {found}"
@@ -72,14 +76,24 @@ def _files_of_split(folder: Path, split: str, key: str) -> list[Path]:
 
 
 def _reader(path: Path, key: str) -> Reader:
-    if path.suffix not in READERS:
+    if not (ending := data_ending(path)):
         message = f"{key}.path: {path} has the unknown ending {path.suffix!r}"
-        raise DataError(message, f"allowed: {', '.join(DATA_ENDINGS)}")
-    return READERS[path.suffix]
+        packed = f"of text also with {', '.join(PACKED_ENDINGS)} behind it"
+        raise DataError(message, f"allowed: {', '.join(DATA_ENDINGS)}; {packed}")
+    return READERS[ending]
+
+
+def _opened(path: Path) -> BinaryIO:
+    """What is packed is unpacked as it is read; where that fails it raises OSError."""
+    if path.suffix not in PACKED_ENDINGS:
+        return path.open("rb")
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.input_stream(str(path), compression="detect"))
 
 
 def _read_json_lines(path: Path) -> Iterator[Sourced]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         yield from _json_lines(path, file)
 
 
@@ -95,15 +109,15 @@ def _json_lines(path: Path, file: BinaryIO) -> Iterator[Sourced]:
 
 def _read_json(path: Path) -> Iterator[Sourced]:
     """A list of records; or JSON lines, which go by this ending too."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-        file.seek(0)
+    with _opened(path) as file:
         if first != b"[":
             yield from _json_lines(path, file)
             return
-        if path.stat().st_size > MAX_LIST_BYTES:
+        if len(text := file.read(MAX_LIST_BYTES + 1)) > MAX_LIST_BYTES:
             raise DataError(f"{path} is a JSON list of over {MAX_LIST_BYTES} bytes", "turn it into .jsonl or .parquet")
-        for row, fields in enumerate(_parse(file.read(), str(path))):
+        for row, fields in enumerate(_parse(text, str(path))):
             where = f"{path} row {row}"
             yield where, fields if isinstance(fields, dict) else _no_record(fields, where)
 
@@ -128,11 +142,15 @@ def _no_record(value: object, where: str) -> DataError:
 
 
 def _read_csv(path: Path) -> Iterator[Sourced]:
-    """The first line names the columns, and every value is a text. A record is named by the line it ends in."""
+    """The first line names the columns, and every value is a text. A record is named by the line it ends in. Where that
+    line has no comma, a semicolon or a tab may stand between the values."""
     csv.field_size_limit(MAX_LINE_BYTES)
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(_opened(path), encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
+            first = file.readline(MAX_LINE_BYTES)
+            between = next((mark for mark in ",;\t" if mark in first), ",")
+            reader = csv.reader(chain([first], file), strict=True, delimiter=between)
             header = next(reader, [])
             if len(set(header)) < len(header):
                 raise DataError(f"{path}: its header names a column twice: {header}", "rename one of them")

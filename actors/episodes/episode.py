@@ -26,11 +26,7 @@ ENDLESS = 4
 
 
 class EpisodeFailed(Exception):
-    """It has no reward. `is_final`: to run it anew would take as long for nothing."""
-
-    def __init__(self, reason: str, *, is_final: bool = False) -> None:
-        super().__init__(reason)
-        self.is_final = is_final
+    """It has no reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +94,7 @@ class Episode:
         known = () if before is None else before.token_ids
         token_ids = known + given
         room = self._longest - len(token_ids)
-        if room < 1 or len(self._turns) >= self._max_turns:
+        if room < 1 or len(self._turns) + len(self._answering) >= self._max_turns:
             return ChatAnswer.of("", LENGTH, has_tools=False, prompt_tokens=len(token_ids), tokens=0)
         for said in self._record:
             if said.request == request and said.turn.before is before and said not in self._said:

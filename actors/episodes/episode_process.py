@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,10 +31,12 @@ class EpisodeProcess:
         self._process = RewardProcess(config.reward, episode=config.rollout.episode)
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._orders: dict[int, dict[str, object]] = {}
+        self._last_run: dict[str, object] | None = None
         self._forgetting: set[asyncio.Future[None]] = set()
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(1)
         self._sending = asyncio.Lock()
-        self.is_gone = self.is_killed = False
+        self.is_gone = self.is_killed = self._has_played = False
         self._reader = threading.Thread(target=self._read, name="episodes", daemon=True)
         self._reader.start()
 
@@ -58,9 +61,11 @@ class EpisodeProcess:
         """What the process says of an episode. Raises ProcessGone."""
         number = next(self._numbers)
         answer = self._answers[number] = self._loop.create_future()
+        self._orders[number] = order
         try:
             await self._send({"id": number, **order})
             said: dict[str, Any] = await answer
+            self._has_played = True
             return said
         except asyncio.CancelledError:
             if not self.is_gone:
@@ -69,11 +74,25 @@ class EpisodeProcess:
                 forgetting.add_done_callback(self._forgetting.discard)
             raise
         finally:
-            del self._answers[number]
+            del self._answers[number], self._orders[number]
+
+    def was_running(self, order: Mapping[str, object]) -> bool | None:
+        """Whether that episode's code was what the process ran when it ended or was killed. None: it ran none, or one
+        that isn't known."""
+        return None if self._last_run is None else self._last_run is order
+
+    def grown_gb(self) -> float:
+        """Since its first answer: what the user's code has loaded by then is no growth."""
+        return self._process.grown_gb() if self._has_played else 0.0
 
     def kill(self) -> None:
+        self._note_last_run()
         self.is_killed = True
         self._process.kill()
+
+    def _note_last_run(self) -> None:
+        if not (self.is_killed or self.is_gone):
+            self._last_run = self._orders.get(self._process.running())
 
     async def close(self) -> None:
         self.kill()
@@ -130,6 +149,7 @@ class EpisodeProcess:
             answer.set_result(said)
 
     def _end(self, error: Exception) -> None:
+        self._note_last_run()
         self.is_gone = True
         unanswered: list[asyncio.Future[Any]] = [self._ready, *self._answers.values()]
         for waiting in unanswered:

@@ -4,15 +4,16 @@
                                         └─ its reward ◄─┘
 
 An episode that fails has no reward, and is run anew once; then its prompt returns to the queue as any other (P1). Where
-its process ended, what the model had said of it is kept: the same requests get the same answers, token for token. The
-time limit is on the agent's own time: what servers take, or their repair, is not counted.
+its process ended, what the model had said of it is kept: the same requests get the same answers, token for token. One
+that ends or blocks its process fails, and those beside it are run anew without that being counted. The time limit is on
+the agent's own time: what servers take, or their repair, is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.episodes.door import EpisodeDoor
@@ -27,9 +28,13 @@ from launcher.config.schema import RunConfig
 TRIES = 2
 TICK_S = 1.0
 LET_GO_S = 2.0
-"""A process whose loop doesn't answer by then is killed: code that never awaits can't be cancelled."""
+"""A process whose loop doesn't answer by then is killed."""
 
 log = logging.getLogger("episodes")
+
+
+class Interrupted(Exception):
+    """Its process ended, or was killed, for another episode's sake."""
 
 
 class EpisodeRunner:
@@ -41,7 +46,7 @@ class EpisodeRunner:
         self._longest = longest
         self._door = EpisodeDoor()
         self._processes: list[EpisodeProcess] = []
-        self._burials: set[asyncio.Task[None]] = set()
+        self._burials: dict[asyncio.Task[None], EpisodeProcess] = {}
         self.progress = 0
         """Changes while an agent's own code or tool is within its time: no server answers meanwhile, and none hangs."""
 
@@ -51,6 +56,8 @@ class EpisodeRunner:
         self._processes = [EpisodeProcess(self._config) for _ in range(self._config.rollout.episode_workers)]
 
     async def close(self) -> None:
+        for process in self._burials.values():
+            process.kill()
         await asyncio.gather(*(process.close() for process in self._processes), *self._burials)
         await self._door.close()
 
@@ -68,17 +75,17 @@ class EpisodeRunner:
         tries = 0
         record: list[Said] = []
         while True:
-            process = self._least_busy()
             try:
-                return await self._play(process, prompt, sampling, complete, record)
+                return await self._play(self._least_busy(), prompt, sampling, complete, record)
+            except Interrupted:
+                continue
             except ProcessGone as gone:
-                tries += not process.is_killed  # for another episode's sake: no fault of this one
                 failure = EpisodeFailed(f"the process of the episodes ended: {gone}")
             except EpisodeFailed as failed:
-                tries += 1
                 failure = failed
                 record.clear()  # the same answers may lead to the same failure
-            if failure.is_final or tries >= TRIES:
+            tries += 1
+            if tries >= TRIES:
                 raise failure
             log.warning("episode.again prompt=%s reason=%r", prompt.id, str(failure))
 
@@ -106,12 +113,14 @@ class EpisodeRunner:
                 if episode.broken.done():
                     episode.broken.result()  # raises
             if not playing.done():
-                await self._end(process, playing)
-                what = (
-                    f"took longer than rollout.episode_timeout={rollout.episode_timeout:g} s, without the model's time"
-                )
-                raise EpisodeFailed(what, is_final=True)
-            said = playing.result()
+                if not (is_awake := await process.is_awake(LET_GO_S)):
+                    process.kill()  # code that never awaits can't be cancelled
+                if is_awake or process.was_running(order) is None:
+                    limit = f"rollout.episode_timeout={rollout.episode_timeout:g} s"
+                    raise EpisodeFailed(f"took longer than {limit}, without the model's time")
+            said = await playing
+        except ProcessGone as gone:
+            raise _judged(gone, process, order) from gone
         finally:
             playing.cancel()
             self._door.shut(key)
@@ -119,18 +128,34 @@ class EpisodeRunner:
             raise EpisodeFailed(str(said["error"]))
         return episode.rollout(said["value"], said.get("parts", {}))
 
-    async def _end(self, process: EpisodeProcess, playing: asyncio.Future[Any]) -> None:
-        """Cancel it; kill its process where that is of no use."""
-        playing.cancel()
-        await asyncio.wait({playing})
-        if not await process.is_awake(LET_GO_S):
-            process.kill()
-
     def _least_busy(self) -> EpisodeProcess:
         for place, process in enumerate(self._processes):
-            if process.is_gone or process.is_killed:
-                burial = asyncio.create_task(process.close())
-                self._burials.add(burial)
-                burial.add_done_callback(self._burials.discard)
+            if process.is_gone or process.is_killed or self._has_grown(process):
+                burial = asyncio.create_task(_bury(process))
+                self._burials[burial] = process
+                burial.add_done_callback(self._burials.pop)
                 self._processes[place] = EpisodeProcess(self._config)
         return min(self._processes, key=lambda process: process.playing)
+
+    def _has_grown(self, process: EpisodeProcess) -> bool:
+        most = self._config.reward.max_growth_gb
+        if most is None or (grown := process.grown_gb()) <= most:
+            return False
+        log.warning("episode.process_replaced reason='grew by %.1f GB, reward.max_growth_gb=%g'", grown, most)
+        return True
+
+
+async def _bury(process: EpisodeProcess) -> None:
+    """Of one that has grown the episodes that it plays end first."""
+    while process.playing:
+        await asyncio.sleep(TICK_S)
+    await process.close()
+
+
+def _judged(gone: ProcessGone, process: EpisodeProcess, order: Mapping[str, object]) -> Exception:
+    """What the end of its process is to an episode: its own failure where its code was running just then."""
+    is_own = process.was_running(order)
+    if not is_own and (is_own is False or process.is_killed):
+        return Interrupted()
+    blocked = EpisodeFailed("kept its process from all else: `await asyncio.to_thread(…)` what blocks")
+    return blocked if process.is_killed else gone

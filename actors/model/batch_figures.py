@@ -54,7 +54,6 @@ def stats_of(
         kl_ref=kl_ref if actor.needs_reference else None,
         overlong_penalty=penalty,
         logprob_distance=replace(apart, labelled=labelled),
-        n_sequences=sum(len(batch.weights) for batch in done),
         n_learning=sum(batch.n_learning for batch in done),
         n_tokens=n_tokens,
         padding_ratio=1 - sum(batch.n_given for batch in done) / sum(batch.n_in_rows for batch in done),

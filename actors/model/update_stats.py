@@ -73,7 +73,6 @@ class UpdateStats:
     overlong_penalty: float | None
     entropy: float
     logprob_distance: LogprobDistance
-    n_sequences: int
     n_learning: int
     n_tokens: int
     padding_ratio: float
@@ -120,7 +119,7 @@ class UpdateStats:
         return {f"grpo_actor/{name}": value for name, value in figures.items()}
 
 
-def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) -> dict[str, float]:
+def batch_metrics(batch: RolloutBatch, stats: UpdateStats) -> dict[str, float]:
     """One step's figures by their WandB keys. Lengths are tokens, rewards the reward function's own."""
     rewards = [rollout.reward for rollout in batch.rollouts if rollout.reward is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in batch.rollouts]

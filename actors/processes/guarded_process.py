@@ -111,10 +111,9 @@ class GuardedProcess:
         self._listening = asyncio.create_task(self._listen(lines))
 
     @classmethod
-    async def launch(cls, launch: ProcessLaunch, *, spared: Process | None = None) -> GuardedProcess:
-        """Start the child under its guard. `spared` bears the same mark, and is not ended. Raises ServerError where
-        it can't be started."""
-        await asyncio.to_thread(end_bearing, launch.mark, but=spared)
+    async def launch(cls, launch: ProcessLaunch) -> GuardedProcess:
+        """Start the child under its guard. Raises ServerError where it can't be started."""
+        await asyncio.to_thread(end_bearing, launch.mark)
         readable, writable = os.pipe()
         try:
             launcher = await asyncio.create_subprocess_exec(

@@ -116,7 +116,10 @@ class LogDrain:
             self._put(data)
             with self._changed:
                 self._is_writing = False
+                is_idle = not self._chunks
                 self._changed.notify_all()
+            if is_idle:
+                self._close()  # a parked trainer is known by having no log open
 
     def _put(self, data: bytes) -> None:
         """Returns when the disk has taken it."""

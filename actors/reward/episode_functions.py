@@ -12,7 +12,8 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any
 
 from actors.reward.reward_functions import failure_of, parts_of
@@ -23,6 +24,24 @@ KEY = "rollout.episode"
 ARGUMENTS = ("record", "client", "data", "answer", "prompt_id", "base_url", "api_key", "http_client")
 
 Say = Callable[[Mapping[str, object]], None]
+Note = Callable[[int], None]
+"""Told whose code begins to run, and 0 when it waits: so it is known who ended the process, or blocks it."""
+
+
+class _Lent:
+    """httpx's transport, which stays open where the client that has it is closed."""
+
+    def __init__(self, transport: Any) -> None:
+        self.handle_async_request = transport.handle_async_request
+
+    async def __aenter__(self) -> _Lent:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
 
 
 class EpisodeFunction:
@@ -41,7 +60,7 @@ class EpisodeFunction:
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
         self._arguments = [name for name in ARGUMENTS if takes_all or name in {one.name for one in parameters}]
         self._name = path.partition(":")[2]
-        self._http: Any = None
+        self._transport: Any = None
         self._openai: Any = None
         if "client" in self._arguments:
             try:
@@ -53,35 +72,38 @@ class EpisodeFunction:
                 ) from error
             self._openai = openai
 
-    async def play(self, order: Mapping[str, Any]) -> dict[str, object]:
+    async def play(self, order: Mapping[str, Any], note: Note) -> dict[str, object]:
         """The message for one episode. Never raises for what the function does, but where it is cancelled."""
         try:
-            parts = parts_of(self._name, await self._fn(**self._given(order)))
+            parts = parts_of(self._name, await noted(self._fn(**self._given(order)), order["id"], note))
             total = math.fsum(parts.values())
             return {"value": total} | ({"parts": parts} if list(parts) != [""] else {})
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a function raises is that episode's alone
             return failure_of(error)
 
     def _given(self, order: Mapping[str, Any]) -> dict[str, object]:
-        known = {**order, "data": dict(order["record"]), "http_client": self._shared_http()}
+        known = {**order, "data": dict(order["record"]), "http_client": self._http_client()}
         if self._openai is not None:
             known["client"] = self._openai.AsyncOpenAI(
                 base_url=order["base_url"],
                 api_key=order["api_key"],
-                http_client=self._shared_http(),
+                http_client=known["http_client"],
                 max_retries=0,  # the door has tried already
                 timeout=None,  # a server's repair takes as long as it takes
             )
         return {name: known[name] for name in self._arguments}
 
-    def _shared_http(self) -> object:
-        """One for all episodes: each of its own would read the certificates again, which takes longer than a turn."""
-        if self._http is None and {"client", "http_client"} & set(self._arguments):
-            import httpx
+    def _http_client(self) -> object:
+        """One of the episode's own, which it may close, on the connections of all: reading the certificates again would
+        take longer than a turn."""
+        if not {"client", "http_client"} & set(self._arguments):
+            return None
+        import httpx
 
-            limits = httpx.Limits(max_connections=None)
-            self._http = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)
-        return self._http
+        if self._transport is None:
+            self._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+        lent: Any = _Lent(self._transport)
+        return httpx.AsyncClient(transport=lent, trust_env=False, timeout=None)
 
 
 def _made(path: str, cls: Callable[[], object]) -> object:
@@ -92,26 +114,50 @@ def _made(path: str, cls: Callable[[], object]) -> object:
         raise RewardImportError(what, "it must be a function, or a class with an async method run") from error
 
 
-def serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]], say: Say) -> None:
+@types.coroutine
+def noted(inner: Coroutine[Any, Any, Any], number: int, note: Note) -> Generator[Any, Any, Any]:
+    """What `inner` returns; each of its stretches without waiting is noted."""
+    sent, resume = None, inner.send
+    while True:
+        note(number)
+        try:
+            waits_for = resume(sent)
+        except StopIteration as end:
+            return end.value
+        finally:
+            note(0)
+        try:
+            sent, resume = (yield waits_for), inner.send
+        except BaseException as error:  # noqa: BLE001 - it is for the function
+            sent, resume = error, inner.throw
+
+
+def serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]], say: Say, note: Note) -> None:
     """Play what `receive` brings until it raises EOFError."""
-    asyncio.run(_serve(function, receive, say))
+    asyncio.run(_serve(function, receive, say, note))
 
 
-async def _serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]], say: Say) -> None:
+async def _serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]], say: Say, note: Note) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     tasks: dict[int, asyncio.Task[None]] = {}
 
     async def play(order: dict[str, Any]) -> None:
+        number = order["id"]
         try:
-            say({"id": order["id"], **await function.play(order)})
+            said = await function.play(order, note)
+        except asyncio.CancelledError as error:
+            if number not in tasks or ended.is_set():
+                raise
+            said = failure_of(error)  # by itself
         finally:
-            del tasks[order["id"]]
+            tasks.pop(number, None)
+        say({"id": number, **said})
 
     def take(order: dict[str, Any]) -> None:
         if "cancel" in order:
             if order["cancel"] in tasks:
-                tasks[order["cancel"]].cancel()
+                tasks.pop(order["cancel"]).cancel()
         elif "ping" in order:
             say({"id": order["id"]})
         else:

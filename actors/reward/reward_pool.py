@@ -183,7 +183,6 @@ class RewardScorer:
         self._jobs = jobs
         self._closed = closed
         self._process: RewardProcess | None = None
-        self._held_at_first = 0
         self._lock = threading.Lock()  # between starting a process and closing
         self._thread = threading.Thread(target=self._run, name=f"reward-{index}", daemon=True)
         self._thread.start()
@@ -273,9 +272,7 @@ class RewardScorer:
         most, process = self._config.max_growth_gb, self._process
         if most is None or process is None:
             return
-        held = process.held_bytes()
-        self._held_at_first = self._held_at_first or held
-        if (grown := (held - self._held_at_first) / 1e9) > most:
+        if (grown := process.grown_gb()) > most:
             what = f"reward.fn={self._config.fn!r} has grown by {grown:.1f} GB since its first completions"
             self._replace(f"{what}, more than reward.max_growth_gb={most:g}")
 
@@ -289,7 +286,7 @@ class RewardScorer:
             if self._closed.is_set():
                 raise _closed()
             try:
-                self._process, self._held_at_first = RewardProcess(self._config), 0
+                self._process = RewardProcess(self._config)
             except OSError as error:
                 raise RewardError(f"no process for the reward function can be started: {error}", "") from error
             return self._process

@@ -41,11 +41,13 @@ class RewardProcess:
         self._setup_timeout = config.setup_timeout
         self._ready = self.is_async = False
         self._received = b""
+        self._held_at_first = 0
+        self._running = os.fdopen(os.memfd_create("running"), "rb", buffering=0)
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self._running.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what the function prints is for the log
                 start_new_session=True,  # a separate group, so that what the function started is killed with it
@@ -53,6 +55,7 @@ class RewardProcess:
         hello = {
             "fn": config.fn,
             "episode": episode,
+            "running": self._running.fileno(),
             "weights": list(config.weights),
             "timeout": config.timeout,
             "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
@@ -115,6 +118,16 @@ class RewardProcess:
         except psutil.Error:
             return 0
 
+    def grown_gb(self) -> float:
+        """Since the first time that it was asked."""
+        held = self.held_bytes()
+        self._held_at_first = self._held_at_first or held
+        return (held - self._held_at_first) / 1e9
+
+    def running(self) -> int:
+        """The number of the episode whose code runs on its loop, or ran when it ended; 0: none."""
+        return int.from_bytes(os.pread(self._running.fileno(), 8, 0), sys.byteorder)
+
     def kill(self) -> None:
         """Kill it with all that it started. Doesn't wait; `bury` does."""
         if self._process.returncode is not None:
@@ -126,6 +139,7 @@ class RewardProcess:
         self.kill()
         self._process.wait()
         self._socket.close()
+        self._running.close()
 
 
 def _until(deadline: float) -> float:

@@ -46,8 +46,9 @@ def main(fd: int, parent: int) -> None:
     requests = line.makefile("rb")
     hello = pickle.load(requests)
     sys.path[:] = hello["sys_path"]
+    os.set_inheritable(hello["running"], False)
     if hello["episode"]:
-        play(hello["episode"], line, lambda: pickle.load(requests))
+        play(hello, line, lambda: pickle.load(requests))
         return
     rewards = load(hello, line)
     while True:
@@ -82,17 +83,21 @@ def load(hello: Mapping[str, Any], line: socket.socket) -> RewardFunctions:
     return rewards
 
 
-def play(episode: str, line: socket.socket, receive: Callable[[], dict[str, Any]]) -> None:
+def play(hello: Mapping[str, Any], line: socket.socket, receive: Callable[[], dict[str, Any]]) -> None:
     from actors.reward.episode_functions import EpisodeFunction, serve
     from launcher.base.errors import RewardImportError
 
     try:
-        function = EpisodeFunction(episode)
+        function = EpisodeFunction(hello["episode"])
     except RewardImportError as error:
         say(line, {"refused": [error.message, error.hint]})
         return
     say(line, {"ready": True, "is_async": True})
-    serve(function, receive, functools.partial(say, line))
+
+    def note(number: int) -> None:
+        os.pwrite(hello["running"], number.to_bytes(8, sys.byteorder), 0)
+
+    serve(function, receive, functools.partial(say, line), note)
 
 
 def say(line: socket.socket, message: Mapping[str, object]) -> None:

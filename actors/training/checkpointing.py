@@ -50,7 +50,6 @@ class Checkpointer:
     """Saves when `saver` or `recover` is due; keeps the saver's checkpoints and the newest few of the others."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, journal: Journal) -> None:
-        self._config = config
         self._journal = journal
         self._store = CheckpointStore(paths.default_checkpoints)
         now = time.monotonic()

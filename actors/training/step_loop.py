@@ -200,7 +200,7 @@ class GrpoLoop:
                 self.phase.enter("publish")
         self._nonfinite_in_a_row = 0
         self._queue.commit(batch.used_ids)
-        metrics = batch_metrics(batch, stats, self._config.gconfig.max_new_tokens)
+        metrics = batch_metrics(batch, stats)
         taken = self._position
         self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
         publishing = time.monotonic()

@@ -10,6 +10,7 @@ empty one, so that its `start` takes a moment.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import time
@@ -24,6 +25,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.cluster.fencing import bind_to_cluster, holds_lease
 from actors.cluster.node_identity import this_node
 from actors.model.lean_imports import LowPriorityImport, lean_imports
+from actors.processes.log_drain import LogDrain
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, Snapshot, TrainerEnd, TrainerReady, TrainerView
@@ -68,6 +70,7 @@ class Trainer:
         self._is_parked = False
         self._imports: LowPriorityImport | None = None
         self._busy = ""
+        self._printed: LogDrain | None = None
 
     @ray.method(concurrency_group="train")
     def stand_by(self, overrides: Overrides, gpus: str, niceness: int) -> int:
@@ -79,6 +82,7 @@ class Trainer:
             return os.getpid()
         self._busy = "parking"
         try:
+            self._print_to_log()
             if gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
             with lean_imports():
@@ -103,6 +107,7 @@ class Trainer:
             return self._training.ready()
         self._busy = "starting"
         try:
+            self._print_to_log()
             config = with_overrides(self._config, overrides)
             ask = ask_monitor if self._has_monitor else None
             with nullcontext() if self._is_parked else lean_imports():
@@ -114,6 +119,17 @@ class Trainer:
         finally:
             self._busy, self._parts = "", None
         return self._training.ready()
+
+    def _print_to_log(self) -> None:
+        """To trainer.log, also what the user's code prints in its own processes: Ray's files go with its session. A
+        crash is told to Ray's file: the thread that empties the pipe ends with the process."""
+        if self._printed is None:
+            faulthandler.enable(os.dup(2), all_threads=False)
+            self._printed = LogDrain(self._paths.trainer_log)
+            with self._printed.entrance() as entrance:
+                for standard in (1, 2):
+                    os.dup2(entrance, standard)
+            self._printed.begin()
 
     def _load_ahead(self, config: RunConfig) -> TrainingParts | None:
         from actors.training.training_parts import TrainingParts, can_be_loaded_ahead

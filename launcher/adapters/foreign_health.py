@@ -131,7 +131,6 @@ def facts_of(
     return [
         CheckpointFacts(
             global_step=one.step,
-            policy_version=one.step,
             status=CheckpointStatus.UNVERIFIED
             if one.path in problems
             else checkpoint_status(one.step, healthy_until=healthy_until, settings=config.restore).status,

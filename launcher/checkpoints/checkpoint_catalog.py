@@ -113,7 +113,6 @@ class CheckpointCatalog:
         in_memory = [
             CheckpointFacts(
                 global_step=state.global_step,
-                policy_version=state.facts.policy_version,
                 status=self.status_at(state.global_step, healthy_until),
                 is_complete=state.created_at not in bad.get(state.global_step, ()),
                 in_memory=True,
@@ -129,7 +128,6 @@ class CheckpointCatalog:
         return [
             CheckpointFacts(
                 global_step=one.global_step,
-                policy_version=one.manifest.policy_version,
                 status=self.status_at(one.global_step, healthy_until),
                 is_complete=one.global_step not in incomplete,
                 reward=one.manifest.reward_mean,

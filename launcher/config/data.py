@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launcher.config.settings import COUNT, DEADLINE, MISSING, POSITIVE, Matching, OneOf, same_as, setting
 
-DATA_ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow")
+TEXT_ENDINGS = (".jsonl", ".json", ".csv")
+DATA_ENDINGS = (".parquet", *TEXT_ENDINGS, ".arrow")
 """Of the files that hold records (actors/data/record_sources.py reads them)."""
+PACKED_ENDINGS = (".gz", ".zst", ".bz2")
+"""Behind one of TEXT_ENDINGS."""
+
+
+def data_ending(path: str | Path) -> str:
+    """`.jsonl` of `a.jsonl` and of `a.jsonl.gz`; "" where the file is none of records."""
+    last, inner = Path(path).suffix, Path(Path(path).stem).suffix
+    if last in PACKED_ENDINGS:
+        return inner if inner in TEXT_ENDINGS else ""
+    return last if last in DATA_ENDINGS else ""
 
 
 @dataclass

@@ -36,7 +36,6 @@ class CheckpointFacts:
     """
 
     global_step: int
-    policy_version: int
     status: CheckpointStatus
     is_complete: bool = True
     in_memory: bool = False

@@ -37,12 +37,11 @@ class Losses:
 
 def losses_of(
     steps: Sequence[StepLine],
-    lines: Sequence[StepLine],
     incidents: Sequence[IncidentFacts],
     attempts: Sequence[AttemptSpan],
     until: float,
 ) -> Losses:
-    """`steps` are the current ones, `lines` are all that were committed, in order."""
+    """`steps` are the current ones, in order."""
     wall_s = sum(attempt.seconds for attempt in attempts)
     timed = [line for line in steps if math.isfinite(line.step_s) and line.step_s >= 0]
     usual = median(line.step_s for line in timed) if timed else None

@@ -17,7 +17,6 @@ class AttemptSpan:
     number: int
     start: float
     end: float
-    first_step: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -69,12 +68,10 @@ def attempts_of(data: RunData) -> tuple[AttemptSpan, ...]:
     for event in data.events:
         time = as_unix_time(event.get("time"))
         extend(as_integer(event.get("attempt")), time, time)
-    first_steps: dict[int, int] = {}
     for line in data.steps:
         extend(line.attempt, line.time, line.time)
-        first_steps.setdefault(line.attempt, line.step)
     found: list[AttemptSpan] = []
     for number, (start, end) in sorted(spans.items()):
         begins = max(start, found[-1].end) if found else start  # a clock that was set back between two
-        found.append(AttemptSpan(number=number, start=begins, end=max(end, begins), first_step=first_steps.get(number)))
+        found.append(AttemptSpan(number=number, start=begins, end=max(end, begins)))
     return tuple(found)

@@ -198,7 +198,7 @@ def facts_of(
         rollouts_failed=data.rollouts_failed,
         rollouts_retried=data.rollouts_retried,
         audit=_audit(data, staleness, has_ended=bool(word)),
-        losses=losses_of(steps, data.steps, incidents, attempts, until),
+        losses=losses_of(steps, incidents, attempts, until),
     )
 
 

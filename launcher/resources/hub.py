@@ -18,7 +18,7 @@ import huggingface_hub
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError
 
-from launcher.config.data import DATA_ENDINGS
+from launcher.config.data import data_ending
 
 ANSWER_WITHIN_S = 5.0
 HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
@@ -26,7 +26,7 @@ HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 
 def is_hub_name(text: str) -> bool:
     """`Qwen/Qwen2.5-1.5B-Instruct` is; `./model`, `/model`, `a/b/c` and `data.jsonl` are paths."""
-    return HUB_NAME.fullmatch(text) is not None and Path(text).suffix not in DATA_ENDINGS
+    return HUB_NAME.fullmatch(text) is not None and not data_ending(text)
 
 
 def cached_model(name: str) -> Path | None:

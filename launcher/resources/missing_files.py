@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.base.errors import ConfigError, DataError, ModelError, UsageError
 from launcher.checkpoints import model_files
 from launcher.checkpoints.model_shape import ModelShape, known_shape
-from launcher.config.data import DATA_ENDINGS, NO_TEMPLATE
+from launcher.config.data import DATA_ENDINGS, NO_TEMPLATE, data_ending
 from launcher.config.schema import RunConfig
 from launcher.resources import hub
 
@@ -153,5 +153,5 @@ def _missing_dataset(path: str, keys: str) -> Iterator[UsageError]:
 
 
 def _data_files(path: Path) -> list[Path]:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in DATA_ENDINGS]
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if data_ending(file)]
     return [file for file in files if file.stat().st_size]

@@ -32,14 +32,13 @@ OFF = frozenset({"", "0", "false", "False"})
 AGAIN = "pip install -c constraints.txt -e ."
 
 
-def check_node(inherited: Mapping[str, str] | None = None) -> tuple[NodeCheck, ...]:
+def check_node() -> tuple[NodeCheck, ...]:
     """All of them, of this machine as this process may use it."""
-    variables = os.environ if inherited is None else inherited
     return (
         *check_packages(),
         *check_gpus(torch_build()[0]),
-        *check_tools(variables),
-        *check_variables(variables),
+        *check_tools(os.environ),
+        *check_variables(os.environ),
         check_shared_memory(),
     )
 

@@ -19,7 +19,7 @@ from launcher.resources.capacity import RANK, ProcessPlacement, node_name
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware, device_for
 from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item, checkpoint_bytes
-from launcher.resources.placement import Bundle, bundles, gpus_needed, gpus_of, place
+from launcher.resources.placement import gpus_needed, gpus_of, place
 
 WEIGHT_FOLDERS = 3
 """Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
@@ -70,7 +70,6 @@ class RunPlan:
     devices: tuple[str, str]
     shape: ModelShape | None
     processes: tuple[PlannedProcess, ...]
-    bundles: tuple[Bundle, ...]
     places: tuple[MemoryPlace, ...]
     n_nodes: int
     kv_tokens: int | None
@@ -147,7 +146,6 @@ def plan_of(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> 
         devices=devices,
         shape=shape,
         processes=processes,
-        bundles=bundles(placements, strategy=config.cluster.placement),
         places=() if shape is None else tuple(_places(config, hardware, shape, processes)),
         n_nodes=hardware.n_nodes,
         kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),

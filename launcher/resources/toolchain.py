@@ -95,9 +95,9 @@ def _link(link: Path, target: Path) -> None:
     made.replace(link)
 
 
-def why_no_toolkit(inherited: Mapping[str, str], installed: Path = INSTALLED) -> str:
+def why_no_toolkit(inherited: Mapping[str, str]) -> str:
     """Empty where a toolkit with a compiler is found, or can be made."""
-    found = find_toolkit(inherited, installed)
+    found = find_toolkit(inherited)
     if found is None:
         return "" if find_wheel_toolkit() is not None else "there is no CUDA toolkit, nor that of the pip packages"
     return "" if (found / "bin" / "nvcc").exists() else f"{found} has no bin/nvcc"

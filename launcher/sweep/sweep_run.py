@@ -117,7 +117,7 @@ class SweepRun:
         if candidate.config is None:
             reason = " ".join(candidate.refusal.message.split()) if candidate.refusal is not None else ""
             self._end(candidate, TrialResult(trial=trial, status=TrialStatus.REFUSED, reason=reason))
-        elif not is_held(candidate.paths) and settled(trial, candidate.config, candidate.paths, retry=self._retry):
+        elif not is_held(candidate.paths) and settled(candidate.config, candidate.paths, retry=self._retry):
             self._end(candidate, result_of(trial, candidate.paths, self._peaks.of(trial.name)), was="already ")
         else:
             self._waiting.append(candidate)
@@ -170,7 +170,7 @@ class SweepRun:
 
     def _result(self, one: Running, code: int) -> TrialResult:
         trial, paths = one.candidate.trial, one.candidate.paths
-        if code == EXIT_CODES[TerminalStatus.FINISHED] or settled(trial, one.candidate.settings, paths, retry=False):
+        if code == EXIT_CODES[TerminalStatus.FINISHED] or settled(one.candidate.settings, paths, retry=False):
             return result_of(trial, paths, self._peaks.of(trial.name))
         if code == UsageError.exit_code:
             return TrialResult(trial=trial, status=TrialStatus.REFUSED, reason=one.process.refusal())

@@ -53,7 +53,7 @@ class TrialResult:
         return self.cause in OUT_OF_MEMORY or any(self.incidents.get(cause) for cause in OUT_OF_MEMORY)
 
 
-def settled(trial: SweepTrial, config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
+def settled(config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
     """Need this trial not be run again? `retry`: one that halted is, unless memory ran out: it would again."""
     if already_finished(config, paths):
         return True

@@ -3,20 +3,30 @@
 One server with one thread, and a trainer with one: on two cores generation and training each have their own, and
 each waits for the other where nothing is made ahead. The runs take turns, `--rounds` times, so that what else the
 machine does meets all alike. A step lasts from one line of metrics.jsonl to the next; the first ten are not counted.
+
+With `--compared` no run is started: the trainer's part of a step is taken in turns by a model that compares older
+tokens with the weights of their own version (gate.older_weights) and one that doesn't, on the same made batches, of two
+servers and all one version old.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
+from actors.model.policy_model import PolicyModel
 from launcher.base.errors import UsageError
+from launcher.base.rollouts import RolloutGroup
+from launcher.config.compose import compose
 from launcher.run_files.journal import Record, number_of, read_lines
 from scripts.benchmark.measured import Measured, Points, Ratio, paired_ratio
-from scripts.faults.started_run import short_lived, until_finished
+from scripts.benchmark.step import made_groups
+from scripts.faults.started_run import PRESET, short_lived, until_finished
 
 WARM_UP = 10
 OWN_CORES = (
@@ -43,9 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ahead", type=int, nargs="+", default=[0, 1, 2, 4], help="batches ahead, of which one is 0")
     parser.add_argument("--rounds", type=int, default=2, help="how often each is run")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each run")
+    parser.add_argument("--compared", type=int, help="steps on made batches, with and without the comparison")
 
 
 def run(arguments: argparse.Namespace) -> Measured:
+    if arguments.compared is not None:
+        return compared(arguments.compared, arguments.overrides)
     runs: list[AheadRun] = []
     for number in range(arguments.rounds):
         for ahead in arguments.ahead:
@@ -93,3 +106,42 @@ def measured(runs: Sequence[AheadRun]) -> Measured:
             [fmean(run.step_s) for run in without], [fmean(run.step_s) for run in some]
         )
     return Measured(points=points, ratios=ratios, raw=[asdict(run) for run in runs])
+
+
+def compared(times: int, overrides: Sequence[str]) -> Measured:
+    """Seconds of forward, backward and optimizer step, after one by each way that warms up."""
+    config, source = compose([PRESET, *overrides]), random.Random(0)
+    ways = {
+        way: PolicyModel(
+            config.actor,
+            config.ref,
+            temperature=config.gconfig.temperature,
+            total_steps=times + 1,
+            tokenizer_path=config.tokenizer_path or None,
+            older_versions=versions,
+        )
+        for way, versions in (("not compared", 0), ("compared", 1))
+    }
+    points = Points()
+    most, n_samples = config.gconfig.max_new_tokens, config.gconfig.n_samples
+    for version in range(times + 1):
+        lengths = [
+            [(12, source.randint(1, most)) for _ in range(n_samples)] for _ in range(config.train_dataset.batch_size)
+        ]
+        groups = [_aged(group, max(0, version - 1)) for group in made_groups(source, lengths)]
+        for way, policy in ways.items():
+            began = time.monotonic()
+            policy.compute_gradients(groups)
+            policy.commit()
+            if version:
+                points.setdefault(f"{way}: step_s", []).append(time.monotonic() - began)
+    one, other = points["compared: step_s"], points["not compared: step_s"]
+    return Measured(points=points, ratios={"a trainer's step, compared ÷ not": paired_ratio(one, other)})
+
+
+def _aged(group: RolloutGroup, version: int) -> RolloutGroup:
+    rollouts = [
+        replace(one, completion=replace(one.completion, weight_version=version, server=f"server-{place % 2}"))
+        for place, one in enumerate(group.rollouts)
+    ]
+    return replace(group, rollouts=tuple(rollouts))

@@ -152,7 +152,7 @@ class OurClient:
         return SGLangClient(keys)
 
     def pool(self, servers: Sequence[ServerInfo]) -> ServerPool:
-        return self.thread.call(pool_of(self._config, servers))
+        return self.thread.call(pool_of(servers))
 
     def engine(self, pool: ServerPool) -> RolloutEngine:
         return RolloutEngine(

@@ -59,7 +59,7 @@ def measure(config: RunConfig, *, publishes: int) -> Points:
 async def connect(
     config: RunConfig, model: PolicyModel, server: ServerInfo, keys: ServerKeys, folder: Path
 ) -> tuple[SGLangClient, dict[str, WeightPublisher]]:
-    client, pool = SGLangClient(keys), await pool_of(config, [server])
+    client, pool = SGLangClient(keys), await pool_of([server])
     dtype, timeout_s = torch_dtype(config.sglang.dtype), config.actor.weight_update_timeout
 
     def publisher(folders: WeightFolders | None = None, groups: GroupSender | None = None) -> WeightPublisher:

@@ -52,7 +52,7 @@ def running_server(
             thread.close()
 
 
-async def pool_of(config: RunConfig, servers: Sequence[ServerInfo]) -> ServerPool:
+async def pool_of(servers: Sequence[ServerInfo]) -> ServerPool:
     """These servers as a run's pool, without health probes."""
 
     async def no_probe(_: str) -> None:

@@ -34,7 +34,7 @@ def folder(tmp_path):
     for name, source, count in (("chats", "train", 64), ("held_out", "test", 16)):
         lines = (REPOSITORY / "assets" / "arithmetic" / f"{source}.jsonl").read_text().splitlines()[:count]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(as_chat(line)) + "\n" for line in lines))
-    (tmp_path / "my_rewards.py").write_text(block("python"))
+    (tmp_path / "my_rewards.py").write_text(block("python") + "\nprint('said by the function')\n")
     return tmp_path
 
 
@@ -73,6 +73,7 @@ def test_the_page_is_followed(folder):
     for step in steps:
         total = step["reward_parts/right/avg"] + 0.1 * step["reward_parts/brief/avg"]
         assert step["rollout/reward"] == pytest.approx(total)
+    assert "\nsaid by the function\n" in paths.trainer_log.read_text()
     assert max(step["reward_parts/right/avg"] for step in steps) > 0
     assert [event["prompts"] for event in read_lines(paths.events) if event["event"] == "eval.done"] == [8, 8]
     print("right by step:", [round(step["reward_parts/right/avg"], 3) for step in steps])

@@ -45,6 +45,7 @@ def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):
         run.wait_until(
             lambda: page.look()["servers"], "the driver, which looks once a second, has told the page of the server"
         )
+        run.wait_until(lambda: page.look()["last_step"] >= 2, "the page has read the third step's line")
         said = page.look()
         assert said["life"]["live"] is True and said["status"][0] == "RUNNING"
         assert said["last_step"] >= 2 and said["curves"]["series"]["grpo_actor/grad_norm"]["mean"]

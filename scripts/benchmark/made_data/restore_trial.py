@@ -192,7 +192,6 @@ class Trial:
         return tuple(
             CheckpointFacts(
                 global_step=step,
-                policy_version=step + 1,
                 status=checkpoint_status(step, healthy_until=healthy_until, settings=self.config.restore).status,
                 in_memory=in_memory,
             )

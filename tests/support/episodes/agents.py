@@ -99,6 +99,72 @@ async def fails_between(record, client):
     return float(said.read_text() == first.content)
 
 
+async def ends_its_process(record, client):
+    """Of the first question; the others go on once that has happened."""
+    if record["question"] == "0+1=?":
+        await asyncio.sleep(0.1)
+        os._exit(9)
+    return await two_turns(record, client)
+
+
+async def blocks(record, client):
+    """The first question's episodes."""
+    if record["question"] == "0+1=?":
+        time.sleep(3600)
+    return await two_turns(record, client)
+
+
+async def blocks_in_a_task(record):
+    await asyncio.create_task(hangs(record))
+
+
+async def cancels_itself(record):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def is_cancelled(record):
+    raise asyncio.CancelledError
+
+
+async def closes(record, client, http_client):
+    async with client:
+        points_of_two = await two_turns(record, client)
+    await http_client.aclose()
+    return points_of_two
+
+
+async def fifty_at_once(record, client):
+    asked = [{"role": "user", "content": record["question"]}]
+    said = await asyncio.gather(*(client.chat.completions.create(model="m", messages=asked) for _ in range(15)))
+    return float(sum(bool(one.usage.completion_tokens) for one in said))
+
+
+async def overdue_once(record, client):
+    """It takes longer than its time the first time."""
+    if not Path(record["flag"]).exists():
+        Path(record["flag"]).touch()
+        await asyncio.sleep(3600)
+    return await two_turns(record, client)
+
+
+KEPT = []
+
+
+async def keeps(record, client):
+    """Of each episode 50 MB, and the process that played it."""
+    KEPT.append(b"x" * 50_000_000)
+    await two_turns(record, client)
+    return {"process": os.getpid()}
+
+
+async def loads(record, client):
+    """100 MB, once in each process."""
+    KEPT or KEPT.append(b"x" * 100_000_000)
+    await two_turns(record, client)
+    return {"process": os.getpid()}
+
+
 def not_async(record):
     return 1.0
 

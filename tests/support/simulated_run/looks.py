@@ -55,7 +55,7 @@ def trainer(**changes):
 
 PAUSED = trainer(is_paused=True)
 SHELF = tuple(
-    CheckpointFacts(global_step=step, policy_version=step + 1, status=status)
+    CheckpointFacts(global_step=step, status=status)
     for step, status in ((9, CheckpointStatus.GOOD), (19, CheckpointStatus.GOOD), (39, CheckpointStatus.CANDIDATE))
 )
 MEMORY = MemorySettings.of(CONFIG, longest_sequence=600, on_gpu=True, shares_gpu=True)

@@ -207,9 +207,7 @@ class World:
             for server in serving:
                 server.progress_at = self.now
         if step % SAVE_EVERY == SAVE_EVERY - 1:
-            self.checkpoints[step] = CheckpointFacts(
-                global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE
-            )
+            self.checkpoints[step] = CheckpointFacts(global_step=step, status=CheckpointStatus.CANDIDATE)
             self.damaged_checkpoints.discard(step)
             if trainer.is_damaged:
                 self.damaged_checkpoints.add(step)

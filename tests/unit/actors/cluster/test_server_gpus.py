@@ -121,17 +121,13 @@ def test_an_end_that_was_ordered_and_a_server_on_the_cpu_are_not_explained(gpus,
     assert explained(monkeypatch, ended(), own=(), xids="2:79") == ended()
 
 
-def test_an_incarnation_is_not_blamed_for_what_was_before_it(gpus, monkeypatch):
+async def test_an_incarnation_is_not_blamed_for_what_was_before_it(gpus, monkeypatch):
     gpus(gpus=4)
-
-    async def two_lives():
-        gpus = ServerGpus(("0",))
-        await gpus.watch()
-        monkeypatch.setenv("NVML_XIDS", "0:79")
-        first = await gpus.explained(ended())
-        await gpus.watch()
-        return first, await gpus.explained(ended())
-
-    first, second = asyncio.run(two_lives())
+    gpus = ServerGpus(("0",))
+    await gpus.watch()
+    monkeypatch.setenv("NVML_XIDS", "0:79")
+    first = await gpus.explained(ended())
+    await gpus.watch()
+    (first, second) = first, await gpus.explained(ended())
     assert "NVML reports Xid 79 of GPU 0" in first.reason
     assert second == ended()

@@ -11,6 +11,7 @@ import pytest
 from actors.data.dataset import BadRecords, load_records
 from launcher.base.errors import DataError
 from launcher.config.data import DatasetConfig
+from launcher.resources.hub import is_hub_name
 from tests.unit.actors.data.test_dataset import RECORDS, load, questions, refused, write
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
@@ -34,6 +35,47 @@ def test_both_forms_of_arrow(tmp_path, make):
     with make(tmp_path / "d.arrow", table.schema) as file:
         file.write_table(table, max_chunksize=2)
     assert [dict(record.record) for record in load(tmp_path / "d.arrow")] == RECORDS
+
+
+def packed(path, data):
+    with pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}[path.suffix]) as file:
+        file.write(data)
+    return path
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst", ".bz2"])
+def test_packed_text_is_read_with_its_lines_and_one_that_is_torn_is_refused(tmp_path, packing):
+    lines = "".join(json.dumps(one) + "\n" for one in RECORDS).encode()
+    path = packed(tmp_path / f"train-0.jsonl{packing}", lines)
+    loaded = load(path)
+    assert ([dict(one.record) for one in loaded], loaded[1].where) == (RECORDS, f"{path}:2")
+    assert len(load(tmp_path)) == len(RECORDS)
+    as_list = packed(tmp_path / f"list.json{packing}", json.dumps(RECORDS).encode())
+    table = packed(tmp_path / f"d.csv{packing}", write_csv(tmp_path / "d.csv").read_bytes())
+    assert questions(load(as_list)) == questions(load(table)) == questions(loaded)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert f"{path} can't be read" in refused(path)
+
+
+def test_what_is_packed_and_no_text_and_a_packed_file_that_is_not_there(tmp_path):
+    (tmp_path / "d.parquet.gz").touch()
+    assert "unknown ending '.gz'" in refused(tmp_path / "d.parquet.gz")
+    assert "does not exist" in refused("missing.jsonl.gz")
+    assert (is_hub_name("missing.jsonl.gz"), is_hub_name("openai/gsm8k")) == (False, True)
+
+
+def test_what_datasets_writes_beside_the_records_is_none(tmp_path):
+    write_csv(tmp_path / "train.csv")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    assert len(load(tmp_path)) == len(RECORDS)
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_table_may_have_semicolons_or_tabs_between_its_values(tmp_path, mark):
+    text = f'\ufeffquestion{mark}answer\n"1{mark} 2, 3?"{mark}#### 6\n'
+    (tmp_path / "d.csv").write_text(text)
+    (record,) = load(tmp_path / "d.csv")
+    assert record.record == {"question": f"1{mark} 2, 3?", "answer": "#### 6"}
 
 
 def test_a_torn_arrow_file(tmp_path):

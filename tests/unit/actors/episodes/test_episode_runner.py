@@ -149,6 +149,8 @@ def test_an_agent_with_a_client_of_its_own_needs_no_change(server):
         ("asks_nothing", "without an answer of the model"),
         ("out_of_order", "after the system message the user speaks first"),
         ("endless_turns", "asked for 17 answers, rollout.max_turns=4"),
+        ("cancels_itself", "CancelledError"),
+        ("is_cancelled", "CancelledError"),
     ],
 )
 def test_an_episode_without_a_reward_is_no_zero_and_ends_the_run_by_name(server, agent, said):
@@ -159,10 +161,59 @@ def test_an_episode_without_a_reward_is_no_zero_and_ends_the_run_by_name(server,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["sleeps", "hangs"])
-def test_an_episode_that_never_ends_costs_its_time_limit(server, agent):
-    with pytest.raises(RewardError, match=r"took longer than rollout.episode_timeout=0.2 s"):
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [("sleeps", r"took longer than rollout.episode_timeout=0.2 s"), ("hangs", "kept its process from all else")],
+)
+def test_an_episode_that_never_ends_costs_its_time_limit(server, agent, said):
+    with pytest.raises(RewardError, match=said):
         play(server, agent, n_samples=1, episode_timeout=0.2, prompt_attempts=1)
+
+
+@pytest.mark.slow
+def test_an_episode_that_was_overdue_is_run_anew_and_costs_no_group(server, tmp_path):
+    batch = play(server, "overdue_once", more={"flag": str(tmp_path / "late")}, episode_timeout=1.0)
+    assert (len(batch.rollouts), batch.failed) == (2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ("ends_its_process", r"p0.* the process of the episodes ended: exit code 9"),
+        ("blocks", r"p0.* kept its process from all else"),
+        ("blocks_in_a_task", r"took longer than rollout.episode_timeout=2 s"),
+    ],
+)
+def test_who_ends_or_blocks_the_process_fails_and_nobody_beside_it(server, agent, said):
+    with pytest.raises(RewardError, match=said):
+        play(server, agent, n=4, episode_timeout=2.0, prompt_attempts=2)
+
+
+@pytest.mark.slow
+def test_an_agent_may_close_its_client(server):
+    assert len(play(server, "closes", n=3).rollouts) == 6
+
+
+@pytest.mark.slow
+def test_of_many_requests_at_once_no_more_than_max_turns_are_answered(server):
+    (rollout,) = play(server, "fifty_at_once", n_samples=1).rollouts
+    assert (rollout.turns, rollout.reward) == (4, 4.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agent", "is_replaced"), [("keeps", True), ("loads", False)])
+def test_a_process_that_has_grown_is_replaced_when_its_episodes_have_ended(server, agent, is_replaced):
+    async def scenario():
+        config = config_of(agent)
+        config.reward.max_growth_gb = 0.08
+        async with engine(server, config) as (rollouts, runner):
+            made = [(await collect(rollouts, prompts(1)))[0] for _ in range(3)]
+            return made, len(runner._processes)
+
+    made, processes = asyncio.run(scenario())
+    assert (len({one.parts["process"] for batch in made for one in batch.rollouts}) > 1) == is_replaced
+    assert (processes, [batch.failed for batch in made]) == (1, [0, 0, 0])
 
 
 @pytest.mark.slow

@@ -46,10 +46,10 @@ def test_figures_are_of_all_parts_and_distances_of_the_weights_before(folder):
     whole = policy(folder).compute_gradients(groups)
     model = policy(folder, ppo_n_minibatches=3)
     first = model.compute_gradients(groups)
-    assert first.n_sequences == 4
+    assert first.n_tokens < whole.n_tokens
     assert first.logprob_distance.mean == pytest.approx(whole.logprob_distance.mean, rel=1e-5)
     last = model.step_ahead()
-    assert (last.n_sequences, last.n_tokens, last.n_learning) == (12, whole.n_tokens, whole.n_learning)
+    assert (last.n_tokens, last.n_learning) == (whole.n_tokens, whole.n_learning)
     assert last.logprob_distance == first.logprob_distance
     assert last.approx_kl != pytest.approx(whole.approx_kl), "later parts are of moved weights"
 

@@ -81,36 +81,30 @@ def print_(what: str, folder) -> str:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_whoever_is_killed_nothing_is_left(world, victim):
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        os.kill(VICTIMS[victim](world), signal.SIGKILL)
-        await world.nothing_left(tree)
-        if victim != "owner":
-            assert identify(world.template.pid) is not None
-            await world.template.end()
-        await world.gone()
-        return world.process.ended
-
-    ended = asyncio.run(work())
+async def test_whoever_is_killed_nothing_is_left(world, victim):
+    await world.launch()
+    tree = await world.all_up()
+    os.kill(VICTIMS[victim](world), signal.SIGKILL)
+    await world.nothing_left(tree)
+    if victim != "owner":
+        assert identify(world.template.pid) is not None
+        await world.template.end()
+    await world.gone()
+    ended = world.process.ended
     assert (ended.exit_code, ended.cause) == how_it_ends(world, victim)
     assert list(world.scratch.parent.glob("*scratch*")) == []
     assert not world.scratch.with_name("of the template").exists()
 
 
-def test_a_server_outlives_its_template(world):
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        await world.template.end()
-        assert world.process.ended is None
-        assert len(await world.all_up()) == TREE
-        assert "gone" in world.template.why_not(world.launched)
-        await world.process.end()
-        await world.nothing_left(tree)
-
-    asyncio.run(work())
+async def test_a_server_outlives_its_template(world):
+    await world.launch()
+    tree = await world.all_up()
+    await world.template.end()
+    assert world.process.ended is None
+    assert len(await world.all_up()) == TREE
+    assert "gone" in world.template.why_not(world.launched)
+    await world.process.end()
+    await world.nothing_left(tree)
 
 
 MOMENTS = {
@@ -124,78 +118,64 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_death_within_a_start_leaves_nothing(world, moment):
-    async def work():
-        await world.begin(DIES_AT=moment)
-        try:
-            await world.launch()
-        except ServerError as error:
-            said = error.message
-        else:
-            await world.nothing_left([])
-            said = str(world.process.ended.exit_code)
-        assert re.search(MOMENTS[moment], said)
-        assert identify(world.template.pid) is not None
-        await world.template.end()
-        await world.gone()
-
-    asyncio.run(work())
+async def test_a_death_within_a_start_leaves_nothing(world, moment):
+    await world.begin(DIES_AT=moment)
+    try:
+        await world.launch()
+    except ServerError as error:
+        said = error.message
+    else:
+        await world.nothing_left([])
+        said = str(world.process.ended.exit_code)
+    assert re.search(MOMENTS[moment], said)
+    assert identify(world.template.pid) is not None
+    await world.template.end()
+    await world.gone()
     assert not world.scratch.exists()
     assert not world.file.exists() or moment == "sentinel"  # whose end the guard may see when the server has begun
 
 
-def test_a_template_that_is_stopped_is_not_waited_for(world, monkeypatch):
+async def test_a_template_that_is_stopped_is_not_waited_for(world, monkeypatch):
     monkeypatch.setattr(process_template, "ANSWER_S", 0.2)
-
-    async def work():
-        await world.begin()
-        await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
-        os.kill(world.template.pid, signal.SIGSTOP)
-        with pytest.raises(ServerError, match="did not start within"):
-            await world.launch()
-        await world.template.end()
-        await world.gone()
-        assert not world.scratch.exists()
-
-    asyncio.run(work())
+    await world.begin()
+    await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
+    os.kill(world.template.pid, signal.SIGSTOP)
+    with pytest.raises(ServerError, match="did not start within"):
+        await world.launch()
+    await world.template.end()
+    await world.gone()
+    assert not world.scratch.exists()
 
 
 @pytest.mark.parametrize("victim", ["owner", "guard", "sentinel", "socket"])
-def test_a_template_ends_with_whom_it_belongs_to(world, victim):
-    async def work():
-        await world.begin()
-        await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
-        process = world.template._process
-        match victim:
-            case "owner":
-                world.owner.kill()
-            case "guard":
-                os.kill(process.guard_pid, signal.SIGKILL)
-            case "sentinel":
-                os.kill(process.sentinel_pid, signal.SIGKILL)
-            case "socket":
-                world.template._orders.close()
-        await asyncio.wait_for(process.wait_swept(), DEADLINE_S)
-        await world.gone()
-
-    asyncio.run(work())
+async def test_a_template_ends_with_whom_it_belongs_to(world, victim):
+    await world.begin()
+    await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
+    process = world.template._process
+    match victim:
+        case "owner":
+            world.owner.kill()
+        case "guard":
+            os.kill(process.guard_pid, signal.SIGKILL)
+        case "sentinel":
+            os.kill(process.sentinel_pid, signal.SIGKILL)
+        case "socket":
+            world.template._orders.close()
+    await asyncio.wait_for(process.wait_swept(), DEADLINE_S)
+    await world.gone()
 
 
-def test_a_template_has_nothing_of_its_owners(world):
+async def test_a_template_has_nothing_of_its_owners(world):
     """A pipe's end that it had would hide the end of what another writes to it."""
-
-    async def work():
-        readable, writable = os.pipe()
-        await world.launch()
-        tree = await world.all_up()
-        ours = {files(os.getpid())[descriptor] for descriptor in (readable, writable)}
-        held = {pid: files(pid) for pid in (world.template.pid, world.process.pid)}
-        await world.process.end()
-        await world.nothing_left(tree)
-        await world.template.end()
-        return ours, held
-
-    ours, held = asyncio.run(work())
+    readable, writable = os.pipe()
+    await world.launch()
+    tree = await world.all_up()
+    ours = {files(os.getpid())[descriptor] for descriptor in (readable, writable)}
+    held = {pid: files(pid) for pid in (world.template.pid, world.process.pid)}
+    await world.process.end()
+    await world.nothing_left(tree)
+    await world.template.end()
+    (ours, held) = ours, held
     template, server = held.values()
     assert not ours & set(template.values())
     assert sorted(template)[:3] == sorted(server) == [0, 1, 2]
@@ -211,106 +191,86 @@ def files(pid):
     return found
 
 
-def test_a_server_is_as_a_program_that_was_run(world, tmp_path):
-    async def work():
-        await world.begin(PYTHONPATH=str(tmp_path))
-        what = (
-            "signal.getsignal(2), signal.getsignal(1), os.getsid(0) == os.getpid(), tempfile.gettempdir(), "
-            f"sys.argv[1:], os.environ['{VARIABLE}'], open('/proc/self/comm').read()"
-        )
-        await world.launch(print_(what, tmp_path), "--port", "1")
-        await world.process.wait_swept()
-        title = name(world.template.identity)
-        await world.template.end()
-        return title
-
-    title = asyncio.run(work())
+async def test_a_server_is_as_a_program_that_was_run(world, tmp_path):
+    await world.begin(PYTHONPATH=str(tmp_path))
+    what = (
+        "signal.getsignal(2), signal.getsignal(1), os.getsid(0) == os.getpid(), tempfile.gettempdir(), "
+        f"sys.argv[1:], os.environ['{VARIABLE}'], open('/proc/self/comm').read()"
+    )
+    await world.launch(print_(what, tmp_path), "--port", "1")
+    await world.process.wait_swept()
+    title = name(world.template.identity)
+    await world.template.end()
+    title = title
     said = world.log.read_text()
     assert "default_int_handler" in said
     assert f"default_int_handler> 0 True {world.scratch} ['--port', '1'] {world.scratch}/exit_locks {title}\n" in said
     assert world.process.ended.exit_code == 0
 
 
-def test_its_servers_are_forked_and_differ_by_chance(world, tmp_path):
-    async def work():
-        await world.begin(PYTHONPATH=str(tmp_path))
-        for _ in range(2):
-            await world.launch(print_("os.getpid(), __import__('random').random()", tmp_path))
-            await world.process.wait_swept()
-        await world.template.end()
-
-    asyncio.run(work())
+async def test_its_servers_are_forked_and_differ_by_chance(world, tmp_path):
+    await world.begin(PYTHONPATH=str(tmp_path))
+    for _ in range(2):
+        await world.launch(print_("os.getpid(), __import__('random').random()", tmp_path))
+        await world.process.wait_swept()
+    await world.template.end()
     (one, first), (other, second) = (line.split() for line in world.log.read_text().splitlines())
     assert one != other
     assert first != second
 
 
-def test_what_an_earlier_life_left_is_ended_and_the_template_is_not(world):
+async def test_what_an_earlier_life_left_is_ended_and_the_template_is_not(world):
     """Guard and sentinel killed in one instant: the daemons bear the mark by the template's own environment."""
-
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        for pid in (world.process.sentinel_pid, world.process.guard_pid):
-            os.kill(pid, signal.SIGKILL)
-        await world.process.wait_swept()
-        left = [process for process in tree if process in bearing(world.mark)]
-        world.scratch = world.scratch.with_name("second")
-        await world.launch()
-        assert await asyncio.to_thread(wait_ended, left, DEADLINE_S)
-        for process in tree:  # the daemon without a mark, which the page of servers names
-            send(process, signal.SIGKILL)
-        await world.process.end()
-        await world.template.end()
-        await world.gone()
-
-    asyncio.run(work())
+    await world.launch()
+    tree = await world.all_up()
+    for pid in (world.process.sentinel_pid, world.process.guard_pid):
+        os.kill(pid, signal.SIGKILL)
+    await world.process.wait_swept()
+    left = [process for process in tree if process in bearing(world.mark)]
+    world.scratch = world.scratch.with_name("second")
+    await world.launch()
+    assert await asyncio.to_thread(wait_ended, left, DEADLINE_S)
+    for process in tree:  # the daemon without a mark, which the page of servers names
+        send(process, signal.SIGKILL)
+    await world.process.end()
+    await world.template.end()
+    await world.gone()
 
 
-def test_another_environment_is_named(world):
-    async def work():
-        await world.launch()
-        for changes, named in (({"OMP_NUM_THREADS": "7"}, "OMP_NUM_THREADS"), ({"TMPDIR": "/elsewhere"}, "")):
-            environment = {**world.launched.environment, **changes}
-            launch = replace(world.launched, environment=environment)
-            assert world.template.why_not(launch) == (f"it was made with another {named}" if named else "")
-        await world.process.end()
-        await world.template.end()
-
-    asyncio.run(work())
+async def test_another_environment_is_named(world):
+    await world.launch()
+    for changes, named in (({"OMP_NUM_THREADS": "7"}, "OMP_NUM_THREADS"), ({"TMPDIR": "/elsewhere"}, "")):
+        environment = {**world.launched.environment, **changes}
+        launch = replace(world.launched, environment=environment)
+        assert world.template.why_not(launch) == (f"it was made with another {named}" if named else "")
+    await world.process.end()
+    await world.template.end()
 
 
-def test_a_template_with_threads_is_refused(world):
-    async def work():
-        await world.begin(THREAD="1")
-        with pytest.raises(ServerError, match="it has 2 threads"):
-            await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
-        await asyncio.wait_for(world.template._process.wait_ended(), DEADLINE_S)  # it says why before it ends
-        await world.template.end()
-        await world.gone()
-
-    asyncio.run(work())
+async def test_a_template_with_threads_is_refused(world):
+    await world.begin(THREAD="1")
+    with pytest.raises(ServerError, match="it has 2 threads"):
+        await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
+    await asyncio.wait_for(world.template._process.wait_ended(), DEADLINE_S)  # it says why before it ends
+    await world.template.end()
+    await world.gone()
     assert "2 threads, and can't be forked" in world.log.read_text()
 
 
-def test_the_guards_of_a_fork_are_light(world):
+async def test_the_guards_of_a_fork_are_light(world):
     """Memory, and so the kernel's choice whom to kill: they have nothing of the template's image."""
-
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        words = [(PROC / str(pid) / "cmdline").read_bytes().split(b"\0") for pid in (world.process.guard_pid,)]
-        heads = descendants(world.process.sentinel_pid)
-        give_up_at = time.monotonic() + DEADLINE_S
-        while name(identify(world.process.sentinel_pid)) != "server-sentinel":
-            assert time.monotonic() < give_up_at
-            await asyncio.sleep(0.01)
-        await world.process.end()
-        await world.nothing_left(tree)
-        await world.template.end()
-        return words, heads
-
-    (words,), heads = asyncio.run(work())
+    await world.launch()
+    tree = await world.all_up()
+    words = [(PROC / str(pid) / "cmdline").read_bytes().split(b"\0") for pid in (world.process.guard_pid,)]
+    heads = descendants(world.process.sentinel_pid)
+    give_up_at = time.monotonic() + DEADLINE_S
+    while name(identify(world.process.sentinel_pid)) != "server-sentinel":
+        assert time.monotonic() < give_up_at
+        await asyncio.sleep(0.01)
+    await world.process.end()
+    await world.nothing_left(tree)
+    await world.template.end()
+    ((words,), heads) = words, heads
     assert b"actors.processes.process_guard" in words
     assert identify(world.process.guard_pid) is None
     assert {process.pid for process in heads} >= {world.process.guard_pid, world.process.pid}

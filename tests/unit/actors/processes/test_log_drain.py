@@ -13,6 +13,7 @@ import pytest
 
 from actors.processes import log_drain
 from actors.processes.log_drain import LogDrain
+from actors.processes.process_tree import open_files
 
 DEADLINE_S = 30.0
 PRINTS = "import sys\nfor n in range({lines}): print(f'line {{n:05}}' + 'x' * 100, flush=True)"
@@ -38,6 +39,19 @@ def test_all_of_it_is_there_when_it_has_settled(tmp_path):
     drain.settle(DEADLINE_S)
     lines = (tmp_path / "log").read_text().splitlines()
     assert [line[:10] for line in lines] == [f"line {n:05}" for n in range(2000)]
+
+
+def test_who_is_silent_has_no_log_open(tmp_path):
+    drain = LogDrain(tmp_path / "log")
+    with drain.entrance() as output:
+        mine = os.dup(output)
+    drain.begin()
+    for word in (b"one\n", b"two\n"):
+        os.write(mine, word)
+        until(lambda said=word: (tmp_path / "log").exists() and (tmp_path / "log").read_bytes().endswith(said))
+        until(lambda: not list(open_files(os.getpid(), str(tmp_path))))
+    os.close(mine)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
 def test_a_full_disk_stops_nobody_and_the_newest_lines_come_when_there_is_room(tiny_disk):

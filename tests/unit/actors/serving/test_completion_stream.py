@@ -212,19 +212,15 @@ def test_a_fault_is_a_failure_of_its_kind_beside_what_came_whole(server, fault, 
     assert len(samples.completions) == kept
 
 
-def test_a_token_that_the_model_has_not_is_no_completion(server):
+async def test_a_token_that_the_model_has_not_is_no_completion(server):
     """The trainer's process ended of it, and was restarted until the run halted; the server kept its traffic."""
-
-    async def work():
-        async with SGLangClient() as client:
-            client.vocabulary = 2  # the stand-in makes no smaller ones
-            with pytest.raises(RequestFailed, match=r"with token \d+, and the model has 2"):
-                await client.generate(server, token_ids=[1, 2], sampling=SAMPLING, timeout_s=10.0)
-            stream = CompletionStream(1, server=server)
-            asked = {"inputs": [(1, 2)], "samplings": [SAMPLING], "timeout_s": 10.0}
-            return await client.generate_samples(server, stream, **asked)
-
-    samples = asyncio.run(work())
+    async with SGLangClient() as client:
+        client.vocabulary = 2  # the stand-in makes no smaller ones
+        with pytest.raises(RequestFailed, match=r"with token \d+, and the model has 2"):
+            await client.generate(server, token_ids=[1, 2], sampling=SAMPLING, timeout_s=10.0)
+        stream = CompletionStream(1, server=server)
+        asked = {"inputs": [(1, 2)], "samplings": [SAMPLING], "timeout_s": 10.0}
+        samples = await client.generate_samples(server, stream, **asked)
     assert samples.failure is not None
     assert samples.failure.kind == "impossible"
 

@@ -8,7 +8,7 @@ from actors.serving.readiness_proof import ReadinessProof
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
 from launcher.config.compose import compose
-from tests.unit.actors.serving.test_sglang_process import make, run, start
+from tests.unit.actors.serving.test_sglang_process import make, running, start
 
 __all__ = ["make"]
 SAMPLED = ReadinessProof.of(compose(["conf=arithmetic_cpu", "gconfig.top_p=0.9"]))
@@ -42,12 +42,11 @@ def test_it_samples_as_the_run_does():
 # ── with real processes ──
 
 
-def test_what_is_compiled_at_its_first_use_is_compiled_before_ready(make, tmp_path):
+async def test_what_is_compiled_at_its_first_use_is_compiled_before_ready(make, tmp_path):
     """It answers nobody meanwhile: after READY that would be a hang."""
     server = make("--compiles-s", "2", proof=SAMPLED)
     compiled = "compiling, for 2 s"
-
-    async def work():
+    async with running(server):
         await start(server)
         starting = asyncio.create_task(server.wait_ready())
         while server.info().state is ServerState.STARTING:
@@ -57,15 +56,10 @@ def test_what_is_compiled_at_its_first_use_is_compiled_before_ready(make, tmp_pa
         assert (ready.state, ready.reason) == (ServerState.READY, "")
         assert (tmp_path / "llm_server-0.log").read_text().count(compiled) == 1
 
-    run(server, work)
 
-
-def test_a_compilation_that_outlasts_the_deadline_is_told_as_one(make):
+async def test_a_compilation_that_outlasts_the_deadline_is_told_as_one(make):
     server = make("--compiles-s", "1000", setup_timeout_s=5.0, proof=SAMPLED)
-
-    async def work():
+    async with running(server):
         await start(server)
         with pytest.raises(ServerError, match=r"no generation within 5 s \(it answers; kernels that are compiled"):
             await server.wait_ready()
-
-    run(server, work)

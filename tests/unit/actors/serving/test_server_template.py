@@ -1,6 +1,7 @@
 """Incarnations as forks of one template, with the stand-in as the server: real processes under the real guards."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -62,15 +63,13 @@ class Forked:
         os.kill(self.server.info().pid, signal.SIGKILL)
         await self.server.wait_exit()
 
-    def run(self, work):
-        async def inside():
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    await work()
-            finally:
-                await self.server.close()
-
-        asyncio.run(inside())
+    @contextlib.asynccontextmanager
+    async def running(self):
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield
+        finally:
+            await self.server.close()
         assert bearing(f"GRPO_SERVER_LOG={self.log}") == []
 
 
@@ -79,8 +78,8 @@ def forked(tmp_path):
     return Forked(tmp_path)
 
 
-def test_later_lives_are_forked_of_the_same_template(forked):
-    async def work():
+async def test_later_lives_are_forked_of_the_same_template(forked):
+    async with forked.running():
         starting = await forked.begin(0)
         assert (starting.state, starting.pid) == (ServerState.STARTING, None), "it imports yet"
         first = await forked.server.wait_ready()
@@ -91,13 +90,11 @@ def test_later_lives_are_forked_of_the_same_template(forked):
         assert (first.generation, second.generation, second.state) == (0, 1, ServerState.READY)
         assert first.pid != second.pid
         assert forked.template == template == identify(template.pid)
-
-    forked.run(work)
     assert forked.log.read_text().count("template: ") == 1
 
 
-def test_a_lost_template_is_made_anew_and_so_is_one_for_another_model(forked):
-    async def work():
+async def test_a_lost_template_is_made_anew_and_so_is_one_for_another_model(forked):
+    async with forked.running():
         await forked.serve(0)
         first = forked.template
         os.kill(first.pid, signal.SIGKILL)
@@ -111,39 +108,32 @@ def test_a_lost_template_is_made_anew_and_so_is_one_for_another_model(forked):
         await forked.serve(2)
         assert len({first, second, forked.template}) == 3
         assert identify(second.pid) != second
-
-    forked.run(work)
     assert "a new template: it is gone" in forked.log.read_text()
     assert "a new template: it was made for ['Qwen2ForCausalLM'], not ['LlamaForCausalLM']" in forked.log.read_text()
 
 
-def test_where_the_template_does_not_answer_the_server_is_run(forked, monkeypatch):
-    async def work():
+async def test_where_the_template_does_not_answer_the_server_is_run(forked, monkeypatch):
+    async with forked.running():
         await forked.serve(0)
         monkeypatch.setattr("actors.processes.process_template.ANSWER_S", 0.5)
         os.kill(forked.template.pid, signal.SIGSTOP)
         await forked.lose()
         assert (await forked.serve(1)).state is ServerState.READY
         assert forked.template is None
-
-    forked.run(work)
     assert "started without its template: the server's guard did not start within 0.5 s" in forked.log.read_text()
 
 
-def test_where_no_template_comes_about_the_server_is_run(forked, monkeypatch):
+async def test_where_no_template_comes_about_the_server_is_run(forked, monkeypatch):
     monkeypatch.setenv("THREAD", "1")
-
-    async def work():
+    async with forked.running():
         assert (await forked.serve(0)).state is ServerState.READY
         assert forked.template is None
         assert not forked.source.forks(ENTRY)
-
-    forked.run(work)
     assert "started without its template: it has 2 threads" in forked.log.read_text()
 
 
-def test_a_stop_does_not_wait_for_the_imports(forked):
-    async def work():
+async def test_a_stop_does_not_wait_for_the_imports(forked):
+    async with forked.running():
         await forked.begin(0)
         template = forked.template
         os.kill(template.pid, signal.SIGSTOP)
@@ -153,5 +143,3 @@ def test_a_stop_does_not_wait_for_the_imports(forked):
         os.kill(template.pid, signal.SIGCONT)
         assert (await forked.serve(1)).state is ServerState.READY
         assert forked.template == template
-
-    forked.run(work)

@@ -1,6 +1,7 @@
 """The client against a real HTTP server: what is no whole, truthful completion never looks like one."""
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import pickle
@@ -25,15 +26,12 @@ def server():
         yield url
 
 
-def run(url, work):
-    """`work(client)` on a loop of its own; faults left over from an earlier test are switched off first."""
-
-    async def inside():
-        await post(url, {"kind": "none", "times": 0})
-        async with SGLangClient() as client:
-            return await work(client)
-
-    return asyncio.run(inside())
+@contextlib.asynccontextmanager
+async def client_of(url):
+    """Faults left over from an earlier test are switched off first."""
+    await post(url, {"kind": "none", "times": 0})
+    async with SGLangClient() as client:
+        yield client
 
 
 async def order(client, url, path, body=None):
@@ -55,24 +53,31 @@ def generate(client, url, *, token_ids=(5, 6, 7), sampling=SAMPLING, timeout_s=1
     return client.generate(url, token_ids=token_ids, sampling=sampling, timeout_s=timeout_s)
 
 
+async def kind_of_failure(call):
+    try:
+        await call
+    except RequestFailed as failure:
+        return failure.kind
+    return ""
+
+
 # ── completions ──
 
 
 @pytest.mark.slow
-def test_a_completion_is_whole(server):
-    completion = run(server, lambda client: generate(client, server))
+async def test_a_completion_is_whole(server):
+    async with client_of(server) as client:
+        completion = await generate(client, server)
     assert 1 <= len(completion.token_ids) == len(completion.logprobs) <= 6
     assert completion.weight_version == 3
     assert completion.server == server
     assert completion.finish_reason == ("length" if len(completion.token_ids) == 6 else "stop")
 
 
-def test_a_seed_is_sent_and_makes_a_completion_reproducible(server):
-    async def work(client):
+async def test_a_seed_is_sent_and_makes_a_completion_reproducible(server):
+    async with client_of(server) as client:
         seeded = [dataclasses.replace(SAMPLING, seed=seed) for seed in (1, 1, 2)]
-        return [(await generate(client, server, sampling=sampling)).token_ids for sampling in seeded]
-
-    first, second, other = run(server, work)
+        first, second, other = [(await generate(client, server, sampling=sampling)).token_ids for sampling in seeded]
     assert first == second != other
 
 
@@ -89,19 +94,16 @@ def test_the_parameters_are_sglangs():
 
 
 @pytest.mark.slow
-def test_256_requests_are_in_flight_together(server):
+async def test_256_requests_are_in_flight_together(server):
     """Each takes as long as the server says; a limit of 100 connections would make it three times that."""
-
-    async def work(client):
+    before = (await state(server))["asked"].get("/generate", 0)
+    async with client_of(server) as client:
         await post(server, {"kind": "slow", "seconds": 0.5, "times": None})
         waiting = [asyncio.create_task(generate(client, server)) for _ in range(256)]
         async with asyncio.timeout(30):
             while (await state(server))["asked"]["/generate"] - before < 256:
                 assert not any(task.done() for task in waiting), "some were answered before the last was asked"
-        return await asyncio.gather(*waiting)
-
-    before = asyncio.run(state(server))["asked"].get("/generate", 0)
-    assert len(run(server, work)) == 256
+        assert len(await asyncio.gather(*waiting)) == 256
 
 
 # ── faults ──
@@ -122,28 +124,24 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "kind", "retryable"), FAULTS)
-def test_a_fault_is_a_failure_of_its_kind_and_the_next_request_is_served(server, fault, kind, retryable):
-    async def work(client):
+async def test_a_fault_is_a_failure_of_its_kind_and_the_next_request_is_served(server, fault, kind, retryable):
+    async with client_of(server) as client:
         await post(server, {"kind": fault})
         with pytest.raises(RequestFailed) as caught:
             await generate(client, server)
         assert (await state(server))["fault"]["times"] == 0, "the fault did not fire"
         await generate(client, server)
-        return caught.value
-
-    failure = run(server, work)
+        failure = caught.value
     assert (failure.kind, failure.retryable) == (kind, retryable)
     assert server in failure.message
 
 
-def test_a_deadline_ends_a_request(server):
-    async def work(client):
+async def test_a_deadline_ends_a_request(server):
+    async with client_of(server) as client:
         await post(server, {"kind": "slow", "seconds": 60})
         with pytest.raises(RequestFailed, match=r"no answer within 0\.2 s") as caught:
             await generate(client, server, timeout_s=0.2)
-        return caught.value.kind
-
-    assert run(server, work) == "timeout"
+        assert caught.value.kind == "timeout"
 
 
 async def test_nobody_there_is_refused():
@@ -155,30 +153,18 @@ async def test_nobody_there_is_refused():
     assert (caught.value.kind, caught.value.retryable) == ("refused", True)
 
 
-def test_a_server_that_stops_listening_and_comes_back(server):
-    async def work(client):
+async def test_a_server_that_stops_listening_and_comes_back(server):
+    async with client_of(server), asyncio.timeout(10):
         await post(server, {"kind": "refuse", "seconds": 0.2})
-        async with asyncio.timeout(10):
-            kinds = []
-            while kinds[-2:] != ["refused", ""]:
-                async with SGLangClient() as fresh:  # a connection made before would still be served
-                    kinds.append(await self_kind(fresh))
-        return kinds
-
-    async def self_kind(client):
-        try:
-            await client.model_info(server, timeout_s=1)
-        except RequestFailed as failure:
-            return failure.kind
-        return ""
-
-    assert run(server, work)[-2:] == ["refused", ""]
+        kinds = []
+        while kinds[-2:] != ["refused", ""]:
+            async with SGLangClient() as fresh:  # a connection made before would still be served
+                kinds.append(await kind_of_failure(fresh.model_info(server, timeout_s=1)))
 
 
-def test_an_aborted_request_is_no_completion():
+async def test_an_aborted_request_is_no_completion():
     with stand_in_server.running("--weight-version", "1", "--seconds-per-token", "100") as url:
-
-        async def work(client):
+        async with client_of(url) as client:
             waiting = asyncio.create_task(generate(client, url, timeout_s=60))
             async with asyncio.timeout(30):
                 while not (await state(url))["asked"].get("/generate"):
@@ -187,18 +173,15 @@ def test_an_aborted_request_is_no_completion():
             with pytest.raises(RequestFailed, match="aborted the request after 1 tokens") as caught:
                 await waiting
             await order(client, url, "/continue_generation")
-            return caught.value
-
-        failure = run(url, work)
+            failure = caught.value
     assert (failure.kind, failure.retryable) == ("aborted", True)
 
 
-def test_weights_can_be_updated_while_a_request_is_running(tmp_path):
+async def test_weights_can_be_updated_while_a_request_is_running(tmp_path):
     """A flush of the cache within the update would kill the server."""
     (tmp_path / "config.json").write_text('{"vocab_size": 50}')
     with stand_in_server.running("--weight-version", "1", "--seconds-per-token", "100") as url:
-
-        async def work(client):
+        async with client_of(url) as client:
             waiting = asyncio.create_task(generate(client, url, timeout_s=60))
             async with asyncio.timeout(30):
                 while not (await state(url))["asked"].get("/generate"):
@@ -206,9 +189,7 @@ def test_weights_can_be_updated_while_a_request_is_running(tmp_path):
             await client.update_weights_from_disk(url, path=tmp_path, weight_version=2, timeout_s=10)
             with pytest.raises(RequestFailed, match="aborted"):
                 await waiting
-            return await state(url)
-
-        after = run(url, work)
+            after = await state(url)
     assert after["weight_version"] == "2"
     assert after["asked"]["/flush_cache"] == 1
 
@@ -250,70 +231,58 @@ def test_a_failure_survives_pickling():
 # ── weights and questions ──
 
 
-def test_weights_are_confirmed_by_the_server(server, tmp_path):
+async def test_weights_are_confirmed_by_the_server(server, tmp_path):
     (tmp_path / "config.json").write_text('{"vocab_size": 50}')
-
-    async def work(client):
+    async with client_of(server) as client:
         await client.update_weights_from_disk(server, path=tmp_path, weight_version=4, timeout_s=10)
         first = await client.model_info(server, timeout_s=10)
         await client.update_weights_from_tensor(
             server, named_tensors={"w": torch.ones(3)}, weight_version=5, timeout_s=10
         )
-        return first, await client.model_info(server, timeout_s=10), await generate(client, server)
-
-    first, second, completion = run(server, work)
+        second, completion = await client.model_info(server, timeout_s=10), await generate(client, server)
     assert (first.weight_version, first.model_path) == (4, str(tmp_path))
     assert second.weight_version == completion.weight_version == 5
 
 
-def test_weights_that_the_server_does_not_take_are_refused(server, tmp_path):
-    async def work(client):
+async def test_weights_that_the_server_does_not_take_are_refused(server, tmp_path):
+    async with client_of(server) as client:
         with pytest.raises(WeightsRefused, match=r"weight version 9: .*HTTP 400 .*no config\.json"):
             await client.update_weights_from_disk(server, path=tmp_path / "none", weight_version=9, timeout_s=10)
 
-    run(server, work)
 
-
-def test_weights_that_the_server_takes_and_does_not_hold_are_refused(server, tmp_path):
+async def test_weights_that_the_server_takes_and_does_not_hold_are_refused(server, tmp_path):
     (tmp_path / "config.json").write_text('{"vocab_size": 50}')
-
-    async def work(client):
+    async with client_of(server) as client:
         await client.update_weights_from_disk(server, path=tmp_path, weight_version=11, timeout_s=10)
         await post(server, {"kind": "forget_version", "path": "update"})
         with pytest.raises(WeightsRefused, match="then reported that it holds version 11"):
             await client.update_weights_from_disk(server, path=tmp_path, weight_version=12, timeout_s=10)
 
-    run(server, work)
 
-
-def test_a_server_that_dies_of_an_update_has_not_refused_it(server, tmp_path):
+async def test_a_server_that_dies_of_an_update_has_not_refused_it(server, tmp_path):
     """The publisher must see a lost server, not a wrong folder."""
-
-    async def work(client):
+    async with client_of(server) as client:
         await post(server, {"kind": "reset", "path": "/update_weights_from_disk"})
         with pytest.raises(RequestFailed) as caught:
             await client.update_weights_from_disk(server, path=tmp_path, weight_version=9, timeout_s=10)
-        return caught.value.kind
-
-    assert run(server, work) == "reset"
+        assert caught.value.kind == "reset"
 
 
 @pytest.mark.slow
-def test_a_server_without_a_version_of_ours_says_none():
+async def test_a_server_without_a_version_of_ours_says_none():
     with stand_in_server.running() as url:
-        assert run(url, lambda client: client.model_info(url, timeout_s=10)).weight_version is None
+        async with client_of(url) as client:
+            assert (await client.model_info(url, timeout_s=10)).weight_version is None
 
 
-def test_health_metrics_and_cache(server):
-    async def work(client):
+async def test_health_metrics_and_cache(server):
+    async with client_of(server) as client:
         await post(server, {"kind": "503", "path": "/health"})
         sick, well = [await client.health(server, timeout_s=10) for _ in range(2)]
         await client.flush_cache(server, timeout_s=10)
         before = (await client.metrics(server, timeout_s=10))["sglang:num_requests_total"]
         await generate(client, server)
         after = (await client.metrics(server, timeout_s=10))["sglang:num_requests_total"]
-        return sick, well, after - before, await client._json("GET", server, "/server_info", 10)
-
-    sick, well, served, info = run(server, work)
-    assert (sick, well, served) == (False, True, 1.0)
+        info = await client._json("GET", server, "/server_info", 10)
+    assert (sick, well, after - before) == (False, True, 1.0)
     assert info["tp_size"] == 1

@@ -1,6 +1,7 @@
 """A server's lives, with the stand-in as the command: real processes under the real guard."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -46,15 +47,13 @@ def make(tmp_path):
     return make
 
 
-def run(server, work):
-    async def inside():
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                return await work()
-        finally:
-            await server.stop()
-
-    return asyncio.run(inside())
+@contextlib.asynccontextmanager
+async def running(server):
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield
+    finally:
+        await server.stop()
 
 
 def start(server, *, generation=0, weight_version=3):
@@ -74,11 +73,10 @@ def is_free(url):
 
 
 @pytest.mark.slow
-def test_a_life_from_start_to_stop(make, tmp_path):
+async def test_a_life_from_start_to_stop(make, tmp_path):
     server = make("--tree")
     assert server.info().state is ServerState.STOPPED
-
-    async def work():
+    async with running(server):
         starting = await start(server)
         assert (starting.state, starting.weight_version) == (ServerState.STARTING, None)
         ready, again = await asyncio.gather(server.wait_ready(), server.wait_ready())
@@ -98,18 +96,15 @@ def test_a_life_from_start_to_stop(make, tmp_path):
         assert (exit_.name, exit_.generation, exit_.pid, exit_.exit_code) == ("server-0", 0, ready.pid, -9)
         assert "told to stop" in exit_.reason and exit_.was_told
         assert await server.stop() == stopped
-
-    run(server, work)
     log = (tmp_path / "llm_server-0.log").read_text()
     assert log.startswith("==== generation 0, ")
     assert "--model-path some/model --weight-version 3" in log.splitlines()[0]
 
 
 @pytest.mark.slow
-def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
+async def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
     server = make()
-
-    async def work():
+    async with running(server):
         await start(server)
         first = await server.wait_ready()
         waiting = [asyncio.create_task(server.wait_exit()) for _ in range(2)]
@@ -123,18 +118,15 @@ def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
         second = await server.wait_ready()
         assert (second.generation, second.weight_version, second.state) == (1, 8, ServerState.READY)
         assert second.pid != first.pid
-
-    run(server, work)
     log = (tmp_path / "llm_server-0.log").read_text()
     assert log.index("==== generation 0") < log.index("==== generation 1"), (
         "a life must not overwrite an earlier one's log"
     )
 
 
-def test_a_fault_of_a_gpu_is_told_with_the_gpu(make, tmp_path):
+async def test_a_fault_of_a_gpu_is_told_with_the_gpu(make, tmp_path):
     server = make(gpu_ids=("3",))
-
-    async def work():
+    async with running(server):
         await start(server)
         ready = await server.wait_ready()
         with (tmp_path / "llm_server-0.log").open("a") as log:
@@ -144,15 +136,12 @@ def test_a_fault_of_a_gpu_is_told_with_the_gpu(make, tmp_path):
         assert " on GPU 3 of node n0de0123: torch.AcceleratorError: CUDA error: uncorrectable ECC" in exit_.reason
         assert find_server_cause(exit_.reason.split(" | "), exit_.exit_code).cause is Cause.GPU_FAULT
 
-    run(server, work)
-
 
 @pytest.mark.slow
-def test_a_death_is_told_also_where_the_log_can_not_be_read(make, tmp_path):
+async def test_a_death_is_told_also_where_the_log_can_not_be_read(make, tmp_path):
     """Its actor went on calling it READY: whoever waited for its end heard of the disk instead."""
     server = make()
-
-    async def work():
+    async with running(server):
         await start(server)
         ready = await server.wait_ready()
         log = tmp_path / "llm_server-0.log"
@@ -162,44 +151,35 @@ def test_a_death_is_told_also_where_the_log_can_not_be_read(make, tmp_path):
         assert (await server.wait_exit()).exit_code == -9
         assert server.info().state is ServerState.DEAD
 
-    run(server, work)
-
 
 @pytest.mark.slow
-def test_a_second_life_beside_a_living_one_is_refused(make):
+async def test_a_second_life_beside_a_living_one_is_refused(make):
     server = make()
-
-    async def work():
+    async with running(server):
         await start(server)
         await server.wait_ready()
         with pytest.raises(ServerError, match="can't start generation 1: generation 0 is READY"):
             await start(server, generation=1)
         assert server.info().state is ServerState.READY
 
-    run(server, work)
-
 
 @pytest.mark.slow
-def test_an_early_end_says_the_exit_code_and_the_logs_decisive_line(make):
+async def test_an_early_end_says_the_exit_code_and_the_logs_decisive_line(make):
     server = make("--die-at-start")
-
-    async def work():
+    async with running(server):
         await start(server)
         with pytest.raises(ServerError) as caught:
             await server.wait_ready()
-        return caught.value
-
-    error = run(server, work)
+        error = caught.value
     assert "server-0 (generation 0) did not become ready: it, or a part of it, ended with exit code 9" in error.message
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB" in error.message
     assert "llm_server-0.log" in error.hint
 
 
 @pytest.mark.slow
-def test_a_failed_start_is_told_to_whoever_asks_and_stays_told(make):
+async def test_a_failed_start_is_told_to_whoever_asks_and_stays_told(make):
     server = make("--die-at-start")
-
-    async def work():
+    async with running(server):
         await start(server)
         for _ in range(2):
             with pytest.raises(ServerError, match="exit code 9"):
@@ -207,15 +187,12 @@ def test_a_failed_start_is_told_to_whoever_asks_and_stays_told(make):
         assert server.info().state is ServerState.FAILED
         assert (await server.wait_exit()).exit_code == 9
 
-    run(server, work)
-
 
 @pytest.mark.slow
-def test_a_server_that_never_generates_is_ended_at_its_deadline(make):
+async def test_a_server_that_never_generates_is_ended_at_its_deadline(make):
     """Its HTTP side answers, as SGLang's does with a stopped scheduler."""
     server = make("--seconds-per-token", "1000", setup_timeout_s=3.0)
-
-    async def work():
+    async with running(server):
         await start(server)
         with pytest.raises(ServerError, match=r"did not become ready: no generation within 3 s") as caught:
             await server.wait_ready()
@@ -224,30 +201,24 @@ def test_a_server_that_never_generates_is_ended_at_its_deadline(make):
         assert identify(server.info().pid) is None
         assert not (await server.wait_exit()).was_told, "nobody ordered it"
 
-    run(server, work)
-
 
 @pytest.mark.slow
-def test_a_server_with_other_weights_than_asked_for_is_not_ready(make):
+async def test_a_server_with_other_weights_than_asked_for_is_not_ready(make):
     """The last --weight-version wins, as a server's own default would."""
     wrapper = (
         "import sys; sys.argv += ['--weight-version', '2']; from tests.programs.stand_in_server import main; main()"
     )
     server = make(entry=(sys.executable, "-c", wrapper))
-
-    async def work():
+    async with running(server):
         await start(server, weight_version=3)
         with pytest.raises(ServerError, match="generates with weight version 2, not 3"):
             await server.wait_ready()
 
-    run(server, work)
 
-
-def test_a_port_in_use_is_an_error_before_anything_is_started(make, tmp_path):
+async def test_a_port_in_use_is_an_error_before_anything_is_started(make, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = make(port=taken.getsockname()[1])
-
-        async def work():
+        async with running(server):
             for ask in (lambda: start(server), server.wait_ready):
                 with pytest.raises(
                     ResourceError, match=rf"can't listen on 127\.0\.0\.1:{taken.getsockname()[1]}"
@@ -255,16 +226,13 @@ def test_a_port_in_use_is_an_error_before_anything_is_started(make, tmp_path):
                     await ask()
                 assert "sglang.port" in caught.value.hint
             assert server.info().state is ServerState.FAILED
-
-        run(server, work)
     assert not (tmp_path / "llm_server-0.log").exists()
 
 
 @pytest.mark.slow
-def test_stopping_while_it_starts(make):
+async def test_stopping_while_it_starts(make):
     server = make("--seconds-per-token", "1000")
-
-    async def work():
+    async with running(server):
         await start(server)
         waiting = asyncio.create_task(server.wait_ready())
         await server.stop()
@@ -274,15 +242,12 @@ def test_stopping_while_it_starts(make):
         await start(server, generation=1)
         assert server.info().generation == 1
 
-    run(server, work)
-
 
 @pytest.mark.slow
-def test_who_asks_before_the_start_waits_for_it(make):
+async def test_who_asks_before_the_start_waits_for_it(make):
     """Ray delivers calls to an async actor in any order."""
     server = make()
-
-    async def work():
+    async with running(server):
         ready, exit_ = asyncio.create_task(server.wait_ready()), asyncio.create_task(server.wait_exit())
         await asyncio.sleep(0)
         await start(server)
@@ -290,14 +255,11 @@ def test_who_asks_before_the_start_waits_for_it(make):
         await server.stop()
         assert (await exit_).pid == (await ready).pid
 
-    run(server, work)
-
 
 @pytest.mark.slow
-def test_a_stop_that_returns_late_leaves_the_next_incarnation_alone(make):
+async def test_a_stop_that_returns_late_leaves_the_next_incarnation_alone(make):
     server = make()
-
-    async def work():
+    async with running(server):
         await start(server)
         await server.wait_ready()
         first = await asyncio.shield(server._launch)
@@ -320,5 +282,3 @@ def test_a_stop_that_returns_late_leaves_the_next_incarnation_alone(make):
         may_return.set()
         await stopping
         assert (server.info(), identify(ready.pid) is None) == (ready, False)
-
-    run(server, work)

@@ -105,8 +105,8 @@ async def test_a_dead_trainer_is_restarted_and_restored_and_the_servers_follow(t
     trial = await Trial(tmp_path).begun()
     trial.run.step(9)
     trial.run.checkpoints = (
-        CheckpointFacts(global_step=4, policy_version=5, status=CheckpointStatus.CANDIDATE),
-        CheckpointFacts(global_step=8, policy_version=9, status=CheckpointStatus.CANDIDATE),
+        CheckpointFacts(global_step=4, status=CheckpointStatus.CANDIDATE),
+        CheckpointFacts(global_step=8, status=CheckpointStatus.CANDIDATE),
     )
     trial.run.kill_trainer()
     await trial.turns()
@@ -157,8 +157,7 @@ async def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_p
 def collapsed(trial):
     trial.run.step(40)
     trial.run.checkpoints = tuple(
-        CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
-        for step in (9, 19, 29, 39)
+        CheckpointFacts(global_step=step, status=CheckpointStatus.CANDIDATE) for step in (9, 19, 29, 39)
     )
     trial.run.incident = Incident(
         cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=trial.run.now, onset_step=25

@@ -99,7 +99,7 @@ def test_a_restore_that_failed_is_no_collapse_after_one(journal):
         history.failed(action, "a hash differs", 1.0)
     assert [one.restored_step for one in history.attempts] == [None, None]
     assert history.attempts == read(journal).attempts, "a successor knows the same"
-    sound = CheckpointFacts(global_step=19, policy_version=20, status=CheckpointStatus.GOOD)
+    sound = CheckpointFacts(global_step=19, status=CheckpointStatus.GOOD)
     assert choose([sound], collapse, history.attempts, settings).global_step == 19
     history.attempted(dataclasses.replace(tried, restored_step=19))
     assert history.attempts[-1].restored_step == 19, "one that is under way counts"

@@ -53,7 +53,7 @@ async def test_a_trainer_that_died_in_a_collapse_does_not_load_the_damage_while_
 async def test_a_trainer_that_died_while_all_was_well_is_loaded_when_the_monitor_answers(tmp_path):
     trial = await Trial(tmp_path).begun()
     trial.run.step(9)
-    trial.run.checkpoints = (CheckpointFacts(global_step=8, policy_version=9, status=CheckpointStatus.CANDIDATE),)
+    trial.run.checkpoints = (CheckpointFacts(global_step=8, status=CheckpointStatus.CANDIDATE),)
     trial.run.is_judged = False
     trial.run.kill_trainer()
     await trial.turns(5)

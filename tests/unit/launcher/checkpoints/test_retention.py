@@ -90,7 +90,7 @@ def test_a_condemned_one_is_never_the_best():
 
 
 def facts_of(step, *, status=CheckpointStatus.CANDIDATE, reward=None):
-    return CheckpointFacts(global_step=step, policy_version=step + 1, status=status, reward=reward)
+    return CheckpointFacts(global_step=step, status=status, reward=reward)
 
 
 def test_torn_ones_do_not_count_among_the_two_good_ones_that_stay(store):

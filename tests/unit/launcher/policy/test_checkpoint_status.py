@@ -75,7 +75,7 @@ def test_a_checkpoint_of_damaged_weights_is_condemned_whatever_else_is_wrong_wit
 
 
 SHELF = [
-    CheckpointFacts(global_step=step, policy_version=step + 1, status=status)
+    CheckpointFacts(global_step=step, status=status)
     for step, status in ((9, GOOD), (29, CANDIDATE), (19, UNVERIFIED), (39, CONDEMNED), (49, GOOD))
 ]
 

@@ -131,8 +131,8 @@ def test_what_is_done(tmp_path, events, is_done, is_done_with_retry):
     config, paths = run_paths(tmp_path)
     for name, reason in events:
         Journal(paths.events, 1).record(name, reason=reason, total_train_steps=3, total_train_epochs=1)
-    assert settled(TRIAL, config, paths, retry=False) is is_done
-    assert settled(TRIAL, config, paths, retry=True) is is_done_with_retry
+    assert settled(config, paths, retry=False) is is_done
+    assert settled(config, paths, retry=True) is is_done_with_retry
 
 
 @pytest.mark.parametrize("event", ["", "run.started"])

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.base.errors import UsageError
-from scripts.benchmark.ahead import WARM_UP, AheadRun, measured, read_run
+from scripts.benchmark.ahead import WARM_UP, AheadRun, compared, measured, read_run
 
 
 def lines(steps, *, every_s):
@@ -27,3 +27,14 @@ def test_each_is_compared_with_the_one_that_makes_nothing_ahead():
     found = measured([run(0, 3.0), run(2, 2.0), run(0, 6.0), run(2, 4.0)])
     assert found.ratios["steps a minute, 2 ahead ÷ 0"].value == pytest.approx(1.5)
     assert found.points["2 ahead: step_s"] == [2.0] * 3 + [4.0] * 3
+
+
+@pytest.mark.slow
+def test_older_tokens_are_compared_in_turns_with_a_step_that_compares_none():
+    few = ["train_dataset.batch_size=2", "gconfig.n_samples=2", "gconfig.max_new_tokens=4"]
+    found = compared(2, few)
+    assert {name: len(figures) for name, figures in found.points.items()} == {
+        "not compared: step_s": 2,
+        "compared: step_s": 2,
+    }
+    assert found.ratios["a trainer's step, compared ÷ not"].value > 0

@@ -1,6 +1,7 @@
 """The page in a real browser: drawn, inert, zoomed, with no request to any other host. Skipped where no Chromium is."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -32,34 +33,29 @@ def fileroot(tmp_path_factory):
     return root
 
 
-def browsed(fileroot, look, *, width=1280, token=TOKEN):
-    """`look(page)` with the page opened; then no other host was asked and nothing was refused by the policy."""
-
+@contextlib.asynccontextmanager
+async def browsed(fileroot, *, width=1280, token=TOKEN):
+    """The page, opened; no other host is asked for anything."""
     page_ends.clear()
-
-    async def browse():
-        runner = web.AppRunner(WatchServer(fileroot, TOKEN).application())
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            page_ends.append(runner.cleanup)
-            port = runner.addresses[0][1]
-            async with Browser() as browser:
-                page = await browser.page(width=width)
-                await page.open(link(port, token))
-                found = await look(page)
-            others = [url for url in page.requests if not url.startswith((f"http://127.0.0.1:{port}/", "data:,"))]
-            assert page.requests and others == []
-            return found, page.complaints
-        finally:
-            await runner.cleanup()
-
-    return asyncio.run(browse())
+    runner = web.AppRunner(WatchServer(fileroot, TOKEN).application())
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        page_ends.append(runner.cleanup)
+        port = runner.addresses[0][1]
+        async with Browser() as browser:
+            page = await browser.page(width=width)
+            await page.open(link(port, token))
+            yield page
+        others = [url for url in page.requests if not url.startswith((f"http://127.0.0.1:{port}/", "data:,"))]
+        assert page.requests and others == []
+    finally:
+        await runner.cleanup()
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
-    async def look(page):
+async def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
+    async with browsed(fileroot, width=width) as page:
         await page.until(OPENED)
         await page.until("!!document.querySelector('.sample')")
         assert await page.evaluate("document.documentElement.scrollWidth") == width
@@ -76,13 +72,11 @@ def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         assert [words.split(":")[0] for words in tiles[:3]] == ["learning", "health", "lost"]
         assert await page.evaluate("document.querySelectorAll('#lanes .row').length") == 4
         assert await page.evaluate("document.querySelector('.asks').hidden"), "nobody is there to be asked"
-
-    _, complaints = browsed(fileroot, look, width=width)
-    assert complaints == []
+    assert page.complaints == []
 
 
-def test_a_zoom_shows_single_steps_and_a_click_shows_what_was_written_there(fileroot):
-    async def look(page):
+async def test_a_zoom_shows_single_steps_and_a_click_shows_what_was_written_there(fileroot):
+    async with browsed(fileroot) as page:
         await page.until(OPENED)
         assert "is the mean of 5 steps" in await page.evaluate("document.querySelector('#thinned').textContent")
         box = "document.querySelector('.lead .u-over').getBoundingClientRect()"
@@ -108,21 +102,17 @@ def test_a_zoom_shows_single_steps_and_a_click_shows_what_was_written_there(file
         await page.until(f"document.querySelector('.sample').textContent.includes('step {step:,} ')")
         assert 1000 <= step <= 1100
 
-    browsed(fileroot, look)
 
-
-def test_runs_side_by_side_with_the_settings_that_differ(fileroot):
-    async def look(page):
+async def test_runs_side_by_side_with_the_settings_that_differ(fileroot):
+    async with browsed(fileroot) as page:
         await page.until(OPENED)
         await page.evaluate("document.querySelector('#picker input:not(:checked)').click()")
         await page.until("document.querySelectorAll('.card.run').length === 2")
         await page.until("document.querySelector('#settings').textContent.includes('1 of 3 settings differ')")
         assert "t1: reward" in await page.until("document.querySelector('.lead .legend').textContent")
 
-    browsed(fileroot, look)
 
-
-def test_what_a_model_a_log_or_a_name_says_is_never_run(tmp_path):
+async def test_what_a_model_a_log_or_a_name_says_is_never_run(tmp_path):
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="<b>x", trial_name="t")
     LongRun(paths, steps=60, incidents=2).write()
     for file, keys in (
@@ -135,8 +125,7 @@ def test_what_a_model_a_log_or_a_name_says_is_never_run(tmp_path):
     lines = [json.loads(line) | {f"{ATTACK}": 1.0} for line in paths.metrics.read_text().splitlines()]
     paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     paths.config.write_text(json.dumps({ATTACK: ATTACK}))
-
-    async def look(page):
+    async with browsed(tmp_path) as page:
         await page.until(OPENED)
         await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
         await page.until("document.querySelector('.sample pre')?.textContent.includes('onerror')")
@@ -145,30 +134,23 @@ def test_what_a_model_a_log_or_a_name_says_is_never_run(tmp_path):
         assert await page.evaluate("window.owned ?? null") is None
         assert await page.evaluate("document.querySelectorAll('img, b > b, main script').length") == 0
 
-    browsed(tmp_path, look)
 
-
-def test_a_wrong_token_is_one_message(fileroot):
-    async def look(page):
-        return await page.until("document.querySelector('#notice').textContent")
-
-    said, _ = browsed(fileroot, look, token="other")
+async def test_a_wrong_token_is_one_message(fileroot):
+    async with browsed(fileroot, token="other") as page:
+        said = await page.until("document.querySelector('#notice').textContent")
     assert said == "the token is not this server's: open the link that it printed"
 
 
-def test_without_an_answer_nothing_is_claimed_of_now(tmp_path):
+async def test_without_an_answer_nothing_is_claimed_of_now(tmp_path):
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="long", trial_name="t")
     LongRun(paths, steps=60, incidents=2).write()
     lines = [line for line in paths.events.read_text().splitlines() if "run.finished" not in line]
     paths.events.write_text("\n".join(lines) + "\n")
-
-    async def look(page):
-        await page.until(OPENED)
-        assert await page.evaluate("document.querySelector('.word').textContent") == "RUNNING"
-        await page_ends[0]()
-        await page.until("document.querySelector('.word').textContent === 'RUNNING WHEN LAST SEEN'")
-        assert "does not answer" in await page.evaluate("document.querySelector('#notice').textContent")
-        assert "live when last seen" in await page.evaluate("document.querySelector('.run').textContent")
-
     with RunLock(paths):
-        browsed(tmp_path, look)
+        async with browsed(tmp_path) as page:
+            await page.until(OPENED)
+            assert await page.evaluate("document.querySelector('.word').textContent") == "RUNNING"
+            await page_ends[0]()
+            await page.until("document.querySelector('.word').textContent === 'RUNNING WHEN LAST SEEN'")
+            assert "does not answer" in await page.evaluate("document.querySelector('#notice').textContent")
+            assert "live when last seen" in await page.evaluate("document.querySelector('.run').textContent")

@@ -267,7 +267,7 @@ def test_prompts_of_earlier_steps_should_earn_as_much_more_as_the_run_has_learne
 
 
 def saved(step):
-    return CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
+    return CheckpointFacts(global_step=step, status=CheckpointStatus.CANDIDATE)
 
 
 def fell(**more):

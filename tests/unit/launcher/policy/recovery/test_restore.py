@@ -21,7 +21,7 @@ GOOD, CANDIDATE, CONDEMNED = CheckpointStatus.GOOD, CheckpointStatus.CANDIDATE, 
 
 
 def saved(step, status=CANDIDATE, **kwargs):
-    return CheckpointFacts(global_step=step, policy_version=step + 1, status=status, **kwargs)
+    return CheckpointFacts(global_step=step, status=status, **kwargs)
 
 
 SHELF = [saved(19, GOOD), saved(29, GOOD), saved(39, GOOD), saved(49), saved(59)]

@@ -15,7 +15,7 @@ RESTORED = RepairAttempt(
 
 
 def saved(step):
-    return CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
+    return CheckpointFacts(global_step=step, status=CheckpointStatus.CANDIDATE)
 
 
 def test_a_restore_that_changed_nothing_is_undone_and_the_run_ends_for_a_person():
