@@ -31,6 +31,16 @@ class ProcessGone(Exception):
     """The process ended before it answered."""
 
 
+_prints_to = 2
+"""The descriptor that what the function prints goes to."""
+
+
+def print_to(descriptor: int) -> None:
+    """For all processes that are started from now on."""
+    global _prints_to  # one for a process, as its standard error is
+    _prints_to = descriptor
+
+
 class RewardProcess:
     """Starts without waiting. Used by one thread, whose end ends the process too; any thread may call `kill`."""
 
@@ -49,7 +59,8 @@ class RewardProcess:
                 [sys.executable, "-P", str(WORKER), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno(), self._running.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what the function prints is for the log
+                stdout=_prints_to,
+                stderr=_prints_to,
                 start_new_session=True,  # a separate group, so that what the function started is killed with it
             )
         hello = {

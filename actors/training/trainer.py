@@ -10,7 +10,6 @@ empty one, so that its `start` takes a moment.
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import os
 import time
@@ -121,14 +120,15 @@ class Trainer:
         return self._training.ready()
 
     def _print_to_log(self) -> None:
-        """To trainer.log, also what the user's code prints in its own processes: Ray's files go with its session. A
-        crash is told to Ray's file: the thread that empties the pipe ends with the process."""
+        """What the user's code prints in its own processes: Ray's files go with its session. What this process prints
+        stays in Ray's file: the threads that empty the pipe end with it, and the last lines of an abort are its reason.
+        """
         if self._printed is None:
-            faulthandler.enable(os.dup(2), all_threads=False)
+            from actors.reward.reward_process import print_to
+
             self._printed = LogDrain(self._paths.trainer_log)
             with self._printed.entrance() as entrance:
-                for standard in (1, 2):
-                    os.dup2(entrance, standard)
+                print_to(os.dup(entrance))
             self._printed.begin()
 
     def _load_ahead(self, config: RunConfig) -> TrainingParts | None:
