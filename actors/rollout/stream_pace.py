@@ -99,5 +99,7 @@ class StreamPace:
 
 def _usual(server: _Server) -> float | None:
     has_begun = any(stream.first_s is not None for stream in server.live)
-    waits = server.longest_s if has_begun else server.first_s
+    waits = list(server.longest_s if has_begun else server.first_s)
+    if len(waits) < KNOWN_AT:  # of a new server, whose first requests are long, those that it is answering
+        waits += [stream.longest_s for stream in server.live if stream.longest_s is not None]
     return median(waits) if len(waits) >= KNOWN_AT else None

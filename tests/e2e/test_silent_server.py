@@ -10,8 +10,10 @@ import pytest
 
 from actors.monitoring.server_watch import ServerWatch
 from actors.processes.process_tree import descendants, name
+from actors.rollout.hedged_requests import MIGRATED
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
+from actors.rollout.stream_pace import KNOWN_AT
 from actors.serving.sglang_client import RequestFailed, SGLangClient
 from launcher.base.messages import Cause, Health, ServerState
 from launcher.base.rollouts import Prompt
@@ -23,7 +25,8 @@ from tests.unit.actors.rollout.test_rollout import EveryoneIsRight, queue_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-GREEDY = dataclasses.replace(endless(), temperature=0.0, max_new_tokens=300, min_new_tokens=300)
+GREEDY = dataclasses.replace(endless(), temperature=0.0)
+PROMPTS, TOKENS = 12, 600  # long enough to be met in their midst by a process that waits for a CPU
 CONFIG = RolloutConfig(hedge_after_s=0.3, stream_interval=8)
 PATIENT = HealthConfig(stopped_s=DEADLINE_S, silence_s=DEADLINE_S, silence_max_s=DEADLINE_S, proof_s=DEADLINE_S)
 
@@ -110,11 +113,33 @@ class Both:
         while not holds():
             await asyncio.sleep(0.01)
 
-    async def stop_in_the_midst(self):
-        """Its scheduler, while it answers requests of which tokens have arrived."""
+    async def warm_up(self):
+        """Until it is known how long a request usually waits for tokens of each server."""
+        while not self.is_known():
+            await self.collect(12, tokens=40)
+
+    def is_known(self):
+        paces = self.engine._requests._pace._servers
+        return len(paces) == 2 and all(len(server.longest_s) >= KNOWN_AT for server in paces.values())
+
+    async def stop_in_the_midst(self, running):
+        """Its scheduler, while it answers a request of which some tokens have arrived, and the others never will."""
         mine = ("server-0", self.infos[0].generation)
-        await self.until(lambda: any(k == mine and r.heard.is_set() for r, k in self.engine._requests._live.items()))
-        os.kill(self.scheduler, signal.SIGSTOP)
+
+        def begun():
+            live = [request.stream for request, key in self.engine._requests._live.items() if key == mine]
+            return any(stream.samples(RequestFailed("it is read", kind=MIGRATED)).begun for stream in live if stream)
+
+        while True:
+            await self.until(lambda: begun() or running.done())
+            assert not running.done(), "no request of it was met in its midst"
+            os.kill(self.scheduler, signal.SIGSTOP)
+            before = len(self.told)
+            # Until it is silent: what was on its way has arrived by then.
+            await self.until(lambda before=before: len(self.told) > before or not begun())
+            if begun():
+                return
+            os.kill(self.scheduler, signal.SIGCONT)
 
 
 def with_both(servings, work, settings=PATIENT):
@@ -122,7 +147,7 @@ def with_both(servings, work, settings=PATIENT):
         async with asyncio.timeout(DEADLINE_S), contextlib.AsyncExitStack() as stack:
             both = Both(servings, stack, settings)
             await both.begin()
-            await both.collect(12, tokens=40)
+            await both.warm_up()
             return await work(both)
 
     return asyncio.run(inside())
@@ -135,22 +160,22 @@ def tokens_of(batch):
 @pytest.fixture(scope="module")
 def unbroken(servings):
     async def work(both):
-        return await both.collect(6, tokens=300)
+        return await both.collect(PROMPTS, tokens=TOKENS)
 
     return tokens_of(with_both(servings, work))
 
 
 def assert_each_once(batch, unbroken):
     assert tokens_of(batch) == unbroken
-    assert len(batch.prompt_ids) == len(set(batch.prompt_ids)) == 6
-    assert batch.generated_tokens == 6 * 2 * 300
+    assert len(batch.prompt_ids) == len(set(batch.prompt_ids)) == PROMPTS
+    assert batch.generated_tokens == PROMPTS * 2 * TOKENS
     assert (batch.failed, batch.retried) == (0, 0)
 
 
 def test_a_stop_of_a_moment_condemns_nobody_and_no_token_is_there_twice(servings, unbroken):
     async def work(both):
-        running = asyncio.create_task(both.collect(6, tokens=300))
-        await both.stop_in_the_midst()
+        running = asyncio.create_task(both.collect(PROMPTS, tokens=TOKENS))
+        await both.stop_in_the_midst(running)
         await both.until(lambda: both.told or both.watch._evidence.stopped_s > 0)
         os.kill(both.scheduler, signal.SIGCONT)
         batch = await running
@@ -164,8 +189,8 @@ def test_a_stop_of_a_moment_condemns_nobody_and_no_token_is_there_twice(servings
 
 def test_a_stop_for_good_is_condemned_and_the_answers_come_from_the_other_as_they_would_have(servings, unbroken):
     async def work(both):
-        running = asyncio.create_task(both.collect(6, tokens=300))
-        await both.stop_in_the_midst()
+        running = asyncio.create_task(both.collect(PROMPTS, tokens=TOKENS))
+        await both.stop_in_the_midst(running)
         batch = await running
         await both.until(lambda: both.watch.verdict().health is Health.DEAD)
         verdict, state = both.watch.verdict(), both.pool.servers()[0].state

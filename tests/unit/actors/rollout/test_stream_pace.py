@@ -112,6 +112,20 @@ def test_a_new_incarnation_has_no_past():
     assert clients.pace.looks()["server-0", 1].usual_s is None
 
 
+def test_of_a_new_server_that_has_answered_nothing_yet_the_pace_is_that_of_what_it_answers():
+    """Its first requests are long: it hangs before one of them has ended."""
+    for seed in SEEDS:
+        clients = Clients(seed, lambda name, t: 1e9 if name == "server-0" and t >= AT else 0.2, chunks=10**9)
+        found = suspects(clients.watch(AT + 3))
+        assert found and found[0][1] == {"server-0"} and found[0][0] >= AT
+
+
+def test_one_request_of_a_new_server_shows_no_pace():
+    clients = Clients(1, lambda name, t: 0.1, chunks=10**9, requests=2)
+    clients.watch(AT)
+    assert {one.usual_s for one in clients.pace.looks().values()} == {None}
+
+
 def test_did_a_late_tick_count_in_full_a_pause_of_the_trainer_would_make_suspects(monkeypatch):
     monkeypatch.setattr(stream_pace, "LONGEST_S", 1e9)
     with_idle_peer = {"busy": lambda name, t: name == "server-0" or t < AT - 5, "is_away": TRAPS[PAUSE]["is_away"]}
