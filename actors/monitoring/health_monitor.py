@@ -204,8 +204,12 @@ class HealthMonitor:
 
     def _check_restore(self, report: BatchReport) -> None:
         """Nothing was trained on since the restore, so that it can be undone."""
-        point, settings = report.figures.point, self._config.reward_health
+        point, settings, before = report.figures.point, self._config.reward_health, self._series.evidence
         reason = self._series.contradicted(point, report.replayed, settings)
+        if (left := self._series.evidence) != before:  # a monitor that takes over must know it
+            open_ = "the restored weights earn less than when they were saved, and alone that shows too little"
+            told = open_ if left else "no restore leaves it open any more whether the weights were at fault"
+            self._journal.record("restore.evidence", subject=ENVIRONMENT, reason=told, evidence=left)
         if reason:
             self._outside = Incident(
                 cause=Cause.OUTSIDE_WEIGHTS, subject=ENVIRONMENT, reason=reason, since=self._clock()

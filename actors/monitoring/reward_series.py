@@ -33,7 +33,8 @@ class RewardSeries:
     none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since.
     `owes_proof`: no step was taken since that restore, or since a finding that the weights were not what changed.
     `attempt`: the last in which the trainer was restored; from then on the series ends where the trainer is. `lineage`:
-    how many restores of it there were. `faults`: which servers had other weights, and when.
+    how many restores of it there were. `faults`: which servers had other weights, and when. `evidence`: by step, what
+    the restores to it and to later ones left open.
     `base`: the first step that later ones are compared with. `changed_at`: since when batches are as they are usually,
     after some that were far from what was usual before."""
 
@@ -43,7 +44,7 @@ class RewardSeries:
         self.accusation: Record | None = None
         self.owes_proof = False
         self.faults: dict[tuple[str, int], ServerFault] = {}
-        self._evidence: dict[int, tuple[float, ...]] = {}
+        self.evidence: dict[int, tuple[float, ...]] = {}
         self.attempt: object = None
         self.lineage = 0
         self.base = 0
@@ -71,6 +72,8 @@ class RewardSeries:
                 case "repair.begun" if isinstance(event.get("restored_step"), int):  # of the trainer, not of a server
                     repair = event
                     series._take_repair(event)
+                case "restore.evidence" if isinstance(left := event.get("evidence"), dict):
+                    series.evidence = {int(step): tuple(map(number_of, errors)) for step, errors in left.items()}
                 case "canary.wrong":
                     series.accusation = event
                 case "canary.sound":
@@ -133,19 +136,22 @@ class RewardSeries:
         if onset_step is not None:
             self._forgive(global_step)
         if onset_step is not None and onset_step > global_step:
-            if self.restored_step is None or global_step > self.restored_step:
-                self._evidence = {}  # of another fall
-            self.restored_step = global_step
+            self._went_back(global_step)
             self.owes_proof = True
+
+    def _went_back(self, global_step: int) -> None:
+        if self.restored_step is None or global_step > self.restored_step:
+            self.evidence = {}  # of another fall
+        self.restored_step = global_step
 
     def contradicted(self, first: RewardPoint, replayed: CanaryScore | None, settings: RewardHealthConfig) -> str:
         """As `restore_contradicted` of the first batch after a restore, with what the restores to later checkpoints
         before it left open. Of one checkpoint the last batch counts alone: it says nothing new of the others."""
         here = self.next_step - 1
-        earlier = [error for step, errors in self._evidence.items() if step != here for error in errors]
+        earlier = [error for step, errors in self.evidence.items() if step != here for error in errors]
         reason = restore_contradicted(first, self.points, replayed, settings, earlier=earlier)
         evidence = restore_evidence(first, self.points, replayed, settings)
-        self._evidence = {} if reason or not evidence else {**self._evidence, here: evidence}
+        self.evidence = {} if reason or not evidence else {**self.evidence, here: evidence}
         return reason
 
     def blame(self, name: str, cause: Cause, step: int) -> None:
@@ -165,7 +171,7 @@ class RewardSeries:
     def _take_repair(self, event: Record) -> None:
         onset_step, restored_step = event.get("onset_step"), event.get("restored_step")
         if isinstance(onset_step, int) and isinstance(restored_step, int):
-            self.restored_step = restored_step
+            self._went_back(restored_step)
 
     def _take_change(self, event: Record) -> None:
         step = event.get("global_step")

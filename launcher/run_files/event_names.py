@@ -93,6 +93,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "reward.alert": "every reward was 0 for `reward_health.zero_alert_steps` steps",
     "reward.alert_over": "a reward is not 0 again",
     "reward.rebased": "rewards fell on new prompts and not on old ones: training continues at the new level",
+    "restore.evidence": "what the first batch after a restore left open, which counts with the next one's",
     "eval.done": "held-out accuracy at a policy version; of several data sets each (`by_dataset`: sampled, greedy)",
     "data.left_out": "records that the data set has, and the run does not use",
     "weights.refused": "a server refused new weights",

@@ -52,3 +52,22 @@ def test_a_successor_knows_which_server_had_other_weights(world, is_undone):
     answer = use(world, lambda monitor: (monitor.admit(batch(66)), monitor.view().incident))
     expected = (Cause.REWARD_COLLAPSE, "policy") if is_undone else (Cause.SERVER_STALE, "server-0")
     assert (answer[1].cause, answer[1].subject) == expected
+
+
+@pytest.mark.parametrize("earned_between", [None, 0.5])
+def test_a_successor_knows_what_the_restore_before_left_open(world, earned_between):
+    """It took two restores that one cause outside the weights had made for two collapses, and let good checkpoints be
+    condemned (P12). Of two in a row that do contradict nothing is left over from the first."""
+    world.config.gate.max_reward_jump = None
+    world.steps(40)
+    for step, earned in [(19, 0.12), (19, earned_between), (9, 0.02)]:
+        if earned is None:
+            continue
+        world.journal.record("repair.begun", subject="trainer", onset_step=step + 1, restored_step=step)
+        world.journal.record("trainer.restored", subject="trainer", global_step=step)
+        first = batch(step + 1, mean_reward=earned)
+        answer = use(world, lambda monitor, first=first: (monitor.admit(first), monitor.view().incident))[1]
+        if step == 19:
+            assert answer is None, "alone it is too little"
+    expected = Cause.OUTSIDE_WEIGHTS if earned_between is None else None
+    assert (answer and answer.cause) is expected
