@@ -26,6 +26,8 @@ from launcher.run_files.run_paths import RunPaths
 
 MOST_STEPS = 2000
 """Kept; more than any detector looks back."""
+FIRST_STEPS = 100
+"""Kept too, of a run that has had more: log-probs that drift are compared with theirs."""
 
 
 class RewardSeries:
@@ -40,6 +42,7 @@ class RewardSeries:
 
     def __init__(self) -> None:
         self.steps: list[StepFigures] = []
+        self._first: list[StepFigures] = []
         self.restored_step: int | None = None
         self.accusation: Record | None = None
         self.owes_proof = False
@@ -102,7 +105,7 @@ class RewardSeries:
         if len(last) < gate.usual_min_steps:
             return None
         since = self.changed_at if known >= gate.usual_min_steps else math.inf
-        return UsualValues.of(last, since=since, first=self.steps[: gate.usual_steps])
+        return UsualValues.of(last, since=since, first=(self._first or self.steps)[: gate.usual_steps])
 
     def drift(self, rules: GateRules, now: Mapping[str, float]) -> str:
         """Why the usual distance is no longer that of the first steps; "" where it is, and in float32, whose limit
@@ -124,6 +127,7 @@ class RewardSeries:
         self.owes_proof = False
         self.steps.append(step)
         if len(self.steps) > 2 * MOST_STEPS:
+            self._first = self._first or self.steps[:FIRST_STEPS]
             del self.steps[:-MOST_STEPS]
 
     def restored(self, global_step: int, onset_step: int | None = None) -> None:
@@ -131,6 +135,7 @@ class RewardSeries:
         that a process crashed is no evidence against the policy."""
         while self.steps and self.steps[-1].point.step > global_step:
             self.steps.pop()
+        self._first = [step for step in self._first if step.point.step <= global_step]
         self.base = self.base if self.base <= global_step else 0
         self.changed_at = self.changed_at if self.changed_at <= global_step else 0
         if onset_step is not None:

@@ -4,6 +4,10 @@ import random
 
 import pytest
 
+from actors.monitoring.reward_series import MOST_STEPS, RewardSeries
+from launcher.config.supervision import GateConfig
+from launcher.policy.admission import StepFigures
+from launcher.policy.reward_health import RewardPoint
 from tests.unit.actors.monitoring.test_health_monitor import World, batch, use
 
 FIRST = 7e-4
@@ -65,3 +69,21 @@ def test_it_is_told_once_and_once_that_it_is_over_also_by_a_successor(tmp_path):
     told, over = world.events("gate.drift"), world.events("gate.drift_over")
     assert [event["global_step"] for event in told] == [60]
     assert [event["global_step"] for event in over] == [90]
+
+
+@pytest.mark.parametrize("undone_to", [None, -1])
+def test_a_long_run_knows_its_first_steps(undone_to):
+    """After 4,000 steps it compared with those of 2,000 steps ago, and its limit followed any drift that was slower."""
+    series = RewardSeries()
+
+    def take(first, distances):
+        for step, by in enumerate(distances, first):
+            point = RewardPoint(step=step, mean=0.5, low=0.0, high=1.0)
+            series.admitted(StepFigures(point=point, truncated_share=0.0, distance=by))
+
+    take(0, [FIRST * 1.0005**step for step in range(5 * MOST_STEPS)])
+    if undone_to is not None:
+        series.restored(undone_to)
+        take(0, [1e-2] * 30)
+    first = series.usual(GateConfig()).first_distance
+    assert first == pytest.approx(FIRST if undone_to is None else 1e-2, rel=0.01)
