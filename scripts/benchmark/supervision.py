@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from launcher.base.errors import UsageError
 from launcher.run_files.journal import Record, number_of, read_lines
 from scripts.benchmark.measured import Measured, mean_ratio
 from scripts.benchmark.switched_run import DONE, SwitchSchedule, environment
 from scripts.faults.started_run import short_lived, until_finished
 
-WARM_UP = 20
-"""Steps before the first block."""
 SAME_WORK = (
     "actor.optimizer.lr=1e-9",
     "evaluator.freq_steps=100000",
@@ -31,10 +30,12 @@ SAME_WORK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
-    """Seconds of each step; `cpu_s` of each process and `gate_s` of the trainer, per step."""
+    """Seconds of each step; `cpu_s` of each process and `gate_s` of the trainer, per step. `lasted_s`: the block, with
+    the first step, which is not in `step_s`."""
 
     is_on: bool
     step_s: tuple[float, ...]
+    lasted_s: float
     gate_s: float
     cpu_s: Mapping[str, float]
 
@@ -46,11 +47,16 @@ Pairs = Sequence[tuple[StepBlock, StepBlock]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=34, help="pairs of blocks, one with and one without supervision")
     parser.add_argument("--block", type=int, default=6, help="steps in a block, of which the first is not counted")
+    parser.add_argument("--warm-up", type=int, default=20, help="steps before the first block")
     parser.add_argument("--seed", type=int, default=0, help="seed for the order within the pairs")
 
 
 def run(arguments: argparse.Namespace) -> Measured:
-    schedule = SwitchSchedule(first=WARM_UP, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed)
+    if arguments.warm_up < 1:
+        raise UsageError(f"--warm-up {arguments.warm_up}: a block begins behind a step", "give it 1 or more")
+    schedule = SwitchSchedule(
+        first=arguments.warm_up, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed
+    )
     settings = [*SAME_WORK, f"total_train_steps={schedule.steps}", *arguments.overrides]
     module, variables = "scripts.benchmark.switched_run", environment(schedule)
     with short_lived(settings, module=module, variables=variables) as (paths, process):
@@ -61,19 +67,18 @@ def run(arguments: argparse.Namespace) -> Measured:
 def pair_up(metrics: Iterable[Record], switched: Iterable[Record], schedule: SwitchSchedule) -> Pairs:
     """`metrics` are lines of metrics.jsonl, `switched` those that the switch wrote, one where each block begins and
     one where the last ends. Raises ValueError where a block is not complete."""
-    lasted = {
-        int(number_of(line["global_step"])): number_of(line["time"]) - number_of(before["time"])
-        for before, line in pairwise(metrics)
-    }
+    done_at = {int(number_of(line["global_step"])): number_of(line["time"]) for line in metrics}
     blocks = []
     for number, (begun, ended) in enumerate(pairwise(switched)):
         first = schedule.first + number * schedule.block
-        if begun["step"] != first or ended["step"] != first + schedule.block:
+        last = first + schedule.block - 1
+        if begun["step"] != first or ended["step"] != last + 1:
             raise ValueError(f"block {number} goes from step {begun['step']} to {ended['step']}: steps were repeated")
         blocks.append(
             StepBlock(
                 is_on=bool(begun["on"]),
-                step_s=tuple(lasted[step] for step in range(first + 1, first + schedule.block)),
+                step_s=tuple(done_at[step] - done_at[step - 1] for step in range(first + 1, last + 1)),
+                lasted_s=done_at[last] - done_at[first - 1],
                 gate_s=number_of(ended["gate_s"]) / schedule.block,
                 cpu_s=_used(begun, ended, schedule.block),
             )
@@ -89,7 +94,7 @@ def _used(begun: Record, ended: Record, steps: int) -> dict[str, float]:
 
 
 def measured(pairs: Pairs) -> Measured:
-    """`on ÷ off` of all time, and of the medians of blocks; processor time is of a step."""
+    """`on ÷ off` of all time, and of the medians of blocks; processor time of a step, and of a second of the clock."""
     on, off = ([pair[side] for pair in pairs] for side in (0, 1))
     means = [[fmean(block.step_s) for block in blocks] for blocks in (on, off)]
     middles = [[median(block.step_s) for block in blocks] for blocks in (on, off)]
@@ -104,5 +109,7 @@ def measured(pairs: Pairs) -> Measured:
     for name in on[0].cpu_s:
         for side, blocks in (("on", on), ("off", off)):
             points[f"{name} {side}_cpu_s"] = [block.cpu_s[name] for block in blocks]
+            shares = [block.cpu_s[name] * (len(block.step_s) + 1) / block.lasted_s for block in blocks]
+            points[f"{name} {side}_cpu_share"] = shares
     ratios = {"on ÷ off, all time": ratio, "on ÷ off, medians of blocks": mean_ratio(list(zip(*middles, strict=True)))}
     return Measured(points=points, ratios=ratios, raw=[[asdict(block) for block in pair] for pair in pairs])

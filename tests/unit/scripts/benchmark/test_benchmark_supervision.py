@@ -1,9 +1,12 @@
 """The arithmetic of supervision's price: which steps are with it, which blocks make a pair, what the ratio says."""
 
+import argparse
+
 import pytest
 
+from launcher.base.errors import UsageError
 from scripts.benchmark.measured import mean_ratio
-from scripts.benchmark.supervision import measured, pair_up
+from scripts.benchmark.supervision import measured, pair_up, run
 from scripts.benchmark.switched_run import SwitchSchedule
 
 SCHEDULE = SwitchSchedule(first=10, block=4, pairs=20)
@@ -46,7 +49,11 @@ def test_a_step_in_which_something_is_switched_is_in_no_block():
         assert off.step_s == pytest.approx((1.0,) * 3)
         assert on.gate_s == pytest.approx(0.01)
         assert on.cpu_s == pytest.approx({"coordinator": 0.01})
-    assert measured(pairs).points["overhead"] == [pytest.approx(0.01)]
+        assert (on.lasted_s, off.lasted_s) == (pytest.approx(9 + 3 * 1.01), pytest.approx(9 + 3 * 1.0))
+    points = measured(pairs).points
+    assert points["overhead"] == [pytest.approx(0.01)]
+    assert points["coordinator on_cpu_share"] == pytest.approx([4 * 0.01 / 12.03] * 20), "of the clock's seconds"
+    assert points["coordinator off_cpu_share"] == pytest.approx([4 * 0.01 / 12.0] * 20)
 
 
 def test_a_run_that_repeated_steps_is_not_measured():
@@ -54,6 +61,11 @@ def test_a_run_that_repeated_steps_is_not_measured():
     del switched[3]
     with pytest.raises(ValueError, match=r"block 2 goes from step 18 to 26: steps were repeated"):
         pair_up(metrics, switched, SCHEDULE)
+
+
+def test_the_first_step_of_a_run_is_in_no_block():
+    with pytest.raises(UsageError, match="give it 1 or more"):
+        run(argparse.Namespace(warm_up=0, block=4, pairs=2, seed=0, overrides=[]))
 
 
 def test_what_is_rare_and_dear_counts():
