@@ -302,6 +302,7 @@ class RunHistory:
                 self.trainer_actor = str(event.get("actor"))
             case "server.starting":
                 self._started(subject, event)
+                self.abandoned.discard(subject)
                 self.generations[subject] = int(number_of(event, "generation"))
                 self.start_lineages[subject] = optional_number(event, "lineage")
             case "server.died":

@@ -8,7 +8,7 @@ import pytest
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Halt, RestoreTrainer
+from launcher.policy.actions import AbandonServer, Halt, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.policy.restore import choose
@@ -103,3 +103,15 @@ def test_a_restore_that_failed_is_no_collapse_after_one(journal):
     assert choose([sound], collapse, history.attempts, settings).global_step == 19
     history.attempted(dataclasses.replace(tried, restored_step=19))
     assert history.attempts[-1].restored_step == 19, "one that is under way counts"
+
+
+@pytest.mark.parametrize("is_started_again", [True, False])
+def test_a_server_that_was_given_up_and_then_restarted_with_the_fleet_is_no_longer_given_up(journal, is_started_again):
+    """The next Coordinator took it for given up while it served, and ended it."""
+    history = RunHistory(journal)
+    history.started_server("server-0", 0, 0, 1)
+    history.done(AbandonServer(name="server-0", reason="its restarts are spent"), {}, 0.1)
+    if is_started_again:
+        history.started_server("server-0", 1, 0, 1)
+    expected = set() if is_started_again else {"server-0"}
+    assert RunHistory.read(journal, journal.path, 1).abandoned == history.abandoned == expected
