@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from actors.supervision.incident_artifacts import collect
+from actors.supervision.incident_artifacts import collect, open_folder
 from launcher.base.durable import replace_file
 from launcher.base.messages import Cause, Rejection
 from launcher.policy.actions import Action, RestartServer, RestartTrainer
@@ -56,7 +56,7 @@ class ArtifactCollector:
             self._start(number, move)
 
     def ended(self, number: int, facts: Mapping[str, object]) -> None:
-        self._start(number, asyncio.to_thread(_rewrite, self._paths.incident(number), facts))
+        self._start(number, asyncio.to_thread(_rewrite, self._paths, number, facts))
 
     async def evidence_before(self, action: Action) -> None:
         """Wait for the stacks of what `action` is about to end, EVIDENCE_S at most."""
@@ -126,6 +126,5 @@ def _family(mine: Mapping[str, int], began: object) -> dict[str, int]:
     return found
 
 
-def _rewrite(folder: Path, facts: Mapping[str, object]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "incident.json", encode(facts))
+def _rewrite(paths: RunPaths, number: int, facts: Mapping[str, object]) -> None:
+    replace_file(open_folder(paths, number) / "incident.json", encode(facts))

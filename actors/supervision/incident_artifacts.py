@@ -57,7 +57,7 @@ async def collect(
     """
     try:
         async with asyncio.timeout(DEADLINE_S):
-            folder = await asyncio.to_thread(_open_folder, paths, number)
+            folder = await asyncio.to_thread(open_folder, paths, number)
     except OSError as error:  # TimeoutError is one: a disk that hangs
         log.warning("incident.no_folder number=%d reason=%r", number, error)
         return None
@@ -84,7 +84,8 @@ async def collect(
     return folder
 
 
-def _open_folder(paths: RunPaths, number: int) -> Path:
+def open_folder(paths: RunPaths, number: int) -> Path:
+    """Raises OSError, also where there are too many."""
     paths.incidents.mkdir(parents=True, exist_ok=True)
     folder = paths.incident(number)
     if not folder.exists() and sum(1 for _ in paths.incidents.iterdir()) >= MOST_FOLDERS:

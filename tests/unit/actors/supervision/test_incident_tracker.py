@@ -8,6 +8,7 @@ import sys
 
 import psutil
 
+from actors.supervision import incident_artifacts
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.training import rejections
 from actors.training.rejections import MOST_FILES, Rejections
@@ -167,6 +168,18 @@ async def test_where_nothing_can_be_written_nothing_is_hurt(paths):
     artifacts.ended(1, {})
     await artifacts.close()
     assert paths.incidents.read_text() == "a file in its place"
+
+
+async def test_beyond_the_folders_that_a_run_may_have_the_end_of_an_incident_makes_none(paths, monkeypatch):
+    """A run of a million steps with a killed server in each thousand had a folder for each."""
+    monkeypatch.setattr(incident_artifacts, "MOST_FOLDERS", 2)
+    artifacts = ArtifactCollector(paths, pids=dict)
+    for number in range(1, 6):
+        artifacts.began(number, {"cause": "server_crash", "subject": "server-0"})
+        artifacts.ended(number, {"is_mended": True})
+    await artifacts.close()
+    assert sorted(folder.name for folder in paths.incidents.iterdir()) == ["1", "2"]
+    assert json.loads((paths.incident(2) / "incident.json").read_text()) == {"is_mended": True}
 
 
 def test_rejections_are_known_until_a_step_is_committed_and_suspicions_until_they_settle(paths):
