@@ -151,9 +151,9 @@ def make_export(folder, seed=0, **settings):
     return make_model(folder, seed=seed, **settings)
 
 
-def make_areal(root, steps, *, recover_step=None, layout="user", trap=None, optimizer=True, rewards=()):
+def make_areal(root, steps, *, recover_step=None, layout="user", trap=None, optimizer=True, rewards=(), trial=TRIAL):
     """A trial of AReaL's: exports, and the recover files that it writes; returns (trial's folder, recover_info)."""
-    inner = Path(EXPERIMENT) / TRIAL
+    inner = Path(EXPERIMENT) / trial
     top = root / "checkpoints" / (Path(USER) / inner if layout == "user" else inner)
     for step in steps:
         make_export(top / "default" / str(name_of(step)), seed=step)

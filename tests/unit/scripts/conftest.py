@@ -1,14 +1,24 @@
 """A trial and an operator's tool on it; a fake run with real processes, for the tests of the fault injector."""
 
+import os
 import shutil
 import signal
 
 import pytest
 
+from actors.processes.process_tree import descendants
+from scripts.checkpoints import areal_processes
 from tests.support.checkpoint_makers import learned, make_trial, snapshot, write_rewards
 from tests.support.fault_game import FaultGame
 from tests.support.trial_names import EXPERIMENT, NAMES, TRIAL, USER, trial_paths
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
+
+
+@pytest.fixture(autouse=True)
+def only_of_this_test(monkeypatch):
+    """A tool takes every process of the machine whose command names its trial for a run of it. A test in another
+    process, or another test run, may have one of the same name: `python -m launcher … dry_run=true` was one."""
+    monkeypatch.setattr(areal_processes, "all_processes", lambda: descendants(os.getpid()))
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +46,9 @@ def trial(made_trial, root):
 def tool(request, root, capsys):
     """The TOOL of the test's module on the trial below `root`: its exit code, and what it said."""
 
-    def run(*flags, names=NAMES):
+    of_the_module = getattr(request.module, "NAMES", NAMES)
+
+    def run(*flags, names=of_the_module):
         capsys.readouterr()  # what making the trial said
         code = request.module.TOOL.main(["--fileroot", str(root), *names, *map(str, flags)])
         return code, "".join(capsys.readouterr())

@@ -2,18 +2,16 @@
 
 import dataclasses
 import json
-import os
 import pickle
 import shutil
 
 import pytest
 import torch
 
-from actors.processes.process_tree import descendants
 from launcher.checkpoints.areal_folders import DATA_FILE, FREQUENCY_FILES, read_recover_info
 from launcher.checkpoints.trial_folders import find_trial
 from scripts import setup_recovery
-from scripts.checkpoints import areal_processes, areal_setup
+from scripts.checkpoints import areal_setup
 from scripts.checkpoints.trial_lock import areal_held
 from tests.support.checkpoint_makers import (
     EXPERIMENT,
@@ -29,12 +27,6 @@ from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
 
 TOOL = setup_recovery
 REWARDS = [*HEALTHY, *HEALTHY[:30], *[0.0] * 30]
-
-
-@pytest.fixture(autouse=True)
-def only_of_this_test(monkeypatch):
-    """Tests of other files, in another process at the same time, start runs of the same name."""
-    monkeypatch.setattr(areal_processes, "all_processes", lambda: descendants(os.getpid()))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
@@ -13,14 +14,22 @@ from launcher.checkpoints.areal_log import read_servers
 from launcher.checkpoints.trial_folders import find_trial
 from scripts import setup_recovery
 from scripts.checkpoints.areal_processes import areal_processes, is_of_this_machine
-from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, make_areal
+from tests.support.checkpoint_makers import EXPERIMENT, USER, make_areal
 
 TOOL = setup_recovery
+TRIAL = f"t{uuid.uuid4().hex}"
+"""Of this test run alone: its tools look at all processes of the machine, and those of others at its own."""
+NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
+
+
+@pytest.fixture
+def only_of_this_test():
+    """All processes of the machine, as a person's tool sees them."""
 
 
 @pytest.fixture
 def trial(root):
-    make_areal(root, [20], recover_step=40, rewards=[0.5] * 60)
+    make_areal(root, [20], recover_step=40, rewards=[0.5] * 60, trial=TRIAL)
     return find_trial(root, USER, EXPERIMENT, TRIAL)
 
 
