@@ -2,13 +2,16 @@
 
 ettr      usual step × committed steps that stand / seconds from the first commit to the last
 semantic  the same, without the steps that were trained on bad data and stand
-lost      usual steps in that time, less those that stand: in all, divided by the faults (L)
+lost      usual steps in that time, less those that stand: in all, divided by the faults (L); and, where no step was
+          undone, of each kind from a fault to the next
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 
 from launcher.config.supervision import GateConfig
@@ -22,6 +25,8 @@ Measures = Mapping[str, Sequence[float]]
 
 ALARMS = frozenset({"incident.began", "batch.rejected", "health.dead"})
 HANGS = frozenset({"C2", "T2"})
+LOST = "lost_steps "
+"""Before a kind of fault: the usual steps that each of them cost."""
 OTHER_WEIGHTS = GateConfig().distance_float32 or 1e-5
 """Mean distance of log-probs beyond which a float32 batch came from other weights."""
 
@@ -82,7 +87,22 @@ def time_shares(
         "usual_step_s": [usual],
     }
     shares |= {"pace": [usual_s * kept / wall]} if usual_s else {}
-    return shares | ({"lost_steps": [max(wall / usual - kept, 0.0) / len(faults)]} if faults else {})
+    if faults:
+        shares |= {"lost_steps": [max(wall / usual - kept, 0.0) / len(faults)]}
+    return shares | ({} if undone else lost_by_kind(standing, usual, faults))
+
+
+def lost_by_kind(
+    standing: Sequence[StepLine], usual_s: float, faults: Sequence[FaultOutcome]
+) -> dict[str, list[float]]:
+    """From the last step before each fault to the last before the next one: usual steps in that time, less those that
+    were taken. Less than 0 where they were faster than the usual one."""
+    done_at = {line.step: line.time for line in standing}
+    befores = [max(one.step or 0, min(done_at)) for one in faults]
+    found: dict[str, list[float]] = defaultdict(list)
+    for one, (before, until) in zip(faults, pairwise([*befores, max(done_at)]), strict=True):
+        found[LOST + one.kind].append((done_at[until] - done_at[before]) / usual_s - (until - before))
+    return dict(found)
 
 
 def stale_steps(standing: Sequence[StepLine]) -> set[int]:

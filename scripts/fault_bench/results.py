@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.base.durable import replace_file
 from launcher.reporting.png_figure import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR, hide_spines, write_png
+from scripts.fault_bench.measures import LOST
 from scripts.fault_bench.verdicts import RUN, CellResult, Role, Verdict, ahead, unbelievable
 
 
@@ -37,6 +38,7 @@ def markdown(about: Mapping[str, object], results: Sequence[CellResult]) -> str:
     lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [_arm_row(one) for one in results if one.measures.get("semantic_ettr")]
     lines += ["", said] if (said := ahead(results, "storm", ("resume", "by_hand", "slow_probes"))) else []
+    lines += ["", *told] if (told := [said for one in results if (said := _lost(one))]) else []
     lines += ["", "| cell | measure | figure | mark | |", "|---|---|---|---|---|"]
     lines += [_mark_row(one, said) for one in results if one.status == RUN for said in one.verdicts]
     lines += ["", *(f"- {one.name}: {one.status}, {_spent(one)}" for one in results)]
@@ -53,6 +55,15 @@ def _arm_row(one: CellResult) -> str:
     cells += [_spread(found.get("detected_s", ())), _spread(found.get("next_step_s", ()))]
     cells.append(f"{sum(found.get('steps_undone', ())):.0f}")
     return f"| {' | '.join(cells)} |"
+
+
+def _lost(one: CellResult) -> str:
+    """Empty where there was no fault, or too few steps."""
+    kinds = {name: points for name, points in one.measures.items() if name.startswith(LOST)}
+    each = [
+        f"{name.removeprefix(LOST)} {', '.join(f'{lost:.1f}' for lost in points)}" for name, points in kinds.items()
+    ]
+    return f"- {one.name}: usual steps lost from each fault to the next: {'; '.join(each)}" if each else ""
 
 
 def _mark_row(one: CellResult, said: Verdict) -> str:

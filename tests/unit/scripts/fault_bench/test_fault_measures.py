@@ -59,8 +59,20 @@ def test_a_wait_and_steps_that_were_undone_are_lost_time_and_are_counted_in_step
     found = measured(standing, undone=undone, record=[fired("T1", 16.5, "trainer"), fired("C1", 27.5)])
     assert found["ettr"] == [pytest.approx(7 / 19)]
     assert found["lost_steps"] == [pytest.approx((19 - 7) / 2)]
+    assert "lost_steps T1" not in found, "whose the steps are that were taken twice is not known"
     assert found["steps_undone"] == [2.0]
     assert found["next_step_s"] == [pytest.approx(10.5), pytest.approx(0.5)]
+
+
+def test_each_fault_has_the_steps_that_were_lost_until_the_next_one():
+    times = [10.0, 11.0, 16.0, 17.0, 18.0, 20.0, 21.0, 22.0]
+    record = [fired("C1", 11.5), fired("S1", 18.5), fired("C1", 20.5)]
+    found = measured(lines(*(metrics(step, time) for step, time in enumerate(times))), record=record)
+    assert (found["lost_steps C1"], found["lost_steps S1"]) == (
+        [pytest.approx(4), pytest.approx(0)],
+        [pytest.approx(1)],
+    )
+    assert found["lost_steps"] == [pytest.approx(5 / 3)]
 
 
 def test_steps_on_old_weights_or_on_rewards_of_0_are_lost_for_the_semantic_share_alone():

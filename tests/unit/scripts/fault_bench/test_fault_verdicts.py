@@ -78,6 +78,13 @@ def test_the_table_says_whether_ours_is_ahead_of_the_best_other_arm():
     assert "ahead" not in markdown({}, arms[:1])
 
 
+def test_what_each_fault_cost_is_below_the_table():
+    table = markdown(
+        {}, [result("storm", {"semantic_ettr": [0.8], "lost_steps C1": [0.25, 4.0], "lost_steps S1": [6.0]})]
+    )
+    assert "- storm: usual steps lost from each fault to the next: C1 0.2, 4.0; S1 6.0" in table
+
+
 def test_a_zero_has_its_bound():
     table = markdown({}, [result("noop", QUIET)])
     assert "| noop | alarms | 0 of 40 (at most 7.5%) | sum ≤ 0 | met |" in table
