@@ -20,7 +20,14 @@ from collections.abc import Sequence
 
 from launcher.base.messages import Cause, Health, ServerState, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.actions import (
+    CondemnCheckpoints,
+    Halt,
+    PauseTrainer,
+    RestartTrainer,
+    RestoreTrainer,
+    ResumeTrainer,
+)
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
@@ -122,6 +129,8 @@ def _hold_or_resume(builder: PlanBuilder) -> None:
         return
     if hold and not trainer.is_paused:
         builder.order(PauseTrainer(reason=hold))
+    if builder.does(CondemnCheckpoints):
+        return  # carried out late, it would take a checkpoint of the steps that come next
     if trainer.is_paused and not _why_paused(builder) and _can_serve(builder):
         if builder.seen.is_judged:
             builder.order(ResumeTrainer(), reason="the trainer can resume")

@@ -84,6 +84,16 @@ def test_the_life_of_a_collapse():
     assert stale.actions == (LoadWeights(name="s0", version=20, lineage=1),)
 
 
+def test_no_step_is_taken_before_what_holds_the_damage_is_condemned():
+    """A disk that answered late to the order took the checkpoint of the steps after the restore for one of before it,
+    and dropped their state in memory."""
+    back = trainer(is_paused=True, policy_version=20, next_step=20, lineage=1)
+    restored = observed(server(weight_version=20, lineage=1), incident=COLLAPSE, trainer=back)
+    late = CondemnCheckpoints(after_step=33, reason="its disk stalls")
+    assert kinds(decide(restored)) == [ResumeTrainer]
+    assert kinds(decide(dataclasses.replace(restored, under_way=(late,)))) == []
+
+
 def test_a_third_collapse_at_the_same_place_halts():
     history = [
         RepairAttempt(
