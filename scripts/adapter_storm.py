@@ -46,7 +46,8 @@ from scripts.health.recorded_run import read_view
 
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
-ZERO, OOM = "zero", "oom"
+ZERO, STAYS, OOM = "zero", "zero-stays", "oom"
+OUTSIDE, FOR_A_PERSON = "health.outside_weights", 3
 ENDS_IT, STARTS = frozenset({"kill", "stop", OOM}), "trainer.starting"
 HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
@@ -95,11 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults",
         nargs="*",
-        choices=(*SIGNALS, OOM, ZERO),
+        choices=(*SIGNALS, OOM, ZERO, STAYS),
         default=["kill", "any", "stop"],
         help="of the trainer's process, of any process of its tree, or of a server of the launcher's (trainer.rung="
         "servers), which `update` kills while it loads weights; oom: the trainer gets no more memory; zero: rewards, "
-        "until that is noticed (only of a run of this tool's own); nothing: a run to compare with",
+        "until that is noticed (only of a run of this tool's own); zero-stays, the last: until the run has ended for a "
+        "person, and the same command goes on; nothing: a run to compare with",
     )
     parser.add_argument("--total", type=int, default=80, help="steps of a run of this tool's own")
     parser.add_argument("--output", type=Path, help="folder of a run of this tool's own, which is kept")
@@ -112,8 +114,10 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     first, last = given.steps
     if last - first < len(given.faults):
         raise UsageError(f"--steps {first} {last} has no room for {len(given.faults)} faults", "give a wider range")
+    if STAYS in given.faults[:-1]:
+        raise UsageError(f"--faults {STAYS} ends the run", "give it once, as the last")
     settings, broken = _made(given, settings)
-    if ZERO in given.faults and broken is None:
+    if {ZERO, STAYS} & set(given.faults) and broken is None:
         raise UsageError("--faults zero: the reward function is not this tool's", "use areal with AREAL_RIG, or trl")
     words = ordered_arguments([f"conf={given.adapter}", *settings])
     config = with_their_names(compose(words), [word.partition("=")[0] for word in words])
@@ -133,12 +137,19 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
             costs.append(_cost(paths, log, begin, moment, fault))
             print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
+    goes_on = True
+    if broken is not None and given.faults[-1:] == [STAYS]:
+        broken.unlink(missing_ok=True)
+        with started(words, paths) as run:
+            ended_by, exit_code = exit_code, run.wait()
+        goes_on = _resumed_before(paths, ended_by)
     steps = [number_of(line.get("global_step")) for line in current_lines(read_lines(paths.metrics))]
     is_whole = steps == list(range(int(steps[0]), int(steps[0]) + len(steps))) if steps else False
     left = len([*bearing(mark_of(paths)), *find_servers(paths)])
     once = "each once" if is_whole else "with gaps"
     print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left, {_learned(paths)}: {paths.logs}")
-    return SURVIVED if exit_code == 0 and is_whole and not left and len(costs) == len(given.faults) else LOST
+    were_sent = len(costs) + (STAYS in given.faults) == len(given.faults)
+    return SURVIVED if exit_code == 0 and goes_on and is_whole and not left and were_sent else LOST
 
 
 def _made(given: argparse.Namespace, settings: Sequence[str]) -> tuple[Sequence[str], Path | None]:
@@ -217,6 +228,12 @@ def _strike(
             flush=True,
         )
         return time.time() if run.poll() is None else None
+    if fault == STAYS:
+        assert broken is not None
+        broken.touch()
+        print(f"rewards at 0 from step {_last_step(paths) + 1} on", flush=True)
+        run.wait()
+        return None
     while run.poll() is None:
         if fault not in SERVER_SIGNALS:
             hit = _target(fault, paths, adapter, run, chance)
@@ -235,6 +252,19 @@ def _strike(
             return moment
         time.sleep(LOOK_S)
     return None
+
+
+def _resumed_before(paths: RunPaths, exit_code: int) -> bool:
+    """Whether a run that ended for a person, by this exit code, since restored weights did not earn what they had, has
+    begun again before the onset."""
+    why, onset, resumed = "", math.nan, math.nan
+    for event in read_lines(paths.events):
+        if event.get("event") == OUTSIDE:
+            why, onset, resumed = str(event.get("reason")), number_of(event.get("onset_step")), math.nan
+        elif event.get("event") == "trainer.restored" and math.isnan(resumed):
+            resumed = number_of(event.get("global_step"))
+    print(f"exit code {exit_code}: {why}; fell at step {onset:g}, goes on after step {resumed:g}", flush=True)
+    return exit_code == FOR_A_PERSON and resumed < onset
 
 
 def _starve(hit: Process, run: Driver) -> bool:

@@ -14,8 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.cluster.fencing import raylet_pid
+from actors.processes.exit_watch import process_ended
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
-from actors.processes.process_tree import Process, command_line, descendants, identify, process_state, send, stat_fields
+from actors.processes.process_tree import (
+    Process,
+    command_line,
+    descendants,
+    dying_with,
+    identify,
+    process_state,
+    send,
+    stat_fields,
+)
 from actors.serving.server_log_tail import size_of, tail
 from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.base.durable import replace_file
@@ -84,9 +94,10 @@ def _set(path: Path, text: str | None) -> None:
 
 
 def kill(process: GuardedProcess) -> None:
-    """End the command without its time to save; its guard ends the rest."""
-    if (command := identify(process.pid)) is not None:
-        send(command, signal.SIGKILL)
+    """End the command and all below it, without its time to save, and at once: the kernel takes a while to free the
+    memory of each. Its guard ends what is begun meanwhile."""
+    for one in descendants(process.guard_pid):
+        send(one, signal.SIGKILL)
 
 
 async def within(seconds: float, asked: asyncio.Event) -> None:
@@ -117,12 +128,15 @@ class TreeLook:
 
 class TreeWatch:
     """The tree of one incarnation, read once in TREE_EVERY_S, and when the trainer's own processes are gone.
-    `has_lost_trainer`: they were in it, and have been gone for GONE_S, while the command lives on."""
+    `has_lost_trainer`: they were in it and are gone, while the command lives on: for GONE_S, in which what they said
+    arrives, and a command whose trainer is done ends by itself; by SIGKILL, which has no last words, at once."""
 
     def __init__(self, process: GuardedProcess, is_trainer: Callable[[Sequence[str]], bool]) -> None:
         self._process = process
         self._is_trainer = is_trainer
         self._ranks: list[Process] = []
+        self._ranks_before: list[Process] = []
+        self._killed: set[Process] = set()
         self._trainer_at = math.inf
         self.has_lost_trainer = False
         self._seen = TreeLook(state=None, cpu_s=0.0)
@@ -142,9 +156,19 @@ class TreeWatch:
             cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))
             self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), now
         if is_there:
-            self._trainer_at = now
-        self.has_lost_trainer = now - self._trainer_at > GONE_S
+            self._trainer_at, self._ranks_before = now, self._ranks
+        was_killed = not is_there and not self._killed.isdisjoint(self._ranks_before)
+        self.has_lost_trainer = was_killed or now - self._trainer_at > GONE_S
         return self._seen
+
+    async def ranks_ended(self) -> None:
+        """Returns when those that were seen last have ended, and at once where none was. How one ended is read as soon
+        as the kernel tells of it: once its parent has taken it, nobody knows any more."""
+        await asyncio.gather(*map(self._ended, self._ranks))
+
+    async def _ended(self, rank: Process) -> None:
+        if await process_ended(rank.pid) and dying_with(rank.pid) == -signal.SIGKILL:
+            self._killed.add(rank)
 
     def _ranks_in(self, tree: Sequence[Process]) -> list[Process]:
         """Without workers that they forked, which have their command line: their children, and the guard's once they

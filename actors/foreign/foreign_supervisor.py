@@ -247,11 +247,11 @@ class ForeignSupervisor:
         asked = asyncio.create_task(self._asked.wait())
         tree = TreeWatch(process, self._adapter.is_trainer)
         watch = ProgressWatch(settings, tree, self._adapter, self._clock)
+        losing = asyncio.create_task(tree.ranks_ended())
         try:
             while True:
-                await asyncio.wait(
-                    [ending, asked], timeout=settings.look_interval_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                awaited = [ending, asked, *(() if losing.done() else (losing,))]
+                await asyncio.wait(awaited, timeout=settings.look_interval_s, return_when=asyncio.FIRST_COMPLETED)
                 if self._asked.is_set():
                     await self._stop()
                     await self._take_all()
@@ -264,13 +264,14 @@ class ForeignSupervisor:
                 verdict = await asyncio.to_thread(watch.look, self.steps.committed, self.steps.median_step_s)
                 if tree.has_lost_trainer:
                     return await self._ended(process, None)
+                losing = asyncio.create_task(tree.ranks_ended()) if losing.done() else losing
                 if verdict.health is Health.DEAD:
                     return Fault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
                 if watch.unseen:
                     self._tell(f"{watch.unseen}: check {self._adapter.reads}")
         finally:
-            ending.cancel()
-            asked.cancel()
+            for task in (ending, asked, losing):
+                task.cancel()
 
     async def _ended(self, process: GuardedProcess, ended: Ended | None) -> Fault | RunOutcome:
         """`ended` None: its trainer has, and it has not."""

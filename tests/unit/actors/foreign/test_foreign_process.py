@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.foreign import foreign_process
-from actors.foreign.foreign_process import TreeWatch, run_to_end
+from actors.foreign.foreign_process import TreeWatch, kill, run_to_end
 from actors.processes.process_tree import command_line, descendants, stat_fields
 from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.run_files.run_paths import RunPaths
@@ -82,6 +82,56 @@ def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(guard, monkeypatch
     wait_until(lambda: len(alike(guard)) == 1)
     watch.look()
     assert watch.has_lost_trainer
+
+
+def test_a_lost_command_is_killed_with_all_below_it_without_its_guard(guard):
+    wait_until(lambda: len(alike(guard)) == 2)
+    (shell,) = [one for one in descendants(guard.pid) if command_line(one)[0] == "sh"]
+    kill(SimpleNamespace(guard_pid=guard.pid, pid=shell.pid))
+    wait_until(lambda: not descendants(guard.pid))
+
+
+TORCHRUN = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-u", "train.py"])
+time.sleep(600)  # until it looks for its child, which stays a zombie
+"""
+ENDS = """
+import os, pathlib, signal, time
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+"""
+HOW = {"killed": "os.kill(os.getpid(), signal.SIGKILL)", "failed": "raise SystemExit(1)", "done": ""}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_trainer_that_is_killed_is_lost_at_once_and_one_that_may_have_last_words_later(tmp_path, monkeypatch, how):
+    (tmp_path / "train.py").write_text(ENDS + HOW[how])
+    monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 0.0)
+    monkeypatch.setattr(foreign_process, "GONE_S", 600.0)
+
+    async def ends():
+        ending = asyncio.create_task(watch.ranks_ended())
+        await asyncio.sleep(0)
+        assert not ending.done()
+        (tmp_path / "go").touch()
+        await asyncio.wait_for(ending, 60)
+
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TORCHRUN!r}])"
+    with subprocess.Popen([sys.executable, "-c", starts], cwd=tmp_path) as guard:
+        try:
+            watch = TreeWatch(SimpleNamespace(guard_pid=guard.pid, pid=guard.pid), is_trainer)
+            wait_until(lambda: alike(guard))
+            watch.look()
+            asyncio.run(ends())
+            watch.look()
+            assert watch.has_lost_trainer is (how == "killed")
+            monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
+            watch.look()
+            assert watch.has_lost_trainer
+        finally:
+            for one in descendants(guard.pid):
+                os.kill(one.pid, signal.SIGKILL)
 
 
 def test_a_short_command_says_how_it_ended_and_finds_what_it_must_and_nothing_else(tmp_path):
