@@ -36,6 +36,7 @@ TO_ITS_TRAINER = {"AREAL_SPMD_MODE": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_E
 """What AReaL's local launcher gives its trainer, beside the addresses."""
 ONCE = "++recover.retries=0"
 """Its local launcher starts a run that has ended again, also one that ended well."""
+SEEN = "1.0"
 UNUSED = ("metrics", "pattern", "resume", "checkpoints", "checkpoint_file")
 
 
@@ -63,6 +64,8 @@ class ArealAdapter:
         yield f"{self._name}: its trial {paths.experiment_name}/{paths.trial_name} in {paths.fileroot}"
         if version.is_before_1_0:
             yield "note: an AReaL before 1.0 is known from its source, and was not run under this launcher"
+        elif (number := self._number) and not number.startswith(SEEN):
+            yield f"note: AReaL {number} was not run under this launcher; {SEEN} was"
         if not settings.recovers(version):
             given, modes = settings.values["recover.mode"], " or ".join(map(str, version.modes[:2]))
             yield (
@@ -93,9 +96,12 @@ class ArealAdapter:
         if shutil.which(python, path=path) is None:
             yield ResourceError(f"trainer.python: {python} can't be run here", "give the path of AReaL's interpreter")
         elif self._installed is None:
+            number = self._number
+            what = (
+                f"AReaL {number} there has no local launcher that is known" if number else "no AReaL is installed there"
+            )
             yield ResourceError(
-                f"trainer.python={trainer.python}: no AReaL is installed there",
-                "give the interpreter of one that has it",
+                f"trainer.python={trainer.python}: {what}", "give the interpreter of one that has AReaL 0.3.1 to 1.0"
             )
         if not (cwd / self._script[0]).is_file():
             yield StorageError(
@@ -189,8 +195,12 @@ class ArealAdapter:
         return sorted(found, key=lambda one: (one.step, one.path != self._recover_folder))
 
     @property
+    def _number(self) -> str:
+        return areal_number(self._trainer.python, self._trainer.env)
+
+    @property
     def _name(self) -> str:
-        return f"AReaL {areal_number(self._trainer.python, self._trainer.env) or 'of an unknown version'}"
+        return f"AReaL {self._number or 'of an unknown version'}"
 
     @property
     def _info(self) -> Path:

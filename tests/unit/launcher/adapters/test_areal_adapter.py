@@ -212,8 +212,20 @@ def test_what_is_missing_is_told_with_its_key(tmp_path, monkeypatch):
     (tmp_path / "train.py").unlink()
     monkeypatch.setenv("AREAL_LLM_SERVER_ADDRS", "127.0.0.1:1")
     said = missing(given)
-    assert ["no AReaL is installed" in said[0], "train.py is no file" in said[1], "is set" in said[2]] == [True] * 3
+    told = ("AReaL 1.0.4 there has no local launcher", "train.py is no file", "is set")
+    assert all(words in line for words, line in zip(told, said, strict=True))
+    (tmp_path / "venv/lib/python3.11/site-packages/areal-1.0.4.dist-info").rmdir()
+    assert "no AReaL is installed" in missing(given)[0]
     assert "can't be run here" in missing(trainer(tmp_path, python=str(tmp_path / "none")))[0]
+
+
+def test_a_version_that_was_not_run_is_told(tmp_path):
+    given = trainer(tmp_path)
+    assert not [line for line in adapter_of(given).plan() if "was not run" in line]
+    site = tmp_path / "venv/lib/python3.11/site-packages"
+    (site / "areal-1.0.4.dist-info").rename(site / "areal-2.0.0.dist-info")
+    (note,) = [line for line in adapter_of(given).plan() if "was not run" in line]
+    assert note == "note: AReaL 2.0.0 was not run under this launcher; 1.0 was"
 
 
 def test_looking_makes_nothing(tmp_path):
