@@ -132,6 +132,66 @@ def test_did_a_late_tick_count_in_full_a_pause_of_the_trainer_would_make_suspect
     assert suspects(Clients(1, lambda name, t: 0.2, **with_idle_peer).watch(AT + 10))
 
 
+class ByHand:
+    """A pace whose requests wait for their tokens as many ticks as they are told."""
+
+    def __init__(self):
+        self.now, self.server = 0.0, server(0)
+        self.pace = StreamPace(lambda: self.now)
+
+    def wait(self, ticks):
+        for _ in range(ticks):
+            self.now += TICK_S
+            self.pace.tick()
+
+    def begun(self, *waits):
+        stream = self.pace.begins(self.server)
+        for ticks in waits:
+            self.wait(ticks)
+            self.pace.heard(stream)
+        return stream
+
+    def ended(self, *waits):
+        self.pace.ends(self.server, self.begun(*waits))
+
+    def look(self):
+        return self.pace.looks()["server-0", 0]
+
+
+def test_what_is_usual_is_the_median_of_the_longest_waits_of_three_requests():
+    by_hand = ByHand()
+    by_hand.wait(1)
+    by_hand.ended(1, 2, 1)
+    by_hand.ended(2, 4, 1)
+    stream = by_hand.begun(1)
+    assert by_hand.look().usual_s is None
+    by_hand.pace.ends(by_hand.server, stream)
+    by_hand.ended(3, 6, 1)
+    by_hand.begun(1, 5)
+    assert by_hand.look().usual_s == pytest.approx(4 * TICK_S), "what is answered now is not counted beside them"
+
+
+def test_before_its_first_tokens_a_request_waits_as_long_as_others_did():
+    by_hand = ByHand()
+    by_hand.wait(1)
+    for first, other in ((1, 9), (2, 9), (3, 9)):
+        by_hand.ended(first, other)
+    by_hand.pace.begins(by_hand.server)
+    assert by_hand.look().usual_s == pytest.approx(2 * TICK_S)
+
+
+def test_lately_is_the_longest_wait_of_any_request():
+    by_hand = ByHand()
+    by_hand.wait(1)
+    by_hand.begun(1, 4)
+    by_hand.begun(1)
+    assert by_hand.look().lately_s == pytest.approx(4 * TICK_S)
+    assert by_hand.look().silent_s == 0
+    by_hand.wait(6)
+    assert by_hand.look().lately_s == pytest.approx(7 * TICK_S)
+    assert by_hand.look().silent_s == pytest.approx(6 * TICK_S)
+
+
 PAUSE = "a pause of the trainer's own loop"
 
 
@@ -148,6 +208,7 @@ def look(silent, *, usual, lately=None):
         ({"a": look(0.5, usual=0.1)}, {"a"}),
         ({"a": look(0.49, usual=0.1)}, set()),
         ({"a": look(1.49, usual=0.5)}, set()),
+        ({"a": look(1.5, usual=0.5), "b": look(1.5, usual=None)}, set()),
         ({"a": look(1.5, usual=0.5)}, {"a"}),
         ({"a": look(99.0, usual=None)}, set()),
         ({"a": look(1.5, usual=0.5), "b": look(0.1, lately=0.5, usual=0.5)}, {"a"}),

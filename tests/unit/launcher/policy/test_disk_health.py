@@ -32,6 +32,9 @@ def look(fault=None, *, free=100 * MIB, inodes=1000, is_read_only=False, **more)
         (look(DiskFault.READ_ONLY), "/run: it is read-only, 100.0 MiB free"),
         (look(is_read_only=True), "/run: it is read-only, 100.0 MiB free"),
         (look(DiskFault.IO_ERROR), "/run: input/output errors, 100.0 MiB free"),
+        (look(DiskFault.IO_ERROR, inodes=0), "/run: input/output errors, 100.0 MiB free"),
+        (look(DiskFault.QUOTA, free=1024 * MIB), "/run: the quota is exceeded, 1.0 GiB free"),
+        (DiskLook(path="/run", last_began_at=NOW - 1, fault=DiskFault.FULL), "/run: no space left, 1.0 MiB missing"),
         (look(began_at=NOW - 31), "/run: a write does not return, 100.0 MiB free"),
         (DiskLook(path="/run", began_at=NOW - 31), "/run: a write does not return"),
     ],
@@ -47,14 +50,33 @@ def test_each_trouble_is_named_with_its_path_and_what_is_missing(seen, reason):
         WELL,
         look(free=LEAST_FREE),
         look(inodes=None),  # a filesystem that makes them as they are needed
-        look(began_at=NOW - 29),
-        DiskLook(path="/run", began_at=NOW - 29),
+        look(began_at=NOW - 30),
+        DiskLook(path="/run", began_at=NOW - 30),
         DiskLook(path="/run"),
         DiskLook(path="/gone", last_began_at=NOW - 1),  # can't be probed: nothing is known
     ],
 )
 def test_what_is_no_trouble(seen):
     assert find_trouble([seen], [], settings=SETTINGS, now=NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "since"),
+    [
+        (look(began_at=NOW - 40), NOW - 40),
+        (look(DiskFault.IO_ERROR, began_at=NOW - 0.5), NOW - 1),
+        (DiskLook(path="/run", fault=DiskFault.IO_ERROR), NOW),
+    ],
+)
+def test_a_trouble_is_as_old_as_the_probe_that_met_it(seen, since):
+    found = find_trouble([seen], [], settings=SETTINGS, now=NOW)
+    assert found is not None and found.since == since
+
+
+def test_what_is_missing_where_nothing_is_known_of_the_room_is_the_least_that_a_run_needs():
+    seen = DiskLook(path="/run", last_began_at=NOW - 1, fault=DiskFault.FULL)
+    found = find_trouble([seen], [], settings=SETTINGS, now=NOW)
+    assert found is not None and (found.missing, found.free) == (LEAST_FREE, None)
 
 
 def test_a_probe_that_waits_for_a_checkpoint_is_not_stalled():
@@ -87,6 +109,8 @@ def test_of_a_disk_without_a_size_nothing_is_said_to_be_free_or_missing():
         (DiskFault.IO_ERROR, 200 * MIB, look(), True),
         (DiskFault.IO_ERROR, 0, look(DiskFault.IO_ERROR), False),
         (DiskFault.READ_ONLY, 0, DiskLook(path="/run", last_began_at=NOW - 5, room=ENOUGH), False),  # before it
+        (DiskFault.READ_ONLY, 0, DiskLook(path="/run", last_began_at=NOW - 3, room=ENOUGH), False),  # with it
+        (DiskFault.READ_ONLY, 0, DiskLook(path="/run", last_began_at=NOW - 1), False),  # it could not look
         (DiskFault.FULL, 0, DiskLook(path="/elsewhere", last_began_at=NOW - 1, room=ENOUGH), False),
     ],
 )
@@ -94,6 +118,7 @@ def test_a_refused_write_stands_until_a_later_probe_finds_room_for_it(fault, nee
     refusal = Refusal(path="/run", fault=fault, at=NOW - 3, needed=needed)
     found = find_trouble([seen], [refusal], settings=SETTINGS, now=NOW)
     assert (found is None) is is_cured
+    assert is_cured or (found.path, found.since) == ("/run", NOW - (1 if seen.fault else 3))
     if needed == 200 * MIB and found is not None and seen.path == "/run":
         assert found.missing == 100 * MIB and found.free == 100 * MIB
 
@@ -105,6 +130,7 @@ def test_a_refused_write_stands_until_a_later_probe_finds_room_for_it(fault, nee
         ([(0, 60), (70, 80)], 84),
         ([(0, 60), (70, 80), (90, 95)], 103),
         ([(0, 60), (70, 80), (90, 95), (100, 105), (110, 115)], 125),  # no longer than settle_max_s
+        ([(0, 60), (160, 170)], 174),
         ([(0, 60), (70, 80), (90, 95), (300, 310)], 312),  # forgotten
     ],
 )
@@ -143,3 +169,11 @@ def test_a_file_that_may_not_be_written_is_named_in_place_of_its_disk():
     refusal = Refusal(path="/run", fault=DiskFault.REFUSED, at=NOW - 3, file="/run/metrics.jsonl")
     trouble = find_trouble([], [refusal], settings=DiskConfig(), now=NOW)
     assert trouble.reason == "/run/metrics.jsonl: it may not be written"
+
+
+@pytest.mark.parametrize(
+    ("refuses", "is_cured"), [("/run/metrics.jsonl", False), ("/run/other.jsonl", True), ("", True)]
+)
+def test_a_file_that_was_refused_is_cured_once_it_may_be_written(refuses, is_cured):
+    refusal = Refusal(path="/run", fault=DiskFault.REFUSED, at=NOW - 3, file="/run/metrics.jsonl")
+    assert (find_trouble([look(refuses=refuses)], [refusal], settings=SETTINGS, now=NOW) is None) is is_cured

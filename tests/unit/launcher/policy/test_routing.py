@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.policy.routing import WARM_IS_WORTH, RoutingCandidate, route
+from launcher.policy.routing import WARM_IS_WORTH, RoutingCandidate, may_take, route, trained_at
 
 
 def one(index, samples, **more):
@@ -42,6 +42,25 @@ def test_the_reason_says_what_decided():
     reasons = [route([first, one(1, 5)], samples=1).reason for first in (one(0, 0), one(0, 0, is_home=True))]
     assert reasons == ["least loaded", "it had the prompt before, and is as free"]
     assert route([one(0, 0, is_warm=True)], samples=1).reason == "its cache holds the prefix"
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "more", "room"),
+    [
+        (0, {"ahead": 0}, 4),
+        (0, {"ahead": 2}, 12),
+        (5, {"ahead": 2}, 7),
+        (5, {"ahead": 0}, 0),
+        (6, {"ahead": 0, "flat": 3, "most_batches": 2}, 1),  # three of those in flight are replaced
+        (8, {"ahead": 0, "flat": 8, "most_batches": 2}, 0),  # and no more than two batches are used up
+    ],
+)
+def test_how_many_prompts_may_be_taken(in_flight, more, room):
+    assert may_take(in_flight, batch=4, **more) == room
+
+
+def test_a_prompt_is_trained_on_with_the_batch_of_its_place():
+    assert [trained_at(place, version=3, batch=4) for place in (0, 3, 4, 9)] == [3, 3, 4, 5]
 
 
 some_candidates = st.lists(

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.base.disk_faults import DiskFault
 from launcher.base.errors import JournalError
 from launcher.base.messages import ServerState
 from launcher.run_files.journal import Journal, LineLog, append_line, current_lines, encode, read_lines
@@ -68,8 +69,8 @@ def test_a_sync_that_fails_is_a_journal_error_and_its_line_waits(file, monkeypat
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", fails)
         assert not lines.append({"step": 0})
-        assert lines.waiting == 1
-    assert lines.flush() and lines.waiting == 0
+        assert (lines.waiting, lines.fault) == (1, DiskFault.IO_ERROR)
+    assert lines.flush() and (lines.waiting, lines.fault) == (0, None)
     assert steps(file) == [0], "once, although its first write was complete"
 
 

@@ -1,6 +1,7 @@
 """Records of the run at their bounds: one writer at a time, no descriptor kept, numbers, and the last of an event."""
 
 import asyncio
+import errno
 import fcntl
 import math
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import JournalError
 from launcher.run_files import journal
 from launcher.run_files.journal import Journal, LineLog, append_line, encode, last_of, number_of, read_lines
 
@@ -45,6 +47,28 @@ def test_one_that_was_stopped_while_it_wrote_silences_nobody(file, monkeypatch):
         fcntl.flock(stopped, fcntl.LOCK_EX)
         append_line(file, {"step": 1})
         assert steps(file) == [1]
+
+
+@pytest.mark.parametrize("refused", [OSError(errno.ENOLCK, "no locks"), BlockingIOError()], ids=["none", "taken"])
+def test_without_its_turn_a_refused_line_is_not_taken_back(file, monkeypatch, refused):
+    """Another may be writing behind it."""
+
+    def fails(*_):
+        raise refused if _[1:] else OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(journal, "TURN_S", 0.01)
+    monkeypatch.setattr(fcntl, "flock", fails)
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(JournalError):
+        append_line(file, {"step": 0}, durable=True)
+    assert steps(file) == [0]
+
+
+def test_the_newest_lines_that_wait_are_the_last(tmp_path):
+    lines = LineLog(tmp_path / "gone" / "events.jsonl")
+    for step in range(3):
+        assert not lines.append({"step": step})
+    assert [line["step"] for line in lines.newest_waiting(2)] == [1, 2]
 
 
 def test_its_turn_is_over_with_its_line_and_no_file_stays_open(file):
