@@ -21,12 +21,13 @@ def completion(ids, n):
 
 
 class CountingServer:
-    """`token_s`: of each token. `kill` breaks every connection and refuses further ones."""
+    """`token_s`: of each token. `kill` breaks every connection and refuses further ones. `generated`: tokens so far."""
 
     def __init__(self, name="server-0", *, generation=0, version=0, token_s=0.0):
         self.name, self.generation, self.version, self.token_s = name, generation, version, token_s
         self.asked, self.bodies, self.loaded, self.authorizations = [], [], [], {}
         self.load_s = 0.0
+        self.generated = 0
         self.aborts = asyncio.Event()
         self.in_flight = 0
         self.runner, self.url = None, ""
@@ -87,6 +88,7 @@ class CountingServer:
             for number, token in enumerate(completion(ids, most), 1):
                 await asyncio.sleep(self.token_s)
                 made.append(token)
+                self.generated += 1
                 finish = {"type": "length", "length": most} if number == most else None
                 finish = {"type": "abort", "message": "Aborted"} if aborts.is_set() and finish is None else finish
                 if body.get("stream"):

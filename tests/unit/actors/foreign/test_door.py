@@ -15,6 +15,7 @@ from launcher.base.messages import ServerState
 from launcher.config.schema import RolloutConfig, RunConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.foreign.counting_server import CountingServer, completion
+from tests.support.machine import scaled
 from tests.unit.actors.foreign.test_kept_weights import give, remove
 
 IDS = [2, 7, 1]
@@ -57,9 +58,15 @@ class Door:
 
 
 async def until(holds):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30.0)):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+async def in_the_midst(server):
+    """Of an answer, some parts of which have been sent: a loop that is late is late for both."""
+    before = server.generated
+    await until(lambda: server.generated >= before + 10)
 
 
 def whole(answer, tokens=40):
@@ -74,10 +81,9 @@ async def test_a_request_waits_for_a_server_and_one_that_is_cut_is_continued_els
         await asyncio.sleep(0.1)
         assert not asked.done(), "it is parked"
         await door.serve(first)
-        await until(lambda: first.in_flight)
-        await asyncio.sleep(0.1)
+        await in_the_midst(first)
         await first.kill()
-        await asyncio.sleep(0.05)
+        await until(lambda: door.requests.counts.moved)
         await door.serve(second)
         assert whole(await asked)
         (continued,) = (body for body in second.bodies if "input_ids" in body)
@@ -98,8 +104,7 @@ async def test_a_completion_that_ends_before_a_part_of_it_would_be_sent_is_not_s
             await door.serve(second)
             assert whole(await asked)
             asked = door.generate()
-            await until(lambda: second.in_flight)
-            await asyncio.sleep(0.1)
+            await in_the_midst(second)
             await door.post("/abort_request", {"abort_all": True})
             _, aborted = await asked
             assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
@@ -124,8 +129,7 @@ async def test_a_pause_ends_what_runs_and_holds_what_comes_and_a_restarted_door_
         async with Door(tmp_path) as door:
             await door.serve(server)
             asked = door.generate()
-            await until(lambda: server.in_flight)
-            await asyncio.sleep(0.1)
+            await in_the_midst(server)
             assert (await door.post("/pause_generation", {}))[0] == 200
             _, aborted = await asked
             begun = aborted["output_ids"]
@@ -150,8 +154,7 @@ async def test_a_pause_that_aborts_nothing_cuts_what_runs_and_it_is_continued_af
     async with CountingServer(token_s=0.01) as server, Door(tmp_path) as door:
         await door.serve(server)
         asked = door.generate()
-        await until(lambda: server.in_flight)
-        await asyncio.sleep(0.1)
+        await in_the_midst(server)
         assert (await door.post("/pause_generation", {"mode": "retract"}))[0] == 200
         await until(lambda: not server.in_flight)
         assert not asked.done()
@@ -174,8 +177,7 @@ async def test_a_request_that_was_cut_ends_at_a_pause_with_what_had_arrived(tmp_
     async with Door(tmp_path) as door, CountingServer(token_s=0.01) as server:
         await door.serve(server)
         asked = door.generate()
-        await until(lambda: server.in_flight)
-        await asyncio.sleep(0.1)
+        await in_the_midst(server)
         await server.kill()
         await until(lambda: door.requests.counts.moved)
         await door.post("/pause_generation", {})
