@@ -270,7 +270,8 @@ class HealthMonitor:
             f"{verdict.reason}; but {replayed.name} earn {replayed.got:.3g}, where {replayed.expected:.3g} is usual: "
             "for those weights, servers and reward function are as they were; new ones are harder, or scored otherwise"
         )
-        self._journal.record("reward.rebased", subject="data", reason=reason, global_step=verdict.onset_step)
+        facts = {"global_step": verdict.onset_step, "before_step": series.next_step}
+        self._journal.record("reward.rebased", subject="data", reason=reason, **facts)
         series.base = verdict.onset_step
         return judge_rewards(series.points, settings, restored_step=series.restored_step)
 

@@ -7,7 +7,6 @@ monitor begins, so that after a restart it knows what its predecessor knew, and 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
 
 from launcher.base.messages import Cause
@@ -22,6 +21,7 @@ from launcher.policy.reward_health import (
     restore_evidence,
 )
 from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.run_order import in_order
 from launcher.run_files.run_paths import RunPaths
 
 MOST_STEPS = 2000
@@ -57,10 +57,9 @@ class RewardSeries:
     def read(cls, paths: RunPaths) -> RewardSeries:
         """From metrics.jsonl and events.jsonl. Raises JournalError."""
         series = cls()
-        changes: deque[Record] = deque()
+        changes: list[Record] = []
         event: Record
         repair: Record = {}
-        restored: Record = {}
         for event in read_lines(paths.events):
             match event.get("event"):
                 case "trainer.restored":
@@ -71,7 +70,7 @@ class RewardSeries:
                 case "batch.rejected":
                     series._take_rejection(event)
                 case "health.outside_weights" | "reward.rebased":
-                    changes.append(_with_lineage(event, restored))
+                    changes.append(event)
                 case "repair.begun" if isinstance(event.get("restored_step"), int):  # of the trainer, not of a server
                     repair = event
                     series._take_repair(event)
@@ -81,12 +80,9 @@ class RewardSeries:
                     series.accusation = event
                 case "canary.sound":
                     series.accusation = None
-        for line in read_lines(paths.metrics):
-            while changes and _came_before(changes[0], line):
-                series._take_change(changes.popleft())
-            series._take_line(line)
-        for event in changes:  # no step since: what they undid must not be found again
-            series._take_change(event)
+        for line in in_order(changes, read_lines(paths.metrics)):
+            take = series._take_change if "event" in line else series._take_line
+            take(line)
         return series
 
     @property
@@ -214,26 +210,3 @@ def rounds_of(series: RewardSeries) -> list[CanaryRound]:
     said = f"{event.get('reason')} (seen before the monitor was restarted)"
     score = CanaryScore(name="reward", expected=0.0, got=math.nan, error=said)
     return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]
-
-
-def _with_lineage(event: Record, restored: Record) -> Record:
-    """With that of the weights which the trainer held then."""
-    is_same = restored.get("attempt") == event.get("attempt")
-    return {**event, "lineage": restored.get("lineage") if is_same else 0}
-
-
-def _came_before(change: Record, line: Record) -> bool:
-    """A step is of the attempt and the restore before it, whatever the clock was set to meanwhile. Of weights that were
-    cleared no further step was taken. Within one restore else, and for a line that doesn't say, the time decides."""
-    places = [(one.get("attempt"), one.get("lineage")) for one in (change, line)]
-    if all(isinstance(number, int) for place in places for number in place):
-        first, second = places
-        if first != second:
-            return first < second
-        if (name := change.get("event")) != "reward.rebased":
-            return name == "trainer.restored"
-    return _time(change) <= _time(line)
-
-
-def _time(line: Record) -> float:
-    return number_of(line.get("time"), 0.0)

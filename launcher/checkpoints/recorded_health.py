@@ -22,11 +22,13 @@ from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import Damage
 from launcher.policy.restore import first_damaged
 from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.run_order import in_order
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings
 
 REWARD = "grpo_actor/task_reward/avg"
 RESTORED = frozenset({"trainer.restored", "trainer.loaded", "recovery.taken"})
+TOLD = RESTORED | {"reward.rebased", "incident.began", "incident.ended"}
 
 KNOWN_CAUSES = frozenset(str(cause) for cause in Cause)
 
@@ -35,10 +37,9 @@ def read_health(paths: RunPaths) -> HealthEvidence:
     """Of a run of ours. What can't be read is named in it."""
     settings = _section(paths.config, "restore", RestoreConfig)
     unread = tuple(f"{path.name}: {why}" for path in (paths.events, paths.metrics) if (why := unreadable(path)))
-    # In the order of time: a restore undoes only the steps that existed by then.
-    files = [read_lines(path) for path in (paths.events, paths.metrics) if not unreadable(path)]
-    lines: list[Record] = [line for file in files for line in file]
-    rewards, damages, base = _replay(sorted(lines, key=lambda line: number_of(line.get("time"), 0.0)))
+    files = {path: read_lines(path) for path in (paths.events, paths.metrics) if not unreadable(path)}
+    events = [event for event in files.get(paths.events, ()) if event.get("event") in TOLD]
+    rewards, damages, base = _replay(in_order(events, files.get(paths.metrics, ())))
     seen = SeenSteps(
         steps=np.array([step for step, _ in rewards], dtype=np.int64),
         rewards=np.array([reward for _, reward in rewards]),
@@ -46,7 +47,7 @@ def read_health(paths: RunPaths) -> HealthEvidence:
         files=(str(paths.metrics),),
         unread=unread,
         passed_over=tuple(
-            lines_not_read(file.skipped, file.path, file.first_skipped) for file in files if file.skipped
+            lines_not_read(file.skipped, file.path, file.first_skipped) for file in files.values() if file.skipped
         ),
     )
     if damages:

@@ -157,3 +157,18 @@ def test_of_another_attempt_a_clock_says_nothing(tmp_path):
         past.paths.events, {"time": 10.0, "event": "trainer.restored", "attempt": 2, "global_step": 19, "lineage": 1}
     )
     assert RewardSeries.read(past.paths).next_step == 20
+
+
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_leaves_the_step_from_which_rewards_are_compared(tmp_path, set_by_s):
+    """Set back an hour, or forward: a fall of the new prompts that the monitor had explained ended a sound run when its
+    successor did not know."""
+    past = Told(tmp_path)
+    past.go_back(-1, cause="checkpoint_corrupt", onset_step=None)
+    past.take(range(40), 0.9)
+    right = past.clock
+    past.clock = lambda: right() + set_by_s
+    past._event("reward.rebased", subject="data", global_step=38, before_step=40)
+    past.clock = right
+    past.take(range(40, 50), 0.4)
+    assert RewardSeries.read(past.paths).base == 38

@@ -1,5 +1,7 @@
 """What a run's files tell of its health, dead or alive: the damage that stands."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,28 @@ def test_an_incident_that_touched_no_weights_is_no_damage(paths):
 def test_a_restore_takes_back_the_steps_after_it_before_they_are_repeated(paths):
     write_rewards(paths, HEALTHY, events=[restored(20, at=2000.0)])
     assert read_health(paths).last_step == 20
+
+
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_around_a_restore_hides_no_damage_and_brings_none_back(paths, set_by_s):
+    """A machine whose clock was an hour ahead until it was set: the beginning of the run came after all of its steps,
+    which then were not there, and the newest checkpoint passed for sound whatever they showed."""
+    steps = [*[(step, 1, 0.5 + 0.04 * (-1) ** step) for step in range(40)], *[(step, 1, 0.0) for step in range(40, 52)]]
+    begun = restored(-1, at=1000.0 + set_by_s) | {"lineage": 1}
+
+    def found(*events, more=()):
+        write_rewards(paths, [reward for _, _, reward in (*steps, *more)], events=[begun, *events])
+        lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+        for line, (step, lineage, _) in zip(lines, (*steps, *more), strict=True):
+            line |= {"global_step": step, "lineage": lineage}
+        paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return read_health(paths)
+
+    assert found().damage.onset_step == 40
+    back = restored(37, at=1051.5 + set_by_s) | {"lineage": 2}
+    assert (found(back).damage, found(back).last_step) == (None, 37)
+    again = [(step, 2, 0.5 + 0.04 * (-1) ** step) for step in range(38, 60)]
+    assert (found(back, more=again).damage, found(back, more=again).last_step) == (None, 59)
 
 
 def test_what_no_detector_watched_is_found_in_the_rewards(paths):

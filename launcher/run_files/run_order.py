@@ -1,0 +1,59 @@
+"""The order of a run's events and steps, whatever its clock was set to meanwhile.
+
+Each file is in order by itself. Between the two, an event that says of which restore it is comes before the steps from
+there, and after those from the restore before it; for lines that don't say, the time decides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from launcher.run_files.journal import Record, number_of
+
+Place = tuple[int, int] | None
+"""The attempt, and how many restores lay behind the trainer's weights; None: it doesn't say."""
+
+
+def in_order(events: Iterable[Record], steps: Iterable[Record]) -> Iterator[Record]:
+    """Both as one. `events`: those that matter, each `trainer.restored` among them."""
+    waiting = deque(_with_places(events))
+    for line in steps:
+        while waiting and _came_before(*waiting[0], line):
+            yield waiting.popleft()[0]
+        yield line
+    for event, _ in waiting:
+        yield event
+
+
+def _with_places(events: Iterable[Record]) -> Iterator[tuple[Record, Place]]:
+    attempt: object = None
+    lineage: object = None
+    for event in events:
+        lineage = lineage if event.get("attempt") == attempt else 0
+        attempt = event.get("attempt")
+        if event.get("event") == "trainer.restored":
+            lineage = event.get("lineage")
+        yield event, _place(attempt, lineage)
+
+
+def _place(attempt: object, lineage: object) -> Place:
+    return (attempt, lineage) if isinstance(attempt, int) and isinstance(lineage, int) else None
+
+
+def _came_before(event: Record, place: Place, line: Record) -> bool:
+    here, name = _place(line.get("attempt"), line.get("lineage")), event.get("event")
+    if place is None or here is None:
+        return _time(event) <= _time(line)
+    if place != here or name not in ("reward.rebased", "health.outside_weights"):
+        return place <= here
+    if name == "health.outside_weights":
+        return False  # of weights that were cleared no further step was taken
+    step, before_step = line.get("global_step"), event.get("before_step")
+    if isinstance(step, int) and isinstance(before_step, int):
+        return before_step <= step
+    return _time(event) <= _time(line)  # it was written before it said so
+
+
+def _time(line: Record) -> float:
+    return number_of(line.get("time"), 0.0)
