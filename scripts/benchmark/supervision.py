@@ -25,7 +25,9 @@ SAME_WORK = (
     "recover.freq_steps=null",
     "recover.first_steps=null",
     "recover.freq_secs=null",
+    "health.supervisor_silence_s=3600",
 )
+"""And supervisors that stand still for a block of long steps are not replaced meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,12 @@ import argparse
 import pytest
 
 from launcher.base.errors import UsageError
+from launcher.config.compose import compose
+from launcher.config.supervision_checks import find_contradictions
 from scripts.benchmark.measured import mean_ratio
-from scripts.benchmark.supervision import measured, pair_up, run
+from scripts.benchmark.supervision import SAME_WORK, measured, pair_up, run
 from scripts.benchmark.switched_run import SwitchSchedule
+from scripts.faults.started_run import PRESET
 
 SCHEDULE = SwitchSchedule(first=10, block=4, pairs=20)
 
@@ -66,6 +69,12 @@ def test_a_run_that_repeated_steps_is_not_measured():
 def test_the_first_step_of_a_run_is_in_no_block():
     with pytest.raises(UsageError, match="give it 1 or more"):
         run(argparse.Namespace(warm_up=0, block=4, pairs=2, seed=0, overrides=[]))
+
+
+def test_supervisors_that_stand_still_for_a_block_of_long_steps_are_not_taken_for_hung():
+    config = compose([PRESET, *SAME_WORK])
+    assert config.health.supervisor_silence_s > 6 * 60.0, "six steps of a minute"
+    assert list(find_contradictions(config)) == []
 
 
 def test_what_is_rare_and_dear_counts():
