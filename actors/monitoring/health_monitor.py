@@ -219,6 +219,7 @@ class HealthMonitor:
     def _take_in(self, report: BatchReport) -> None:
         """It is trained on. Only servers that made some of its tokens have shown that their weights are right."""
         has_changed = 0 < self._gate.settings.compared_rejections <= self._compared_in_a_row
+        has_changed &= admit(report, self._gate, usual=self._series.usual(self._gate.settings)).is_compared
         self._compared_in_a_row = 0
         for name in report.distances:
             self._doubts.pop(name, None)

@@ -259,6 +259,18 @@ def test_what_is_usual_begins_anew_with_a_change_that_stayed(world):
     assert use(world, work) == [3, *[1] * 9]
 
 
+def test_a_batch_as_usual_after_some_that_were_not_is_no_change(world):
+    """The five batches after it were compared with nothing: of a failure that comes and goes they were trained on."""
+    world.steps(30)
+
+    def work(monitor):
+        offered = [(30, 0.0), (30, 0.0), (30, 0.5), (31, 0.0)]
+        return [monitor.admit(batch(step, mean_reward=mean, canaries=())).admitted for step, mean in offered]
+
+    world.config.gate.max_reward_jump = 0.4
+    assert use(world, work) == [False, False, True, False]
+
+
 def test_a_policy_that_does_not_end_any_more_accuses_no_server(world, tmp_path):
     """Its log-probs are the trainer's: to send the weights again, as for damaged ones, changes nothing."""
     world.steps(30)
