@@ -29,6 +29,7 @@ from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.run_processes import GUARD, all_processes
+from tests.support.machine import free_port
 
 PROMISE_S = 10.0
 """P8 (docs/design.md): within this time no process of the server is left."""
@@ -76,6 +77,7 @@ def main() -> None:
     start_ray(folder, Path(spec["ray_folder"]))
     entry = None if spec["entry"] is None else tuple(spec["entry"])
     config, paths = run_config(folder)
+    config.sglang.port = free_port(following=spec["servers"])  # nobody restarts a server whose port was taken
     actors = [SGLangServer.remote(config, paths, index, entry) for index in range(spec["servers"])]
     for actor in actors:
         actor.start.remote(generation=0, model_path=spec["model_path"], weight_version=1)

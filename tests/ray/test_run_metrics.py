@@ -5,7 +5,6 @@ Without Prometheus on the PATH (Debian's package `prometheus`) this is skipped.
 
 import json
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -17,18 +16,13 @@ import pytest
 from launcher.reporting.current_status import read_now
 from launcher.reporting.run_gauges import GAUGES
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.machine import free_port
 from tests.support.recipes import PROMETHEUS, dashboard_queries
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="no Prometheus on the PATH"),
 ]
-
-
-def free_port():
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return holder.getsockname()[1]
 
 
 class Prometheus:

@@ -5,7 +5,6 @@ The end of the page ends nothing."""
 import json
 import os
 import signal
-import socket
 import urllib.request
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 from launcher.run_files.run_keys import read_watch_token
 from scripts.run_control import state_of
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.machine import free_port
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -36,9 +36,7 @@ class Page:
 
 
 def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
+    port = free_port()
     with SupervisedRun(tmp_path, steps=12, servers=1, settings=[f"watch.port={port}"]) as run:
         run.wait_steps(3)
         page = Page(run, port)

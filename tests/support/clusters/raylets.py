@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
-from tests.support.machine import scaled
+from tests.support.machine import free_port, scaled
 
 START_S = scaled(120.0)
 RAY = Path(sys.executable).with_name("ray")
@@ -41,7 +40,7 @@ class Raylet:
         return []
 
     def raylet(self) -> psutil.Process:
-        return next(process for process in self.family() if process.name() == "raylet")
+        return next(process for process in self.family() if _is_raylet(process))
 
 
 class Raylets:
@@ -125,7 +124,7 @@ class Raylets:
         """As the loss of a machine: everything of it at once, the raylet first. Returns when, in unix seconds."""
         killed_at = time.time()
         family = [*node.family(), psutil.Process(node.process.pid)]
-        family.sort(key=lambda process: process.name() != "raylet")
+        family.sort(key=_is_raylet, reverse=True)
         for process in family:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
@@ -141,10 +140,11 @@ class Raylets:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("", 0))
-        return trial.getsockname()[1]
+def _is_raylet(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "raylet"
+    except psutil.NoSuchProcess:  # ended since it was found
+        return False
 
 
 def own_ip() -> str:

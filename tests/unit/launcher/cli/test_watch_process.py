@@ -18,6 +18,7 @@ from launcher.config.compose import REPOSITORY
 from launcher.run_files.run_keys import read_watch_token
 from launcher.run_files.run_paths import RunPaths
 from tests.support.long_run import LongRun
+from tests.support.machine import free_port
 
 WAIT_S = 120
 
@@ -31,9 +32,7 @@ def paths(tmp_path):
 
 @pytest.fixture
 def port():
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return holder.getsockname()[1]
+    return free_port()
 
 
 def answers(port, token):
