@@ -3,11 +3,13 @@
 `pytest tests/chaos/test_every_process.py --kills 30` makes the claim; without the option a few are tried.
 """
 
+import contextlib
 import random
 import re
 import signal
 import time
 
+import psutil
 import pytest
 
 from launcher.base.exit_codes import EXIT_CODES
@@ -60,15 +62,19 @@ def choose(family, victims, draw):
     """A process of the role that was killed least often so far, so that each has its turn."""
     roles = {}
     for process in family:
-        roles.setdefault(role_of(process), []).append(process)
+        if role := role_of(process):
+            roles.setdefault(role, []).append(process)
     fewest = min(victims.count(role) for role in roles)
     role = draw.choice(sorted(role for role in roles if victims.count(role) == fewest))
     return role, draw.choice(roles[role])
 
 
 def role_of(process):
-    """What a person would call it, by its title or its command."""
-    words = process.cmdline()
+    """What a person would call it, by its title or its command; "" where it has ended since it was found."""
+    try:
+        words, title = process.cmdline(), process.name()
+    except psutil.NoSuchProcess:
+        return ""
     text = " ".join(words)
     for name, sign in {
         "driver": "tests.programs.supervised_run",
@@ -83,13 +89,14 @@ def role_of(process):
     if match := re.match(r"ray::(\w+)", text):
         return match[1]
     match = re.search(r"(\w+)\.py\b", text)
-    return match[1] if match else re.split(r"\W+", words[0] if words else process.name())[-1]
+    return match[1] if match else re.split(r"\W+", words[0] if words else title)[-1]
 
 
 def goes_on_without(run, process):
     """False where the run ended. Fails where it does neither within the deadline."""
     before = run.steps_done()
-    process.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):  # some end by themselves
+        process.kill()
     deadline = time.monotonic() + GOES_ON_S
     while run.process.poll() is None:
         if run.steps_done() >= before + 3:

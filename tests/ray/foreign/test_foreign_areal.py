@@ -1,6 +1,7 @@
 """AReaL's contract under the launcher: real driver, Ray, guard and process tree, and a stand-in for its launcher and
 trainer (tests/programs/areal_stand_in.py). The real AReaL: tests/e2e/test_areal.py."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -31,8 +32,9 @@ recover: {{mode: auto, freq_epochs: null, freq_steps: 5, freq_secs: null}}
 def process(run, word):
     """Of the run's tree, the one that has this word to itself."""
     for pid in run.tree():
-        if word in psutil.Process(pid).cmdline()[2:]:
-            return pid
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if word in psutil.Process(pid).cmdline()[2:]:
+                return pid
     return None
 
 

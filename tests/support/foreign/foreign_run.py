@@ -85,7 +85,7 @@ class ForeignRun:
         for pid in self.tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
-                lines = [one.cmdline()[1:3] for one in (process, process.parent())]
+                lines = [one.cmdline()[1:3] if one else [] for one in (process, process.parent())]
                 if lines[0] == ["-u", "train.py"] != lines[1]:
                     return pid
         return None
