@@ -173,3 +173,88 @@ def test_a_journal_in_the_background_keeps_the_order_and_flush_alone_waits_for_t
         return pending
 
     assert asyncio.run(scenario()) == 1, "what is written is not kept"
+
+
+def numbers(lines):
+    return [line["number"] for line in lines]
+
+
+def test_the_newest_of_what_the_disk_refused_is_shown_until_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "MOST_UNWRITTEN", 3)
+    events = Journal(tmp_path / "late" / "events.jsonl", 1)
+    for number in range(5):
+        events.record("run.began", number=number)
+    assert numbers(events.unwritten()) == [2, 3, 4]
+    (tmp_path / "late").mkdir()
+    events.write_waiting()
+    assert events.unwritten() == ()
+    assert numbers(read_lines(events.path)) == [0, 1, 2, 3, 4]
+
+
+class Disk:
+    """In place of `append_line`: writes as many lines as it is let, and tells that it was asked."""
+
+    def __init__(self):
+        self.asked, self.may_write, self.append = threading.Event(), threading.Semaphore(0), journal.append_line
+
+    def __call__(self, *line, **more):
+        self.asked.set()
+        assert self.may_write.acquire(timeout=30)
+        self.append(*line, **more)
+
+
+def test_a_journal_in_the_background_shows_each_line_once_and_is_told_to_write_only_what_waits(tmp_path, monkeypatch):
+    disk, submitted = Disk(), []
+    file = tmp_path / "late" / "events.jsonl"
+
+    async def scenario():
+        events = Journal(file, 1, in_background=True)
+        submit = events._writer.submit
+        monkeypatch.setattr(events._writer, "submit", lambda do, *what: submitted.append(do) or submit(do, *what))
+        events.write_waiting()
+        assert submitted == [], "nothing waits"
+        for number in range(2):
+            events.record("run.began", number=number)
+        await events.flush()  # refused
+        assert numbers(events.unwritten()) == [0, 1]
+        events.write_waiting()
+        assert submitted[2:] == [events._lines.flush]
+        submit(lambda: None).result(30)
+        file.parent.mkdir()
+        monkeypatch.setattr(journal, "append_line", disk)
+        for number in range(2, 4):
+            events.record("run.began", number=number)
+        assert await asyncio.to_thread(disk.asked.wait, 30)
+        assert numbers(events.unwritten()) == [0, 1, 2, 3], "what waits, and what waits for its turn"
+        for _ in range(3):
+            disk.may_write.release()
+        await asyncio.wrap_future(events._pending[0][0])
+        asked = len(submitted)
+        events.write_waiting()
+        assert len(submitted) == asked, "the last is being written"
+        monkeypatch.setattr(journal, "MOST_UNWRITTEN", 1)
+        assert numbers(events.unwritten()) == [3]
+        disk.may_write.release()
+        await events.flush()
+        assert events.unwritten() == ()
+        assert numbers(read_lines(file)) == [0, 1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_defect_of_the_writer_is_raised_by_the_next_flush_whatever_was_recorded_since(file, monkeypatch):
+    def fails(self, record):
+        raise RuntimeError("a defect")
+
+    async def scenario():
+        events = Journal(file, 1, in_background=True)
+        with monkeypatch.context() as broken:
+            broken.setattr(LineLog, "append", fails)
+            events.record("run.began", number=0)
+            with pytest.raises(RuntimeError):
+                await asyncio.wrap_future(events._pending[0][0])
+        events.record("run.began", number=1)
+        with pytest.raises(RuntimeError, match="a defect"):
+            await events.flush()
+
+    asyncio.run(scenario())
