@@ -16,7 +16,6 @@ import secrets
 import socket
 from dataclasses import dataclass
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.model.token_logprobs import LogprobModel
+from actors.serving.group_address import interface_with
 from launcher.base.errors import TrainerError
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -98,23 +98,8 @@ class RankGroup:
     # ── collective operations ──
 
     def shard(self, model: LogprobModel, *, in_bfloat16: bool = False) -> None:
-        """Keep one slice of each weight of `model`, which is moved to the device layer by layer.
-
-        What is around the layers is given back after a forward pass too: a pass without a gradient would else leave
-        it in memory, as it was before the next step. `in_bfloat16`: so they are gathered; slices, sums of gradients and
-        what runs from layer to layer stay float32, as under autocast without it.
-        """
-        mixed = MixedPrecisionPolicy()
-        if in_bfloat16:
-            mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-            model.model.get_input_embeddings().register_forward_hook(lambda module, ids, embedded: embedded.float())
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        for module in (*layers, model):
-            fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=mixed)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):  # a loss is weighted over the full batch: gradients are sums, not means
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(1.0)
+        """Keep one slice of each weight of `model`, which is moved to the device layer by layer."""
+        sharded(model, self._mesh, in_bfloat16=in_bfloat16)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All slices of it together, in the host's memory of rank 0; nothing on the others."""
@@ -143,12 +128,31 @@ class RankGroup:
         return tensor
 
 
+def sharded(model: LogprobModel, mesh: DeviceMesh, *, in_bfloat16: bool) -> None:
+    """Keep one slice of each of its weights.
+
+    What is around the layers is given back after a forward pass too: a pass without a gradient would else leave
+    it in memory, as it was before the next step. `in_bfloat16`: so they are gathered; slices, sums of gradients and
+    what runs from layer to layer stay float32, as under autocast without it.
+    """
+    mixed = MixedPrecisionPolicy()
+    if in_bfloat16:
+        mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        model.model.get_input_embeddings().register_forward_hook(lambda module, ids, embedded: embedded.float())
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for module in (*layers, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=mixed)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # a loss is weighted over the full batch: gradients are sums, not means
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+
+
 def interface_of(address: str) -> str:
     """The name of the interface of this machine that bears `address`. Raises TrainerError."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == address for known in addresses):
-            return name
-    raise TrainerError(f"no network interface of {socket.gethostname()} has the address {address}")
+    if (name := interface_with(address)) is None:
+        raise TrainerError(f"no network interface of {socket.gethostname()} has the address {address}")
+    return name
 
 
 def _seconds(seconds: float) -> datetime.timedelta:

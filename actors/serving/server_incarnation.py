@@ -17,6 +17,7 @@ from pathlib import Path
 from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
 from actors.processes.process_tree import set_niceness
 from actors.serving.auth_middleware import VARIABLE
+from actors.serving.group_address import LOOPBACK
 from actors.serving.readiness_proof import SHORT, ReadinessProof
 from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
 from actors.serving.server_template import ServerTemplate
@@ -54,7 +55,7 @@ class ServerSpec:
     """What all incarnations of one server share. `entry` replaces SGLang's command in tests.
 
     `keys`: the file of its keys (launcher/run_files/run_keys.py), which the server reads itself. `span`: which
-    part this is of a server over several nodes.
+    part this is of a server over several nodes. `meets_at`: this node's address in a group with the trainer.
     """
 
     index: int
@@ -66,6 +67,7 @@ class ServerSpec:
     entry: tuple[str, ...] | None = None
     span: NodeSpan | None = None
     node: str = ""
+    meets_at: str = LOOPBACK
     proof: ReadinessProof = SHORT
 
     @property
@@ -127,7 +129,13 @@ class ServerIncarnation:
             # short: the path of a socket in it may have 107 characters
             scratch = Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
             own = environment(
-                spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
+                spec.config,
+                os.environ,
+                device=device,
+                gpu_ids=spec.gpu_ids,
+                scratch=scratch,
+                model_path=model,
+                meets_at=spec.meets_at,
             )
             return ProcessLaunch(
                 command=words,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import ray
 
 from actors.cluster.fencing import bind_to_cluster, raylet_pid
+from actors.serving.group_address import group_address
 from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec
 from actors.serving.sglang_command import NodeSpan
 from launcher.base.errors import ServerError
@@ -42,6 +43,7 @@ class ServerWorkerNode:
             setup_timeout_s=config.rollout.setup_timeout,
             gpu_ids=tuple(map(str, ray.get_gpu_ids())),
             entry=entry,
+            meets_at=group_address(config),
         )
         self._owners = [pid for pid in (os.getpid(), raylet_pid()) if pid is not None]
         self._part: ServerIncarnation | None = None

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.serving.group_address import LOOPBACK, interface_with
 from actors.serving.sampling_seed import sampling_seed
 from launcher.base.addresses import is_every_interface
 from launcher.base.errors import ResourceError
@@ -103,8 +104,9 @@ def environment(
     gpu_ids: tuple[str, ...],
     scratch: Path,
     model_path: str,
+    meets_at: str = LOOPBACK,
 ) -> dict[str, str]:
-    """`inherited` and what this server needs.
+    """`inherited` and what this server needs. `meets_at`: its node's side of a group with the trainer.
 
     `scratch` takes its temporary files, which SGLang leaves behind; compiled kernels stay where they always were.
     """
@@ -113,8 +115,10 @@ def environment(
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules again
     if device == "cpu":
         environment["OMP_NUM_THREADS"] = str(config.threads or max(1, int(config.num_cpus)))
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo listens for anybody, where this machine's name leads
-    elif gpu_ids:
+    if (interface := interface_with(meets_at)) is not None and (device == "cpu" or meets_at != LOOPBACK):
+        # left alone, gloo listens where this machine's name leads, and NCCL where other nodes may not come
+        environment.setdefault("GLOO_SOCKET_IFNAME" if device == "cpu" else "NCCL_SOCKET_IFNAME", interface)
+    if device != "cpu" and gpu_ids:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpu_ids, key=_number))  # Ray's order is any
     if Path(model_path).is_dir():
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # no wait for the hub

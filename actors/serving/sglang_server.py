@@ -28,6 +28,7 @@ import ray
 from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.cluster.node_identity import listening_address, this_node
 from actors.cluster.server_gpus import ServerGpus
+from actors.serving.group_address import group_address
 from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
@@ -267,6 +268,7 @@ class SGLangServer:
             gpu_ids=self._gpus.numbers,
             entry=entry,
             node=this_node(),
+            meets_at=group_address(config),
             proof=ReadinessProof.of(config),
         )
         owners = [os.getpid(), raylet_pid()]

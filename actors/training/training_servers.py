@@ -19,6 +19,7 @@ from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LiveRollouts, LoopThread
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
+from actors.serving.group_address import group_address
 from actors.serving.sglang_client import RequestFailed, SGLangClient
 from actors.weights.group_sender import GroupSender
 from actors.weights.weight_consistency_check import (
@@ -121,6 +122,7 @@ class TrainingServers:
             device=self._model.device,
             tp_size=sglang.tp_size,
             timeout_s=self._config.actor.weight_update_timeout,
+            address=group_address(self._config),
         )
 
     def _to_files(self, reason: str) -> WeightFolders:

@@ -11,19 +11,23 @@ import time
 from collections.abc import Awaitable, Collection, Sequence
 
 from actors.rollout.server_pool import ServerKey
+from actors.serving.group_address import LOOPBACK
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.weight_buckets import WeightBucket
-from actors.weights.update_group import LOOPBACK, UpdateGroup
+from actors.weights.update_group import UpdateGroup
 from launcher.base.errors import RequestFailed, WeightsRefused
 from launcher.base.messages import ServerInfo
 
 
 class GroupSender:
-    """`device`: of all, cpu or cuda. On one asyncio loop. Of two updates of a server at once the
-    second waits: who takes part in a broadcast isn't told which it is."""
+    """`device`: of all, cpu or cuda; `address`: of this node, where servers come to. On one asyncio loop. Of two
+    updates of a server at once the second waits: who takes part in a broadcast isn't told which it is."""
 
-    def __init__(self, client: SGLangClient, *, device: str, tp_size: int, timeout_s: float) -> None:
+    def __init__(
+        self, client: SGLangClient, *, device: str, tp_size: int, timeout_s: float, address: str = LOOPBACK
+    ) -> None:
         self._client = client
+        self._address = address
         self.device = device
         self._tp_size = tp_size
         self._timeout_s = timeout_s
@@ -62,12 +66,12 @@ class GroupSender:
             await _both(order, group.broadcast(bucket.flat, within_s=_left(deadline)))
 
     async def _form(self, server: ServerInfo, deadline: float) -> UpdateGroup:
-        group = UpdateGroup(tp_size=self._tp_size, device=self.device, within_s=_left(deadline))
+        group = UpdateGroup(address=self._address, tp_size=self._tp_size, device=self.device, within_s=_left(deadline))
         self._groups[(server.name, server.generation)] = group
         joined = self._client.join_update_group(
             server.url,
             name=group.name,
-            address=LOOPBACK,
+            address=self._address,
             port=group.port,
             backend=group.backend,
             tp_size=self._tp_size,

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-LOOPBACK = "127.0.0.1"
+from actors.serving.group_address import LOOPBACK, interface_with
+
 POLL_S = 0.001
 FOR_EVER = timedelta(days=1)
 """NCCL's watchdog would end this process at a group's own deadline; ours aborts the group before."""
@@ -34,17 +35,19 @@ Result = TypeVar("Result")
 
 
 class UpdateGroup:
-    """Rank 0 of `1 + tp_size`. `port` of the loopback has the store until all have joined."""
+    """Rank 0 of `1 + tp_size`. `port` of `address`, which is this node's, has the store until all have joined."""
 
-    def __init__(self, *, tp_size: int, device: str, within_s: float) -> None:
+    def __init__(self, *, address: str, tp_size: int, device: str, within_s: float) -> None:
         self.name = f"weights-{os.getpid()}-{next(_numbers)}"
         self.backend = "cuda:nccl" if device == "cuda" else "cpu:gloo"
+        self._address = address
         self._device, self._size, self._within = device, 1 + tp_size, timedelta(seconds=within_s)
         self._group: Any = None
-        listener = socket.create_server((LOOPBACK, 0))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
         self.port = int(listener.getsockname()[1])
         self._store: Store | None = TCPStore(
-            LOOPBACK,
+            address,
             self.port,
             is_master=True,
             timeout=self._within,
@@ -65,13 +68,15 @@ class UpdateGroup:
         if self._device == "cuda":
             from torch._C._distributed_c10d import ProcessGroupNCCL  # not in every build
 
+            if self._address != LOOPBACK and (interface := interface_with(self._address)) is not None:
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)  # its own choice may be one that nobody reaches
             of_nccl = ProcessGroupNCCL.Options()
             of_nccl._timeout = FOR_EVER
             self._group = ProcessGroupNCCL(store, 0, self._size, of_nccl)
             return
         gloo: Any = ProcessGroupGloo
         of_gloo = gloo._Options()
-        of_gloo._devices = [gloo.create_device(hostname=LOOPBACK)]
+        of_gloo._devices = [gloo.create_device(hostname=self._address)]
         of_gloo._timeout = self._within
         self._group = gloo(store, 0, self._size, of_gloo)
         self._store = None  # nobody asks it again, and it would go on listening

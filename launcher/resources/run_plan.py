@@ -249,7 +249,7 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
     for number, gpu in enumerate(hardware.gpus):
         if gpu.memory - gpu.free > HELD_BY_OTHERS:
             yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
-    if shape is not None and config.cluster.n_nodes > 1:
+    if shape is not None and config.cluster.n_nodes > 1 and config.actor.weight_update_mode == "disk":
         files = f"{_versions(config, shape) / GIB:.1f} GiB, {WEIGHT_FOLDERS} versions"
         yield f"new weights go to the servers as files below cluster.fileroot: {files}"
     booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.dp_size * config.actor.num_cpus

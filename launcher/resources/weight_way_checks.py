@@ -12,8 +12,8 @@ KEY = "actor.weight_update_mode"
 def other_ways(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The key, and what would be allowed."""
     mode, nodes = config.actor.weight_update_mode, config.cluster.n_nodes
-    if mode != "disk" and nodes > 1:
-        yield KEY, f"allowed with cluster.n_nodes={nodes}: disk (the others have been built within one machine)"
+    if mode == "tensor" and nodes > 1:
+        yield KEY, f"disk or xccl with cluster.n_nodes={nodes}: a handle of memory means nothing on another machine"
     elif mode != "disk" and config.sglang.dp_size > 1:
         yield KEY, f"disk with sglang.dp_size={config.sglang.dp_size}: SGLang takes the others with dp_size 1 only"
     elif mode == "tensor" and (why := _against_handles(config)):

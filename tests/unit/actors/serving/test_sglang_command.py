@@ -4,13 +4,18 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from actors.serving import group_address
+from actors.serving.group_address import LOOPBACK
 from actors.serving.server_log_tail import decisive_lines, last_line, tail
 from actors.serving.sglang_command import NodeSpan, choose_port, command, environment, limited, meeting_address, url
 from launcher.base.errors import ResourceError
+from launcher.config.compose import compose
 from launcher.config.schema import SGLangConfig
+from tests.support.preflight_parts import changed
 
 CONFIG = SGLangConfig(dtype="float32", random_seed=5, max_total_tokens=20000)
 
@@ -121,6 +126,40 @@ def test_the_environment_of_a_cpu_server(tmp_path):
     )
     assert threads["OMP_NUM_THREADS"] == "1"
     assert "HF_HUB_OFFLINE" not in threads, "a hub name may have to be downloaded"
+
+
+@pytest.fixture
+def two_interfaces(monkeypatch):
+    lan = SimpleNamespace(address="10.9.0.1")
+    named = {"lo": [SimpleNamespace(address=LOOPBACK)], "lan7": [SimpleNamespace(address="fe80::1%lan7"), lan]}
+    monkeypatch.setattr(group_address.psutil, "net_if_addrs", lambda: named)
+
+
+@pytest.mark.parametrize(
+    ("device", "meets_at", "inherited", "expected"),
+    [
+        ("cpu", LOOPBACK, {}, {"GLOO_SOCKET_IFNAME": "lo"}),
+        ("cpu", "10.9.0.1", {}, {"GLOO_SOCKET_IFNAME": "lan7"}),
+        ("cuda", LOOPBACK, {}, {}),
+        ("cuda", "10.9.0.1", {}, {"NCCL_SOCKET_IFNAME": "lan7"}),
+        ("cuda", "10.9.0.1", {"NCCL_SOCKET_IFNAME": "ib0"}, {"NCCL_SOCKET_IFNAME": "ib0"}),
+        ("cuda", "203.0.113.9", {}, {}),
+    ],
+)
+@pytest.mark.usefixtures("two_interfaces")
+def test_a_group_with_the_trainer_is_met_on_the_interface_of_the_nodes_address(device, meets_at, inherited, expected):
+    given = environment(
+        CONFIG, inherited, device=device, gpu_ids=("0",), scratch=Path("/s"), model_path="", meets_at=meets_at
+    )
+    assert {name: value for name, value in given.items() if name.endswith("_SOCKET_IFNAME")} == expected
+
+
+def test_servers_and_trainer_meet_on_loopback_but_over_several_nodes(monkeypatch):
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.9.0.1")
+    cluster, over = compose(["conf=gsm8k_h200_cluster"]), {"actor__weight_update_mode": "xccl"}
+    assert group_address.group_address(cluster) == LOOPBACK, "no group at all"
+    assert group_address.group_address(changed(cluster, **over, cluster__n_nodes=1)) == LOOPBACK
+    assert group_address.group_address(changed(cluster, **over)) == "10.9.0.1"
 
 
 def test_gpus_are_given_in_their_order():

@@ -5,8 +5,10 @@ import contextlib
 import hashlib
 import os
 import signal
+from collections import Counter
 
 import aiohttp
+import psutil
 import pytest
 import torch
 
@@ -43,6 +45,36 @@ async def sending():
         sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=DEADLINE_S)
         yield client, sender
         sender.keep(())
+
+
+def listening():
+    """Addresses on which this process listens, each as often as it does."""
+    mine = psutil.Process().net_connections("tcp")
+    return Counter(one.laddr.ip for one in mine if one.status == psutil.CONN_LISTEN)
+
+
+async def test_a_server_on_another_node_comes_to_this_nodes_address_where_alone_is_listened():
+    """127.0.0.2 and 127.0.0.3 are two nodes here: nobody who binds one is reached by the other."""
+    with stand_in_server.running("--host", "127.0.0.3", "--weight-version", "0") as named:
+        url = named.replace("127.0.0.1", "127.0.0.3")
+        async with SGLangClient() as client:
+            sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=DEADLINE_S, address="127.0.0.2")
+            orders, join, before, during = [], client.join_update_group, listening(), Counter()
+
+            async def noted(url, **order):
+                orders.append(order)
+                during.update(listening() - before)
+                await join(url, **order)
+
+            client.join_update_group = noted
+            await sender.send(ready(url), in_buckets(SMALL.items(), device="cpu"), 1)
+            after = listening() - before
+            assert (await told(url, "received"))[-1] == [["a", "b"], digest(SMALL)]
+            sender.keep(())
+    (order,) = orders
+    assert order["address"] == "127.0.0.2"
+    assert set(during) == {"127.0.0.2"}, "the store, and gloo as soon as it is there"
+    assert set(after) <= {"127.0.0.2"}
 
 
 async def told(url, what):
@@ -117,8 +149,6 @@ async def asked(url, path, times):
 
 
 def pid_at(url):
-    import psutil
-
     port = int(url.rpartition(":")[2])
     return next(
         connection.pid

@@ -27,6 +27,7 @@ ARITHMETIC = compose(  # with the values that the cases below stand on, whatever
     ]
 )
 GSM8K = compose(["conf=gsm8k_h200"])
+CLUSTER = compose(["conf=gsm8k_h200_cluster"])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_out_of_range(settings, said):
         (
             ARITHMETIC,
             {"cluster__n_nodes": 2, "cluster__address": "10.0.0.1:6379", "actor__weight_update_mode": "tensor"},
-            "actor.weight_update_mode=tensor: allowed with cluster.n_nodes=2: disk",
+            "actor.weight_update_mode=tensor: disk or xccl with cluster.n_nodes=2: a handle of memory",
         ),
         (
             GSM8K,
@@ -220,6 +221,7 @@ def test_all_problems_are_said_at_once():
         (ARITHMETIC, {"train_dataset__batch_size": 15}),  # nothing divides a batch: one trainer, servers share by load
         (ARITHMETIC, {"sglang__n_servers": 3}),
         (ARITHMETIC, {"actor__weight_update_mode": "xccl", "actor__dp_size": 2}),
+        (CLUSTER, {"actor__weight_update_mode": "xccl"}),
         (ARITHMETIC, {"gconfig__max_new_tokens": 255}),
         (ARITHMETIC, {"valid_dataset": DatasetConfig(path="x", max_items=1)}),
         (ARITHMETIC, {"evaluator__freq_steps": None, "valid_dataset": None}),
