@@ -168,7 +168,7 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
         Item("optimizer", 8 * trained // ranks, _each(trained, 8) + f"{over}, {_moments(actor)}"),
     ]
     if ranks > 1:
-        items.append(_gathered(shape))
+        items.append(_gathered(actor, shape))
     if not on_gpu and (kept := kept_state_bytes(config, shape)):
         items.append(Item("state before the batch", kept, "for actor.ppo_n_minibatches, to go back to"))
     if not on_gpu and (ahead := ahead_bytes(config)):
@@ -251,12 +251,18 @@ def standby_trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tu
     return (Item("weights", models * 4 * shape.parameters, _each(shape.parameters, 4 * models)), process)
 
 
-def _gathered(shape: ModelShape) -> Item:
-    """What a rank holds unsharded for a while: the embeddings, the layer that computes and the next one, float32
-    weights and gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is gathered before it computes,
-    the next one prefetched, and its gradients are reduced when it is done)."""
-    whole = shape.outside_layers + 2 * shape.layer
-    return Item("gathered", 8 * whole, _each(whole, 8) + ", embeddings and two layers")
+def _gathered(actor: ActorConfig, shape: ModelShape) -> Item:
+    """What a rank holds unsharded for a while: the embeddings and the gradient of the head, the layer that computes and
+    the next one with their gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is gathered before it
+    computes, the next one prefetched, and its gradients are reduced when it is done)."""
+    size = _gathered_size(actor)
+    whole = shape.outside_layers + shape.vocab * shape.hidden + 4 * shape.layer
+    return Item("gathered", size * whole, _each(whole, size) + ", with gradients")
+
+
+def _gathered_size(actor: ActorConfig) -> int:
+    """Of several ranks; one has its weights in float32."""
+    return BYTES[actor.gather_dtype if actor.dp_size > 1 else "float32"]
 
 
 def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:
@@ -280,21 +286,31 @@ def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:
 
 def summing_bytes(actor: ActorConfig, shape: ModelShape) -> int:
     """What the parts of the head's and a tied embedding's gradient take beside the one that stays, as far as it is more
-    than activations, logits and the copy of the weights, which are not all there then. Counted with `MemTracker`.
+    than activations, logits, what is gathered and the copy of the weights, which are not all there then. Counted with
+    `MemTracker`.
 
-    While the head is differentiated: the sum over the pieces so far, the next one, and checkpointed another cast of the
-    head. At the end, tied: float32 as head, as embedding, and both. Of several ranks it was not counted.
+    While the head is differentiated: the sum over the pieces so far and the next one, beside its logits or, these gone,
+    the new sum; checkpointed another cast of the head. At the end, tied: float32 as head, as embedding, and both. Of
+    several ranks: the embeddings and their gradients as they were gathered, of a tied one three, or the gradients and
+    their copy in float32, in which ranks add them up.
     """
-    if actor.use_lora or actor.dp_size > 1:
+    if actor.use_lora:
         return 0
-    size, embedding = BYTES[actor.dtype], shape.vocab * shape.hidden
-    kept, copy = activation_bytes(actor, shape), 0 if size == 4 else size * shape.parameters
-    planned = kept + copy + logit_bytes(actor, shape)
-    at_head = planned + 2 * size * embedding
+    size, embedding, logits = BYTES[actor.dtype], shape.vocab * shape.hidden, logit_bytes(actor, shape)
+    gathered = _gathered_size(actor)
+    is_cast = size != 4 and gathered == 4
+    kept, copy = activation_bytes(actor, shape), size * shape.parameters if is_cast else 0
+    planned = kept + copy + logits
     if actor.gradient_checkpointing:
-        inputs = shape.layers * actor.mb_spec.max_tokens_per_mb * 4 * shape.hidden
-        at_head += inputs - kept - copy + (0 if size == 4 else size * embedding)
+        kept = shape.layers * actor.mb_spec.max_tokens_per_mb * 4 * shape.hidden
+        copy = size * embedding if is_cast else 0
+    at_head = kept + copy + max(logits + 2 * size * embedding, logits // 4 + 3 * size * embedding)
     at_end = 3 * 4 * embedding if shape.tied else 0
+    if actor.dp_size > 1:
+        planned += _gathered(actor, shape).bytes
+        at_head += gathered * (shape.outside_layers + 2 * shape.layer)
+        matrices = 1 if shape.tied else 2
+        at_end = max(4 * gathered, matrices * (gathered + 4)) * embedding + (gathered + 4) * shape.layer
     return max(0, at_head - planned, at_end - planned)
 
 

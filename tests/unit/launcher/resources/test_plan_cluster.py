@@ -39,7 +39,9 @@ def test_states_are_divided_by_the_ranks():
     assert "bfloat16 copy" not in eight, "it is gathered in bfloat16"
     in_float32 = sizes(trainer(changed(CLUSTER, actor__gather_dtype="float32"), QWEN, on_gpu=True))
     assert in_float32["bfloat16 copy"] == 2 * QWEN.parameters, "autocast's, of what each rank has gathered"
-    assert eight["gathered"] == 8 * (QWEN.outside_layers + 2 * QWEN.layer)
+    head_gradient = QWEN.vocab * QWEN.hidden
+    assert eight["gathered"] == 2 * (QWEN.outside_layers + head_gradient + 4 * QWEN.layer)
+    assert in_float32["gathered"] == 2 * eight["gathered"]
     one = sizes(trainer(changed(CLUSTER, actor__dp_size=1), QWEN, on_gpu=True))
     assert one["weights"] == 8 * eight["weights"]
     assert one["activations"] == eight["activations"], "each rank has micro-batches of its own"
