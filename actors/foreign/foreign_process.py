@@ -127,15 +127,15 @@ class TreeLook:
 
 
 class TreeWatch:
-    """The tree of one incarnation, read once in TREE_EVERY_S, and when the trainer's own processes are gone.
+    """The tree of one incarnation, read once in TREE_EVERY_S, and when the trainer's own processes, `ranks`, are gone.
     `has_lost_trainer`: they were in it and are gone, while the command lives on: for GONE_S, in which what they said
     arrives, and a command whose trainer is done ends by itself; by SIGKILL, which has no last words, at once."""
 
     def __init__(self, process: GuardedProcess, is_trainer: Callable[[Sequence[str]], bool]) -> None:
         self._process = process
         self._is_trainer = is_trainer
-        self._ranks: list[Process] = []
-        self._ranks_before: list[Process] = []
+        self.ranks: list[Process] = []
+        self._before: list[Process] = []
         self._killed: set[Process] = set()
         self._trainer_at = math.inf
         self.has_lost_trainer = False
@@ -144,29 +144,26 @@ class TreeWatch:
 
     def look(self) -> TreeLook:
         now = time.monotonic()
-        is_there = any(command_line(rank) for rank in self._ranks)  # that of one that has ended is empty
-        is_gone = not is_there and (bool(self._ranks) or now - self._trainer_at > GONE_S)
+        is_there = any(command_line(rank) for rank in self.ranks)  # that of one that has ended is empty
+        is_gone = not is_there and (bool(self.ranks) or now - self._trainer_at > GONE_S)
         if is_gone or now - self._seen_at >= TREE_EVERY_S:
             tree = descendants(self._process.guard_pid)
             looks = [process_state(one.pid) for one in tree]
-            self._ranks = self._ranks_in(tree)
-            is_there = bool(self._ranks)
+            self.ranks = self._ranks_in(tree)
+            is_there = bool(self.ranks)
             state = STOPPED if any(letter == STOPPED for letter, _ in looks) else process_state(self._process.pid)[0]
             # A child that has ended takes its seconds with it.
             cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))
             self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), now
         if is_there:
-            self._trainer_at, self._ranks_before = now, self._ranks
-        was_killed = not is_there and not self._killed.isdisjoint(self._ranks_before)
+            self._trainer_at, self._before = now, self.ranks
+        was_killed = not is_there and not self._killed.isdisjoint(self._before)
         self.has_lost_trainer = was_killed or now - self._trainer_at > GONE_S
         return self._seen
 
-    async def ranks_ended(self) -> None:
-        """Returns when those that were seen last have ended, and at once where none was. How one ended is read as soon
-        as the kernel tells of it: once its parent has taken it, nobody knows any more."""
-        await asyncio.gather(*map(self._ended, self._ranks))
-
-    async def _ended(self, rank: Process) -> None:
+    async def ended(self, rank: Process) -> None:
+        """Returns when it has. How is read as soon as the kernel tells of it: once its parent has taken it, nobody
+        knows any more."""
         if await process_ended(rank.pid) and dying_with(rank.pid) == -signal.SIGKILL:
             self._killed.add(rank)
 

@@ -247,11 +247,12 @@ class ForeignSupervisor:
         asked = asyncio.create_task(self._asked.wait())
         tree = TreeWatch(process, self._adapter.is_trainer)
         watch = ProgressWatch(settings, tree, self._adapter, self._clock)
-        losing = asyncio.create_task(tree.ranks_ended())
+        losing: set[asyncio.Task[None]] = set()
         try:
             while True:
-                awaited = [ending, asked, *(() if losing.done() else (losing,))]
-                await asyncio.wait(awaited, timeout=settings.look_interval_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {ending, asked, *losing}, timeout=settings.look_interval_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 if self._asked.is_set():
                     await self._stop()
                     await self._take_all()
@@ -264,13 +265,14 @@ class ForeignSupervisor:
                 verdict = await asyncio.to_thread(watch.look, self.steps.committed, self.steps.median_step_s)
                 if tree.has_lost_trainer:
                     return await self._ended(process, None)
-                losing = asyncio.create_task(tree.ranks_ended()) if losing.done() else losing
+                losing = {one for one in losing if not one.done()}
+                losing = losing or {asyncio.create_task(tree.ended(rank)) for rank in tree.ranks}
                 if verdict.health is Health.DEAD:
                     return Fault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
                 if watch.unseen:
                     self._tell(f"{watch.unseen}: check {self._adapter.reads}")
         finally:
-            for task in (ending, asked, losing):
+            for task in (ending, asked, *losing):
                 task.cancel()
 
     async def _ended(self, process: GuardedProcess, ended: Ended | None) -> Fault | RunOutcome:

@@ -111,7 +111,8 @@ def test_a_trainer_that_is_killed_is_lost_at_once_and_one_that_may_have_last_wor
     monkeypatch.setattr(foreign_process, "GONE_S", 600.0)
 
     async def ends():
-        ending = asyncio.create_task(watch.ranks_ended())
+        (rank,) = watch.ranks
+        ending = asyncio.create_task(watch.ended(rank))
         await asyncio.sleep(0)
         assert not ending.done()
         (tmp_path / "go").touch()

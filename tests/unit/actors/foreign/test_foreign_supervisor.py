@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.foreign.foreign_process import mark_of
+from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.processes.process_tree import bearing, command_line, stat_fields
 from actors.supervision.run_history import RunHistory
@@ -68,11 +68,15 @@ async def until(find, running):
     return found
 
 
-async def disturbed(config, paths):
+def supervisor_of(config, paths):
     paths.prepare()
     journal = Journal(paths.events, 1, time.time)
     history = RunHistory.read(journal, paths.events, 1, clock=time.monotonic, node="n")
-    supervisor = ForeignSupervisor(config, paths, journal, history, {})
+    return ForeignSupervisor(config, paths, journal, history, {})
+
+
+async def disturbed(config, paths):
+    supervisor = supervisor_of(config, paths)
     running = asyncio.create_task(supervisor.run())
     for number, (step, find) in enumerate(((8, rank), (18, server)), 1):
         await until(lambda step=step: (supervisor.steps.last_step or 0) >= step, running)
@@ -92,3 +96,17 @@ def test_a_lost_trainer_and_a_lost_server_cost_no_step_and_leave_no_orphan(confi
     assert died[1]["exit_code"] == 1
     ended = [event for event in read_lines(paths.events) if event["event"] == "incident.ended"]
     assert [(event["cause"], event["is_mended"]) for event in ended] == [("trainer_crash", True)] * 2
+
+
+def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path, monkeypatch):
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command="sleep 1.5", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
+    )
+    looks = []
+    look = TreeWatch.look
+    monkeypatch.setattr(TreeWatch, "look", lambda self: looks.append(time.monotonic()) or look(self))
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    outcome = asyncio.run(supervisor_of(config, paths).run())
+    assert outcome.status is TerminalStatus.FINISHED
+    assert 2 <= len(looks) <= 2 + (looks[-1] - looks[0]) / config.health.look_interval_s
