@@ -4,6 +4,7 @@ import pytest
 
 from tests.programs.supervised_run import DEADLINE_S, SupervisedRun
 from tests.support.clusters.raylets import Raylets
+from tests.support.machine import scaled
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -21,7 +22,7 @@ def test_the_same_command_goes_on_on_another_cluster(tmp_path):
         with on(cluster, runs, steps=900) as run:
             run.wait_steps(4)
             cluster.kill(cluster.head)
-            run.process.wait(DEADLINE_S)
+            run.process.wait(scaled(DEADLINE_S))
             assert run.process.returncode == 3, run.said()
             assert "the cluster's head has not answered" in run.said()
             run.wait_gone(90.0)

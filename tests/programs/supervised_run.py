@@ -234,8 +234,12 @@ class SupervisedRun:
 
     def of_ray(self, title: str) -> psutil.Process:
         """Ray's own process of that name or title."""
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        return next(one for one in family if title in (one.name(), " ".join(one.cmdline()).strip()))
+        found = []
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # ended since
+                found += [one] if title in (one.name(), command_of(one)) else []
+        assert found, f"Ray has no process {title} at the moment"
+        return found[0]
 
     def lose_ray(self, vital: str) -> None:
         """Kill Ray's own process of that name, where no new cluster may be started: the run ends in a word, and leaves
@@ -254,7 +258,7 @@ class SupervisedRun:
         """
         began = time.monotonic()
         while family := self.family():
-            commands = [_command(process) for process in family]
+            commands = [command_of(process) for process in family]
             limit = scaled(RAY_GIVES_UP_S) if all(_is_starting(command) for command in commands) else seconds
             assert time.monotonic() < began + limit, [command[:120] for command in commands]
             time.sleep(0.1)
@@ -269,7 +273,7 @@ class SupervisedRun:
         assert not is_whole or found.steps == self.steps
 
 
-def _command(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
     """Empty: it is gone."""
     try:
         return " ".join(process.cmdline()).strip()

@@ -7,7 +7,8 @@ from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 22
+STEPS = 40
+"""More than the run takes while it is broken four times, also where this test gets its turns late."""
 KILLS = {
     "raylet": "Ray's own process raylet ended (by SIGKILL)",
     "gcs_server": "Ray's own process gcs_server ended (by SIGKILL)",

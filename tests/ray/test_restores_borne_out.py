@@ -6,6 +6,7 @@ import pytest
 
 from launcher.run_files.journal import read_lines
 from tests.programs.supervised_run import DEADLINE_S, SupervisedRun
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -23,7 +24,7 @@ def test_rewards_of_0_are_the_reward_functions_and_the_same_command_resumes(tmp_
     with SupervisedRun(tmp_path, steps=30, servers=1, settings=settings) as run:
         run.wait_steps(16)
         run.break_reward("zero")
-        run.process.wait(DEADLINE_S)
+        run.process.wait(scaled(DEADLINE_S))
         assert run.process.returncode == 3, f"{run.said()}\n{run.tail()}"
         assert run.incidents()[max(run.incidents())][:2] == ("verifier_broken", "reward"), run.tail()
         assert "the reward function is broken" in run.said()

@@ -9,13 +9,14 @@ import pytest
 from launcher.reporting.current_status import read_now
 from tests.programs.supervised_run import DEADLINE_S, SupervisedRun
 from tests.support.clusters.raylets import Raylets
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def until(holds, run) -> None:
     """As `SupervisedRun.wait_until`, of a run whose command is gone."""
-    give_up_at = time.monotonic() + DEADLINE_S
+    give_up_at = time.monotonic() + scaled(DEADLINE_S)
     while not holds():
         assert time.monotonic() < give_up_at, run.tail()
         time.sleep(0.05)
@@ -32,7 +33,7 @@ def control(run, *words: str) -> subprocess.Popen:
 
 
 def said(asked: subprocess.Popen, code: int = 0) -> str:
-    out, _ = asked.communicate(timeout=DEADLINE_S)
+    out, _ = asked.communicate(timeout=scaled(DEADLINE_S))
     assert asked.returncode == code, out
     return out
 
@@ -62,6 +63,7 @@ def test_the_command_may_go_an_operators_pause_holds_and_stop_ends_it(tmp_path):
             assert "is RUNNING" in said(control(run, "resume"))
             until(lambda: run.steps_done() > steps, run)
             attached = control(run, "attach")
+            assert attached.stdout.readline(), "it shows the run"
             again = subprocess.run(run._command, env=cluster.environment, capture_output=True, text=True, check=False)
             assert "is already running" in again.stderr
             assert "is ABORTED" in said(control(run, "stop"))

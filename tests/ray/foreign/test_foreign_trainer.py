@@ -39,10 +39,10 @@ def learned(folder, step):
 
 
 def test_killed_stopped_collapsed_and_without_its_supervisor_it_ends_as_without_faults(tmp_path, capsys):
-    chance, steps = random.Random(SEED), 220
-    (tmp_path / "break-150").touch()
-    (tmp_path / "exit-180").touch()
-    (tmp_path / "nan-200").touch()
+    chance, steps = random.Random(SEED), 270
+    (tmp_path / "break-200").touch()  # long after step 120: the trainer takes ten steps a second, whoever is late
+    (tmp_path / "exit-230").touch()
+    (tmp_path / "nan-250").touch()
     with begin(tmp_path, steps=steps, words="--child") as run:
         for number in range(4):
             run.wait_steps(number * 20 + chance.randint(8, 20))
@@ -65,10 +65,10 @@ def test_killed_stopped_collapsed_and_without_its_supervisor_it_ends_as_without_
         assert learned(tmp_path, steps) == undisturbed(steps), "no step is left out, or taken twice"
         assert run.tree() == [], "nor its daemon"
     (collapse,) = [event for event in run.events("incident.began") if event["cause"] == "reward_collapse"]
-    assert abs(collapse["onset_step"] - 150) <= 1
+    assert abs(collapse["onset_step"] - 200) <= 1
     restored = [e["global_step"] for e in run.events("trainer.restored") if e["incident"] == collapse["incident"]]
-    assert restored == [145]
-    assert list((tmp_path / "out" / "set_aside").glob("step-150.condemned-*"))
+    assert restored == [195]
+    assert list((tmp_path / "out" / "set_aside").glob("step-200.condemned-*"))
     (hang,) = [event for event in run.events("incident.began") if event["cause"] == "trainer_hang"]
     assert (run.paths.incident(hang["incident"]) / "stacks" / "trainer.txt").stat().st_size
     assert (run.paths.incident(hang["incident"]) / "trainer.log.tail").exists()
