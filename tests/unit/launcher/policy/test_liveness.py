@@ -252,6 +252,7 @@ def test_slow_is_said_against_its_own_past_and_its_peers_and_is_not_dead(own, pe
 
 BUSY = dataclasses.replace(LOOK, usual_answer_s=0.5)  # ten of its answers are 5 s
 LONG = Task(name="loading weights", since=80.0, deadline_s=30.0)
+OVERDUE = dataclasses.replace(LOOK, at=110.0, task=LONG)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +317,18 @@ LONG = Task(name="loading weights", since=80.0, deadline_s=30.0)
             Health.HEALTHY,
             "made a token",
         ),
+        (
+            OVERDUE,
+            {"at": 110.0, "token_at": 107.0},
+            Health.DEAD,
+            "loading weights for 30.0 s, more than 30 s; no token for 3",
+        ),
+        (
+            dataclasses.replace(OVERDUE, answered_at=None),
+            {"at": 110.0},
+            Health.DEAD,
+            "loading weights for 30.0 s, more",
+        ),
         (dataclasses.replace(LOOK, health_status=200), {}, Health.HEALTHY, "made a token 1.0 s ago"),
     ],
 )
@@ -333,6 +346,4 @@ def test_slow_begins_at_its_factor_and_a_slow_crawl_is_slow_too():
     assert slow_reason(Pace(lately=101 / factor, usual=100), [], SETTINGS) == ""
     assert Pace(lately=0.5, usual=2.0).slowdown == 4.0
     assert slow_reason(Pace(lately=0.1, usual=0.9), [], SETTINGS)
-    assert slow_reason(Pace(lately=40, usual=160), [Pace(lately=200, usual=160)], SETTINGS), (
-        "a faster peer excuses none"
-    )
+    assert slow_reason(Pace(lately=40, usual=160), [Pace(lately=200, usual=160)], SETTINGS), "a fast peer excuses none"

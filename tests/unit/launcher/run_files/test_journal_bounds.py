@@ -5,6 +5,7 @@ import errno
 import fcntl
 import math
 import os
+import queue
 import threading
 from pathlib import Path
 
@@ -192,13 +193,13 @@ def test_the_newest_of_what_the_disk_refused_is_shown_until_it_is_written(tmp_pa
 
 
 class Disk:
-    """In place of `append_line`: writes as many lines as it is let, and tells that it was asked."""
+    """In place of `append_line`: writes as many lines as it is let, and tells of each that it was asked for it."""
 
     def __init__(self):
-        self.asked, self.may_write, self.append = threading.Event(), threading.Semaphore(0), journal.append_line
+        self.asked, self.may_write, self.append = queue.Queue(), threading.Semaphore(0), journal.append_line
 
     def __call__(self, *line, **more):
-        self.asked.set()
+        self.asked.put(line)
         assert self.may_write.acquire(timeout=30)
         self.append(*line, **more)
 
@@ -224,11 +225,12 @@ def test_a_journal_in_the_background_shows_each_line_once_and_is_told_to_write_o
         monkeypatch.setattr(journal, "append_line", disk)
         for number in range(2, 4):
             events.record("run.began", number=number)
-        assert await asyncio.to_thread(disk.asked.wait, 30)
+        await asyncio.to_thread(disk.asked.get, timeout=30)
         assert numbers(events.unwritten()) == [0, 1, 2, 3], "what waits, and what waits for its turn"
         for _ in range(3):
             disk.may_write.release()
-        await asyncio.wrap_future(events._pending[0][0])
+            await asyncio.to_thread(disk.asked.get, timeout=30)
+        assert [write.done() for write, _ in events._pending] == [True, False]
         asked = len(submitted)
         events.write_waiting()
         assert len(submitted) == asked, "the last is being written"

@@ -82,6 +82,16 @@ def test_without_any_from_before_the_onset_the_run_begins_anew_or_halts():
     assert "restore.begin_anew is off" in halts.reason
 
 
+def test_a_run_that_had_learned_goes_back_to_what_is_trusted_where_there_is_any():
+    learned = dataclasses.replace(incident(62), had_learned=True)
+    assert choose(SHELF, learned, [], SETTINGS).global_step == 39
+
+
+def test_a_run_that_may_not_begin_anew_takes_the_oldest_from_before_the_onset():
+    shelf, settings = [saved(19), saved(24)], dataclasses.replace(SETTINGS, begin_anew=False)
+    assert choose(shelf, incident(21), [], settings).global_step == 19
+
+
 def test_a_collapse_again_at_the_same_place_goes_further_back_and_the_third_halts():
     first = choose(SHELF, incident(62), [], SETTINGS)
     second = choose(SHELF, incident(65), [restored(62, 39)], SETTINGS)
