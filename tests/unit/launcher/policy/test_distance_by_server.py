@@ -7,8 +7,10 @@ import pytest
 
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import GateRules, admit
+from launcher.policy.admission import GateRules, StepFigures, UsualValues, admit
+from launcher.policy.reward_health import RewardPoint
 from tests.unit.actors.monitoring.test_health_monitor import batch
+from tests.unit.launcher.policy.test_admission import ROUNDED, USUAL, changed
 
 CONFIG = RunConfig(experiment_name="exp")
 CONFIG.sglang.dtype = CONFIG.actor.dtype = "float32"
@@ -93,3 +95,21 @@ def test_tokens_of_older_weights_are_as_near_to_those_of_their_version_as_curren
 def test_a_distance_of_older_weights_alone_is_not_the_usual_one():
     assert math.isnan(batch(30, weight_versions=(29,), is_of_older=True, logprob_distance=0.02).figures.distance)
     assert batch(30, weight_versions=(29, 30), logprob_distance=1e-7).figures.distance == 1e-7
+
+
+@pytest.mark.parametrize(
+    ("known", "first", "limit"),
+    [
+        (None, [], 0.1),
+        (1e-4, [1e-4], 3e-3),
+        (0.02, [0.02], 0.08),  # four times what is usual
+        (0.04, [0.001, 0.01, 0.2], 0.1),  # but no more than four times that of the first steps, or what is not known
+        (0.04, [0.001, 0.03, 0.2], 0.12),
+        (0.04, [], 0.16),
+    ],
+)
+def test_in_bfloat16_the_limit_is_four_times_what_is_usual_and_follows_no_drift(known, first, limit):
+    figures = [StepFigures(point=RewardPoint(step=0, mean=0.5, low=0.0, high=1.0), distance=one) for one in first]
+    usual = dataclasses.replace(USUAL, distance=known, first_distance=UsualValues.of([], first=figures).first_distance)
+    for distance, admitted in ((0.99 * limit, True), (1.01 * limit, False)):
+        assert admit(changed(logprob_distance=distance), ROUNDED, usual=usual).admitted is admitted

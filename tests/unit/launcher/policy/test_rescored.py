@@ -32,6 +32,8 @@ def score(got, *, expected=1.0, tolerance=0.0):
         (4, 5, 0.1, False),  # that many, or all of them
         (5, 6, 0.1, True),
         (5, 7, 0.1, False),
+        (8, 16, 0.1, True),
+        (7, 16, 0.1, False),
         (2, 2, 0.01, False),  # just once in ten thousand
         (1, 5, 0.0, True),
         (0, 5, 0.0, False),
