@@ -10,6 +10,9 @@ from tests.support.hot_optimizer import POISON
 
 pytestmark = pytest.mark.timeout(600)
 
+STEPS = 40
+"""More than a run takes until it has been broken each time, also where this test gets its turns late."""
+
 
 def rewards(run):
     """Of the steps that were committed, whether they stand or not: (step, lowest, highest)."""
@@ -20,7 +23,7 @@ def rewards(run):
 def test_a_reward_function_that_breaks_and_is_mended_costs_no_step(tmp_path):
     ways = ("zero", "one", "raise")
     found_at = []
-    with SupervisedRun(tmp_path, steps=26, servers=1, settings=["reward_health.canary_clear_rounds=2"]) as run:
+    with SupervisedRun(tmp_path, steps=STEPS, servers=1, settings=["reward_health.canary_clear_rounds=2"]) as run:
         for number, do in enumerate(ways, 1):
             run.wait_steps(run.steps_done() + 4)
             run.break_reward(do)
@@ -37,7 +40,7 @@ def test_a_reward_function_that_breaks_and_is_mended_costs_no_step(tmp_path):
         run.check_ledger()
         assert run.incidents() == dict.fromkeys((1, 2, 3), ("verifier_broken", "reward", True))
         assert len(run.trainer_pids()) == 1, "the trainer is not restarted for it"
-        assert [step for step, low, high in rewards(run)] == list(range(26)), "no step was taken back"
+        assert [step for step, low, high in rewards(run)] == list(range(STEPS)), "no step was taken back"
         began = run.events("incident.began")
         assert all(at <= event["onset_step"] + 1 for at, event in zip(found_at, began, strict=True))
         for number, do in enumerate(ways, 1):
@@ -58,7 +61,7 @@ def test_rewards_and_weights_that_are_no_numbers_and_a_policy_that_collapses(tmp
     poison = tmp_path / "poison"
     settings = ["gate.recorded=0", "actor.optimizer.type=tests.support.hot_optimizer:PoisonedAdamW"]
     with SupervisedRun(
-        tmp_path, steps=32, servers=1, settings=settings, environment=os.environ | {POISON: str(poison)}
+        tmp_path, steps=STEPS, servers=1, settings=settings, environment=os.environ | {POISON: str(poison)}
     ) as run:
         run.wait_steps(4)
         run.break_reward("huge")
@@ -101,7 +104,9 @@ def test_known_completions_of_the_user_tell_a_broken_judge_from_a_broken_policy(
     lines = [{"question": f"{n}?", "answer": f"sun {n}", "completion": f"sun {n}", "good": True} for n in range(4)]
     lines += [line | {"completion": f"#### rain of {line['question']}", "good": False} for line in lines]
     known.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with SupervisedRun(tmp_path, steps=24, servers=1, settings=[f"reward.canaries={known}", "gate.recorded=0"]) as run:
+    with SupervisedRun(
+        tmp_path, steps=STEPS, servers=1, settings=[f"reward.canaries={known}", "gate.recorded=0"]
+    ) as run:
         run.wait_steps(9)
         run.break_reward("one")
         run.wait_until(lambda: run.events("health.verifier_broken"), "the judge is named")
