@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,7 @@ def is_on_gpu(actor: ActorConfig) -> bool:
 
 def training_device(actor: ActorConfig) -> torch.device:
     """Where to train, with torch's threads set for it. Raises ResourceError."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the servers have it; asked below for the first time
     if actor.device == "cuda" and not torch.cuda.is_available():
         raise ResourceError("actor.device=cuda, and torch finds no GPU here", "set actor.device=cpu or auto")
     device = torch.device("cuda" if is_on_gpu(actor) else "cpu")

@@ -118,6 +118,8 @@ def environment(
     if (interface := interface_with(meets_at)) is not None and (device == "cpu" or meets_at != LOOPBACK):
         # left alone, gloo listens where this machine's name leads, and NCCL where other nodes may not come
         environment.setdefault("GLOO_SOCKET_IFNAME" if device == "cpu" else "NCCL_SOCKET_IFNAME", interface)
+    if device != "cpu":
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by itself CUDA's 0 is the fastest, NVML's the first
     if device != "cpu" and gpu_ids:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpu_ids, key=_number))  # Ray's order is any
     if Path(model_path).is_dir():

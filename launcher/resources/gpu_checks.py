@@ -21,6 +21,15 @@ from launcher.resources.memory_estimate import GIB
 DRIVERS = {12: "525", 13: "580"}
 """The oldest driver branch of each major CUDA version, by NVIDIA's table of minor-version compatibility."""
 NO_DRIVER = "install NVIDIA's driver (`nvidia-smi` must answer); in a container: --gpus all"
+NVML_REMEDIES = {
+    pynvml.NVML_ERROR_NO_PERMISSION: "this account may not open the GPUs' files (ls -l /dev/nvidia*): have it put into "
+    "their group; in a container: --gpus all",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was upgraded, and the kernel has the older one: reboot; "
+    "in a container: start it again",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver's kernel module (modprobe nvidia; dmesg says why not), "
+    f"or {NO_DRIVER}",
+}
+"""By NVML's error; of all others: `NO_DRIVER`."""
 BUSY = 0.02
 """Of its memory, held by others; the driver itself keeps less."""
 
@@ -58,9 +67,11 @@ def check_gpus(torch_cuda: str | None) -> Iterator[NodeCheck]:
             yield from _each(positions)
             if not positions:
                 yield NodeCheck(name="GPU", seen=gpus.find_gpus().none, stops=Stops.GPU, remedy=_why_hidden(count))
-    except pynvml.NVMLError:
+    except pynvml.NVMLError as error:
         found = gpus.find_gpus()
-        remedy = f"{gpus.SUPPORTED}: run it elsewhere, or on this machine's CPU" if found.is_unusable else NO_DRIVER
+        remedy = NVML_REMEDIES.get(error.value, NO_DRIVER)
+        if found.is_unusable:
+            remedy = f"{gpus.SUPPORTED}: run it elsewhere, or on this machine's CPU"
         yield NodeCheck(name="GPU", seen=found.none, stops=Stops.GPU, remedy=remedy)
 
 
@@ -95,6 +106,8 @@ def _each(positions: list[int]) -> Iterator[NodeCheck]:
             faults = list(_faults(index, gpus.handle_of(index)))
         except gpus.UnreadableGpu as error:
             remedy = f"see the kernel's log (dmesg | grep Xid) and reset it: nvidia-smi -i {index} -r; {_hide(index)}"
+            if error.is_unsupported:
+                remedy = "GPUs that share the host's memory are not supported, as no plan can be made of them"
             yield NodeCheck(name=f"GPU {index}", seen=str(error), stops=Stops.GPU, remedy=remedy)
             continue
         yield from faults

@@ -22,6 +22,10 @@ PROCESSING, OTHER_DISPLAY = "0x1200", "0x0380"
 DEVICE_FILES = {"dev/neuron0": "an AWS Neuron device", "dev/davinci0": "a Huawei Ascend NPU"}
 
 
+NO_DRIVER = frozenset({pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
+"""Any other error is of one that is there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU; sizes in bytes. `free` is what no process holds now."""
@@ -51,7 +55,9 @@ def find_gpus() -> FoundGpus:
     except pynvml.NVMLError as error:
         if others := other_accelerators():
             return FoundGpus(none=f"here is {others}: {SUPPORTED}", is_unusable=True)
-        return FoundGpus(none=f"NVML finds no driver ({error})")
+        return FoundGpus(
+            none=f"{'NVML finds no driver' if error.value in NO_DRIVER else 'NVML does not answer'} ({error})"
+        )
     if gpus:
         return FoundGpus(gpus=gpus)
     if chosen is not None and "MIG-" in chosen:
@@ -64,6 +70,7 @@ class UnreadableGpu(Exception):
 
     def __init__(self, index: int, error: pynvml.NVMLError) -> None:
         super().__init__(f"GPU {index} can't be read ({error})")
+        self.is_unsupported = error.value == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
 @contextlib.contextmanager

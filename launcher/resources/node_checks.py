@@ -28,6 +28,15 @@ LEAST_SHARED_MEMORY = GIB
 """What NCCL's own documentation has a container given; Docker's default is 64 MiB."""
 KEEPS_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 LOCAL_RANK = "LOCAL_RANK"
+DEVICE_ORDER, AS_NVML = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+CACHES = (
+    (("TRITON_CACHE_DIR", ""), ("TRITON_HOME", ".triton"), ("HOME", ".triton")),
+    (("FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer"), ("HOME", ".cache/flashinfer")),
+    (("TVM_FFI_CACHE_DIR", ""), ("HOME", ".cache/tvm-ffi")),
+    (("SGLANG_CACHE_DIR", ""), ("HOME", ".cache/sglang")),
+    (("SGLANG_DG_CACHE_DIR", ""), ("HOME", ".cache/deep_gemm")),
+)
+"""Where Triton, FlashInfer, tvm_ffi, SGLang and DeepGEMM keep what they compiled: by the first variable that is set."""
 OFF = frozenset({"", "0", "false", "False"})
 AGAIN = "pip install -c constraints.txt -e ."
 
@@ -38,6 +47,7 @@ def check_node() -> tuple[NodeCheck, ...]:
         *check_packages(),
         *check_gpus(torch_build()[0]),
         *check_tools(os.environ),
+        check_caches(os.environ),
         *check_variables(os.environ),
         check_shared_memory(),
     )
@@ -131,6 +141,30 @@ def check_tools(inherited: Mapping[str, str]) -> Iterator[NodeCheck]:
             yield NodeCheck(name=name, seen=program)
 
 
+def check_caches(inherited: Mapping[str, str]) -> NodeCheck:
+    """Without a place to write, a server ends in a PermissionError of one of the five at its first kernel."""
+    folders = [_cache_folder(ways, inherited) for ways in CACHES]
+    refused = [f"{folder}: can't be made" for folder in folders if not _may_be_made(folder)]
+    if not refused:
+        return NodeCheck(name="kernel caches", seen=", ".join(sorted({str(folder.parent) for folder in folders})))
+    return NodeCheck(
+        name="kernel caches",
+        seen="; ".join(refused),
+        stops=Stops.GPU,
+        remedy="set HOME, or TRITON_HOME and its like, to a folder that may be written and stays: docker -e HOME=/work",
+    )
+
+
+def _cache_folder(ways: Sequence[tuple[str, str]], inherited: Mapping[str, str]) -> Path:
+    named = (Path(inherited[variable]).expanduser() / below for variable, below in ways if inherited.get(variable))
+    return next(named, Path.home() / ways[-1][1])
+
+
+def _may_be_made(folder: Path) -> bool:
+    there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 # ── the surroundings ──
 
 
@@ -140,6 +174,9 @@ def check_variables(inherited: Mapping[str, str]) -> Iterator[NodeCheck]:
         seen = f"{KEEPS_GPUS}={value}: Ray leaves each process all GPUs, so that two take the same one"
         remedy = f"unset {KEEPS_GPUS}; on a cluster before `ray start`, on each node"
         yield NodeCheck(name="variables", seen=seen, stops=Stops.GPU, remedy=remedy)
+    if (order := inherited.get(DEVICE_ORDER, AS_NVML)) != AS_NVML:
+        seen = f"{DEVICE_ORDER}={order}: CUDA numbers the GPUs otherwise than NVML, by which memory is planned"
+        yield NodeCheck(name="variables", seen=seen, stops=Stops.GPU, remedy=f"unset {DEVICE_ORDER}")
     if (rank := inherited.get(LOCAL_RANK)) is not None:
         seen = f"{LOCAL_RANK}={rank}, as under torchrun: each trainer rank would take GPU {rank}, which it may not see"
         remedy = f"unset {LOCAL_RANK}; start the launcher by itself, not under torchrun or srun --ntasks"

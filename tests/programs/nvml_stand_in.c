@@ -43,7 +43,8 @@ static unsigned int count(void) { return (unsigned int)atoi(given("NVML_GPUS", "
 
 int nvmlInitWithFlags(unsigned int flags) {
     (void)flags;
-    return atoi(given("NVML_NO_DRIVER", "0")) ? DRIVER_NOT_LOADED : SUCCESS;
+    int refused = atoi(given("NVML_INIT", "0")); /* the number of an error */
+    return atoi(given("NVML_NO_DRIVER", "0")) ? DRIVER_NOT_LOADED : refused;
 }
 int nvmlShutdown(void) { return SUCCESS; }
 
@@ -95,6 +96,7 @@ static int holders(Process *into) {
 
 int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
     Process held[MOST];
+    if (listed("NVML_NO_MEMORY", device->index)) return NOT_SUPPORTED;
     memory->total = strtoull(given("NVML_MEMORY_GIB", "140"), NULL, 10) << 30;
     memory->used = 0;
     for (int each = listed("NVML_BUSY", device->index) ? holders(held) : 0; each > 0; each--)

@@ -168,6 +168,7 @@ def test_gpus_are_given_in_their_order():
         CONFIG, {}, device="cuda", gpu_ids=("10", "2", "GPU-b", "GPU-a"), scratch=Path("/s"), model_path=""
     )
     assert given["CUDA_VISIBLE_DEVICES"] == "2,10,GPU-a,GPU-b"
+    assert given["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "the numbers are NVML's, whatever the GPUs' kinds"
     assert "OMP_NUM_THREADS" not in given
 
 

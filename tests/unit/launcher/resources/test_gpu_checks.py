@@ -64,6 +64,28 @@ def test_a_driver_without_its_kernel_module(gpus):
     assert rows()["GPU"].stops is Stops.GPU
 
 
+@pytest.mark.parametrize(
+    ("error", "seen", "remedy"),
+    [
+        (4, "NVML does not answer (Insufficient Permissions)", "ls -l /dev/nvidia*"),
+        (18, "NVML does not answer (RM has detected an NVML/RM version mismatch.)", "reboot"),
+        (9, "NVML finds no driver (Driver Not Loaded)", "modprobe nvidia"),
+        (12, "NVML finds no driver (NVML Shared Library Not Found)", "in a container: --gpus all"),
+        (999, "NVML does not answer (Unknown Error)", "nvidia-smi"),
+    ],
+)
+def test_a_driver_that_is_there_and_does_not_answer_is_not_called_missing(gpus, error, seen, remedy):
+    gpus(gpus=2, init=error)
+    assert (rows()["GPU"].stops, rows()["GPU"].seen, remedy in rows()["GPU"].remedy) == (Stops.GPU, seen, True)
+
+
+def test_a_gpu_that_shares_the_hosts_memory_is_not_called_broken(gpus):
+    gpus(gpus=1, no_memory="0")
+    assert rows()["GPU 0"].seen == "GPU 0 can't be read (Not Supported)"
+    assert "nvidia-smi" not in rows()["GPU 0"].remedy
+    assert "share the host's memory" in rows()["GPU 0"].remedy
+
+
 def test_a_fault_of_a_hidden_gpu_stops_nothing(gpus, monkeypatch):
     gpus(gpus=4, lost="3", mig="2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -1,5 +1,6 @@
 """What a node has beside its GPUs: packages, compilers, variables, shared memory."""
 
+import contextlib
 import os
 import shutil
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from launcher.resources import node_checks, toolchain
 from launcher.resources.gpu_checks import Stops
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.node_checks import (
+    check_caches,
     check_node,
     check_packages,
     check_shared_memory,
@@ -83,6 +85,32 @@ def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):
     assert check.remedy.startswith("unset CUDA_HOME")
 
 
+@pytest.mark.parametrize(
+    ("variables", "refused"),
+    [
+        ({"HOME": "/dev/null/nobody"}, 5),
+        ({"HOME": "/dev/null/nobody", "TRITON_HOME": "{}", "FLASHINFER_WORKSPACE_BASE": "{}"}, 3),
+        ({"HOME": "{}", "SGLANG_CACHE_DIR": "/dev/null/nobody"}, 1),
+        ({"HOME": "{}/not/yet/there"}, 0),
+    ],
+)
+def test_a_home_that_may_not_be_written_has_no_place_for_kernels(tmp_path, variables, refused):
+    check = check_caches({name: value.format(tmp_path) for name, value in variables.items()})
+    assert check.stops is (Stops.GPU if refused else Stops.NONE)
+    assert check.seen.count("can't be made") == refused
+    assert list(tmp_path.iterdir()) == [], "looking makes nothing"
+
+
+def test_triton_itself_stops_where_the_check_does(monkeypatch, tmp_path):
+    from triton.runtime.cache import FileCacheManager
+
+    for home, holds in (("/dev/null/nobody", False), (str(tmp_path), True)):
+        monkeypatch.setenv("TRITON_HOME", home)
+        assert (".triton" in check_caches(os.environ).seen) is not holds
+        with contextlib.nullcontext() if holds else pytest.raises(OSError, match="nobody"):
+            FileCacheManager("0123abcd")
+
+
 # ── the surroundings ──
 
 
@@ -91,6 +119,7 @@ def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):
     [
         ({node_checks.KEEPS_GPUS: "1"}, "two take the same one"),
         ({"LOCAL_RANK": "0"}, "as under torchrun"),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "otherwise than NVML"),
     ],
 )
 def test_variables_of_other_launchers(variables, said):
@@ -100,7 +129,8 @@ def test_variables_of_other_launchers(variables, said):
 
 
 def test_variables_that_do_no_harm():
-    assert list(check_variables({node_checks.KEEPS_GPUS: "0", "RANK": "1"})) == []
+    harmless = {node_checks.KEEPS_GPUS: "0", "RANK": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert list(check_variables(harmless)) == []
 
 
 def test_room_for_nccl(monkeypatch, tmp_path):
