@@ -8,9 +8,18 @@ import pytest
 
 from launcher.base.messages import Cause
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
-from launcher.policy import change_point
+from launcher.policy import change_point, reward_health
 from launcher.policy.canary_policy import CanaryVerdict
-from launcher.policy.reward_health import Level, RewardPoint, RewardVerdict, ServerFault, find_cause, judge_rewards
+from launcher.policy.reward_health import (
+    Level,
+    RewardPoint,
+    RewardVerdict,
+    ServerFault,
+    distance_drifted,
+    find_cause,
+    judge_rewards,
+    judge_zeros,
+)
 from tests.support.reward_runs import HARDER_BY, HEALTHY, Run, falling, steady
 
 SETTINGS = RewardHealthConfig()
@@ -294,3 +303,45 @@ def test_weights_may_have_been_damaged_as_much_earlier_as_a_batch_is_stale():
     assert find_cause(BROKE, ACCUSED, [], since=7.0, staleness=3).onset_step == 40, "it is not the weights"
     nowhere = CanaryVerdict(is_broken=True, reason="it raised")
     assert find_cause(SOUND, nowhere, [], since=7.0).onset_step == 0
+
+
+@pytest.mark.parametrize(
+    ("usual", "streak", "level"),
+    [
+        (10, 19, Level.ALERT),
+        (10, 20, Level.BREAK),
+        (5, 4, Level.SOUND),
+        (5, 5, Level.ALERT),
+        (5, 10, Level.ALERT),
+        (5, 11, Level.BREAK),
+    ],
+)
+def test_how_many_zeros_in_a_row_are_chance_where_so_many_of_twenty_steps_had_none(usual, streak, level):
+    settings = with_settings(zero_breaker_steps=1, zero_alert_steps=1, baseline_steps=20)
+    means = [0.0] * usual + [0.5] * (20 - usual) + [0.0] * streak
+    points = [RewardPoint(step=step, mean=mean, low=0.0, high=2 * mean) for step, mean in enumerate(means)]
+    assert judge_zeros(points, settings).level is level
+
+
+def test_thresholds_are_tighter_for_some_steps_after_a_restore_and_no_longer(monkeypatch):
+    factors, sound = [], RewardVerdict(level=Level.SOUND, reason="")
+    monkeypatch.setattr(reward_health, "_judge_fall", lambda *given: factors.append(given[2]) or sound)
+    points = [RewardPoint(step=step, mean=0.5, low=0.0, high=1.0) for step in range(SETTINGS.probation_steps + 2)]
+    for last in (-1, None):
+        judge_rewards(points[:last], SETTINGS, restored_step=0)
+    assert factors == [SETTINGS.probation_factor, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "now", "has_drifted"),
+    [
+        (1e-3, None, False),
+        (1e-3, 4e-3, False),
+        (1e-3, 4.1e-3, True),
+        (1e-5, 1e-3, False),  # the rounding of any run
+        (1e-5, 1.1e-3, True),
+    ],
+)
+def test_a_distance_has_drifted_that_is_so_many_times_that_of_the_first_steps(first, now, has_drifted):
+    said = distance_drifted(first, now, least=1e-3, factor=4.0)
+    assert bool(said) is has_drifted
