@@ -83,6 +83,10 @@ class ForeignSteps:
             self._log.append(self._unwritten[0])
             self._unwritten.pop(0)
 
+    def withdraw(self) -> None:
+        """Forget what `write` has not appended: a line of an earlier step would undo those that came after it."""
+        self._unwritten.clear()
+
     def reports_since(self, since: int) -> Sequence[StepReport]:
         """Those committed after the first `since` of this actor's process."""
         new = max(0, self.committed - since)
@@ -109,13 +113,14 @@ class ForeignSteps:
 
 
 def standing_lines(paths: RunPaths) -> list[Record]:
-    """As `journal.current_lines`, and without the steps that a restore has undone and nobody has repeated yet.
-    Raises JournalError."""
-    restores = [
-        (number_of(event.get("time"), 0.0), number_of(event.get("global_step")))
-        for event in read_lines(paths.events)
-        if event.get("event") == "trainer.restored"
-    ]
+    """As `journal.current_lines`, and without the steps that a restore has undone and nobody has repeated yet. One that
+    was a mistake has undone none. Raises JournalError."""
+    restores: list[tuple[float, float]] = []
+    for event in read_lines(paths.events):
+        if event.get("event") == "trainer.restored":
+            restores.append((number_of(event.get("time"), 0.0), number_of(event.get("global_step"))))
+        elif event.get("event") == "health.outside_weights" and restores:
+            restores.pop()
     lines: list[Record] = []
     for line in read_lines(paths.metrics):
         step = number_of(line.get("global_step"))

@@ -126,7 +126,7 @@ class ForeignSupervisor:
             trouble = Trouble(cause=Cause.OUTSIDE_WEIGHTS, subject="environment", reason=error.message)
             self._incidents.opened(trouble, "the restore is undone, and the run ends for a person", self._clock())
             await self._stop()
-            await asyncio.to_thread(self.steps.write)  # the step that showed it
+            self.steps.withdraw()  # the step that showed it: what the restore had undone stands again
             await self._checkpoints.put_back()
             return self._end(TerminalStatus.ERRORED, str(error))
         except RunError as error:

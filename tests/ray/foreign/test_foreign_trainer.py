@@ -116,6 +116,7 @@ def test_a_cause_outside_the_weights_condemns_no_checkpoint(tmp_path):
         assert run.wait_end() == 0, run.said()
     resumed = run.events("trainer.restored")[-1]
     assert (resumed["attempt"], resumed["global_step"] < onset_step) == (2, True)
+    assert run.steps() == list(range(1, 121))
     assert learned(tmp_path, 120) == undisturbed(120)
 
 

@@ -11,7 +11,7 @@ from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import Journal, current_lines, read_lines
 
 
 def take(steps, *numbers, now=0.0):
@@ -41,6 +41,25 @@ def test_a_restore_undoes_the_later_steps_before_they_are_repeated_too(paths):
     again = ForeignSteps(paths, 2)
     assert [line["global_step"] for line in again.lines] == [1, 2, 3]
     assert again.seen_now is None
+
+
+def test_a_restore_that_was_a_mistake_has_undone_no_step_and_the_one_that_showed_it_is_not_written(paths):
+    steps = ForeignSteps(paths, 1)
+    take(steps, 1, 2, 3, 4, 5)
+    journal = Journal(paths.events, 1)
+    journal.record("trainer.restored", subject="trainer", global_step=1)
+    steps.begin(1)
+    assert steps.take(StepSeen(step=2, reward=0.0), 9.0)
+    steps.withdraw()
+    steps.write()
+    journal.record("health.outside_weights", subject="environment", onset_step=5, global_step=1)
+    assert [line["global_step"] for line in standing_lines(paths)] == [1, 2, 3, 4, 5]
+    journal.record("trainer.restored", subject="trainer", global_step=4)
+    again = ForeignSteps(paths, 2)
+    again.begin(4)
+    take(again, 5)
+    assert [line["global_step"] for line in ForeignSteps(paths, 3).lines] == [1, 2, 3, 4, 5]
+    assert [line["global_step"] for line in current_lines(read_lines(paths.metrics))] == [1, 2, 3, 4, 5]
 
 
 def test_what_is_set_aside_keeps_its_content_and_never_replaces_another(tmp_path):
