@@ -60,6 +60,31 @@ def test_messages_continue_the_longest_turn_that_they_begin_with():
     assert find_turn(turns, [USER, sent, RESULT], ()) is None  # other tools: another beginning
 
 
+def test_who_asks_for_what_was_answered_already_begins_anew():
+    first = turn(None, (1,), made(10))
+    assert find_turn([first], first.messages, ()) is None
+
+
+def test_who_said_it_is_part_of_a_message():
+    first = turn(None, (1,), made(10))
+    asked, answer = first.messages
+    assert find_turn([first], [asked, {**answer, "role": "user"}, USER], ()) is None
+    assert find_turn([first], [{**asked, "role": "assistant"}, answer, USER], ()) is None
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(None, ""), ("", None), (None, None)])
+def test_an_answer_of_calls_alone_has_no_text_however_a_client_writes_that(ours, theirs):
+    first = turn(None, (1,), made(10), said=ours, calls=[CALL], tools=TOOLS)
+    sent = {"role": "assistant", "content": theirs, "tool_calls": [CALL]}
+    assert find_turn([first], [USER, sent, RESULT], TOOLS) is first
+
+
+def test_it_ended_as_its_last_answer_did():
+    first = turn(None, (1,), made(10, finish="stop"))
+    (segment,) = segments_of([first, turn(first, (2,), made(11, finish="length"))])
+    assert segment.completion.finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     "edited",
     [
