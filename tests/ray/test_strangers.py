@@ -14,6 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -28,7 +29,7 @@ from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.checkpoints.manifest import MANIFEST_NAME, Manifest, record_files
 from launcher.run_files.run_keys import RAY_TOKEN, ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
-from tests.programs.supervised_run import SupervisedRun
+from tests.programs.supervised_run import SupervisedRun, command_of
 from tests.support.machine import scaled
 
 pytestmark = [
@@ -69,11 +70,10 @@ class Victim:
         self.keys = ServerKeys.read(run.paths.keys)
         self.token = (run.paths.keys / RAY_TOKEN).read_text()
         self.secrets = [self.keys.api, self.keys.admin, self.token]
-        family = run.family()
         (server,) = run.server_pids().values()
-        words = next(process for process in family if process.pid == server).cmdline()
+        words = psutil.Process(server).cmdline()
         self.server = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
-        raylet = next(process for process in family if process.name() == "raylet").cmdline()
+        raylet = run.of_ray("raylet").cmdline()
         self.gcs = next(word.partition("=")[2] for word in raylet if word.startswith("--gcs-address="))
         session = next(word.partition("=")[2] for word in raylet if word.startswith("--session_dir="))
         self.session = Path(session)
@@ -231,7 +231,7 @@ def test_7_a_key_in_the_process_list(victim):
         {"attack": "find_in_processes", "needles": victim.secrets},
     )
     assert can_look and not found, f"{saw}, {where}"
-    commands = [" ".join(process.cmdline()) for process in victim.run.family()]
+    commands = [command_of(process) for process in victim.run.family()]
     assert not [command for command in commands if any(secret in command for secret in victim.secrets)]
 
 
