@@ -10,13 +10,14 @@ import pytest
 
 from scripts.faults.run_processes import find_run
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    settings = ("recovery.standby_trainers=1", "health.supervisor_silence_s=6", "actor.use_lora=true")
+    settings = ("recovery.standby_trainers=1", f"health.supervisor_silence_s={scaled(6.0):.0f}", "actor.use_lora=true")
     with SupervisedRun(tmp_path_factory.mktemp("run"), steps=3000, servers=1, settings=settings) as run:
         run.wait_until(lambda: run.events("trainer.parked"), "one is parked")
         yield run
