@@ -21,7 +21,7 @@ from omegaconf.errors import ValidationError
 from launcher.base.errors import ConfigError
 from launcher.config import hydra_plugin
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
-from launcher.config.hydra_messages import explain, unknown_key
+from launcher.config.hydra_messages import deleted, explain, unknown_key
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
@@ -99,7 +99,7 @@ def _refuse_other_keys(composed: DictConfig) -> None:
     """`+actor.foo=1` and `~seed` pass Hydra, and would then have no effect, or its default, silently."""
     names = {setting.key for setting in settings_of(RunConfig)}
     for name in sorted({name.partition(".")[0] for name in names} - composed.keys()):
-        raise ConfigError(f"~{name}: a setting can't be deleted", "give it another value instead")
+        raise deleted(name)
     for key in _keys(OmegaConf.to_container(composed), names):
         is_null_section = any(name.startswith(f"{key}.") for name in names)
         if key not in names and not is_null_section:

@@ -14,11 +14,14 @@ from pathlib import Path
 import yaml
 
 from launcher.base.errors import ConfigError
-from launcher.config.recipe import OTHER_NAMES
+from launcher.config.other_names import name_here
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
 HELP = "how to write one: python -m launcher --help, and conf/conf/ for examples"
+HELD_OUT = "valid_dataset"
+MOST_NAMES = 20
+"""Of a section's keys: more of them are no help in one line."""
 EVERY_KEY = "Every key with its default: docs/configuration.md, or `python -m launcher conf=<preset> --cfg job`"
 
 
@@ -35,23 +38,38 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
 
 
 def unknown_key(key: str, given: str) -> ConfigError:
-    """No setting has this key; the nearest ones that have, by spelling or by their last name, are offered."""
-    if key in OTHER_NAMES:
-        return ConfigError(f"unknown key {key} (given: {given})", f"set {OTHER_NAMES[key]}")
-    near = nearest(key)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    """No setting has this key; what it is called here, else the nearest ones, by spelling or by their last name, are
+    offered, else those of its section."""
+    if (instead := name_here(key)) is not None:
+        return ConfigError(f"unknown key {key} (given: {given})", f"set {instead}")
+    hint = f"did you mean {' or '.join(near)}? " if (near := nearest(key)) else _section_of(key)
     return ConfigError(f"unknown key {key} (given: {given})", hint + EVERY_KEY)
+
+
+def deleted(key: str) -> ConfigError:
+    """`~key` was given."""
+    instead = f"write {HELD_OUT}=null for none" if key == HELD_OUT else "give it another value instead"
+    return ConfigError(f"~{key}: a setting can't be deleted", instead)
+
+
+def _section_of(key: str) -> str:
+    section = key.rpartition(".")[0]
+    names = [name.removeprefix(f"{section}.") for name in _known() if name.startswith(f"{section}.")]
+    return f"{section} has {', '.join(names)}. " if 0 < len(names) <= MOST_NAMES else ""
 
 
 def nearest(key: str) -> list[str]:
     """At most three known keys: those that end in the same name first, then those that look alike."""
-    known = [setting.key for setting in settings_of(RunConfig)]
-    sections = {name.rpartition(".")[0] for name in known if "." in name}
+    known = _known()
     last = key.rpartition(".")[2]
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     same_name.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
     alike = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
-    return list(dict.fromkeys([*same_name, *alike]))[:3] or difflib.get_close_matches(key, sections, n=1)
+    return list(dict.fromkeys([*same_name, *alike]))[:3]
+
+
+def _known() -> list[str]:
+    return [setting.key for setting in settings_of(RunConfig)]
 
 
 def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
@@ -118,7 +136,8 @@ def _reworded(message: str, hint: str) -> Callable[[re.Match[str], str], ConfigE
 
 _malformed = _reworded(
     "an argument can't be read: {0}",
-    "write key=value without spaces; quote lists and texts with special characters, e.g. 'key=[a,b]'",
+    "write key=value without spaces; quote a list for the shell, 'key=[a,b]', and a text with more in it than a to z, "
+    "digits and . / _ - twice, 'key=\"a text\"'",
 )
 
 RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
@@ -130,7 +149,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
         ),
     ),
     (r"Could not find '(\w+)/([^']+)'", _unknown_preset),
-    (r"Error merging override (~\S+)", _reworded("{1}: a setting can't be deleted", "give it another value instead")),
+    (r"Error merging override ~(\S+)", lambda found, _: deleted(found.group(1))),
     (r"(?:Error parsing override|mismatched input|token recognition error|LexerNoViableAlt)[^\n]*", _malformed),
     (r"no viable alternative at input '[^\n]*", _malformed),
     (

@@ -5,7 +5,7 @@ Names and meanings are AReaL's where AReaL has the setting, else TRL's or verl's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.config.settings import COUNT, NATURAL, POSITIVE, Between, OneOf, part, same_as, setting
@@ -119,22 +119,6 @@ class RecipeConfig:
     @property
     def needs_reference(self) -> bool:
         return self.kl_ctl > 0 or self.kl_loss_coef > 0
-
-
-OTHER_NAMES: Mapping[str, str] = {
-    "allocation_mode": "sglang.n_servers, sglang.tp_size and sglang.dp_size (servers), actor.dp_size (trainer)",
-    "group_size": "gconfig.n_samples",
-    "exp_ctrl.ckpt_freq_secs": "recover.freq_secs",
-    "exp_ctrl.ckpt_freq_steps": "recover.freq_steps",
-    "dynamic_bs": "actor.dynamic_sampling=1 (groups whose rewards are all equal are left out; AReaL's filter is code)",
-    "dataset.train_bs_n_seqs": "train_dataset.batch_size (prompts; dataset.train_bs_n_seqs is the same number)",
-    "actor.adv_norm.std": "actor.reward_norm.std_level=group, or null (actor.adv_norm is over the batch, as in AReaL)",
-    "actor.adv_norm.group_size": "gconfig.n_samples",
-    "actor.reward_norm.group_size": "gconfig.n_samples",
-    "actor.mask_no_eos_with_zero": "actor.mask_truncated_completions, which leaves them out of the loss (AReaL sets "
-    "their reward to 0)",
-}
-"""Settings of AReaL and of earlier versions that have another name here."""
 
 
 def find_recipe_problems(actor: RecipeConfig, *, batch_size: int) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,15 @@
 """Recipes that contradict themselves, names of other launchers, and the line of the plan."""
 
+import re
+
 import pytest
 
 from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
+from launcher.config.other_names import OTHER_KEYS, OTHER_NAMES, name_here
 from launcher.config.recipe import AdvNormConfig, RecipeConfig, RewardNormConfig, describe_recipe, find_recipe_problems
+from launcher.config.schema import RunConfig
+from launcher.config.settings import settings_of
 from launcher.resources.config_checks import find_problems
 
 PENALTY = {"overlong_reward_penalty": True, "overlong_tokens": 4, "overlong_penalty_factor": 1.0}
@@ -49,6 +54,12 @@ def test_what_may_be_asked_for(settings):
         ("exp_ctrl.ckpt_freq_secs=600", "recover.freq_secs"),
         ("dataset.train_bs_n_seqs=8", "train_dataset.batch_size"),
         ("dynamic_bs=true", "actor.dynamic_sampling=1"),
+        ("actor.group_size=8", "gconfig.n_samples"),
+        ("num_generations=8", "gconfig.n_samples"),
+        ("beta=0.04", "actor.kl_loss_coef"),
+        ("+actor.loss_type=dapo", "actor.loss_aggregation"),
+        ("actor_rollout_ref.rollout.n=8", "gconfig.n_samples"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor.ppo_n_minibatches"),
     ],
 )
 def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):
@@ -56,6 +67,14 @@ def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):
         compose(["conf=arithmetic_cpu", override])
     assert override.lstrip("+").partition("=")[0] in error.value.message
     assert instead in error.value.hint
+
+
+@pytest.mark.parametrize("other", [*OTHER_KEYS, *OTHER_NAMES])
+def test_what_a_name_of_another_launcher_leads_to_is_a_setting_here_and_the_name_is_not(other):
+    known = {setting.key for setting in settings_of(RunConfig)}
+    named = re.findall(r"^\w+$|(?:[a-z_]+\.)+[a-z_]+", name_here(other).partition(" (")[0])
+    assert named and all(one in known or any(name.startswith(f"{one}.") for name in known) for one in named)
+    assert other not in {name.rpartition(".")[2] for name in known} | known
 
 
 def test_the_field_s_safer_settings_are_taken():
