@@ -250,10 +250,14 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> 
     context = config.sglang.context_length or (None if shape is None else shape.positions)
     try:
         tokenizer = None if folder is None else load_tokenizer(folder, key="tokenizer_path")
-        for note in check_data(config, tokenizer=tokenizer, context=context):
-            print(f"note: {note}", file=sys.stderr)
+        told: list[str] = []
+        notes = check_data(config, tokenizer=tokenizer, context=context, tell=told.append)
     except LauncherError as error:
         return _refuse(error)
+    with as_far_as_it_is_read():
+        print(*told, sep="\n", flush=True)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     return 0
 
 

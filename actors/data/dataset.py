@@ -146,7 +146,12 @@ def _question(where: str, fields: Mapping[str, object], column: str, key: str) -
 def _column(where: str, fields: Mapping[str, object], column: str, setting: str) -> object:
     value = fields.get(column)
     if value is None:
-        hint = f"{setting}: the column to read"
+        outer = column.partition(".")[0]
+        is_inside = outer != column and isinstance(fields.get(outer), Mapping)
+        taken = f"; the reward function gets {outer} as a dict" if setting.endswith("answer_key") else ""
+        hint = (
+            f"{setting}: {outer}, as columns are read whole{taken}" if is_inside else f"{setting}: the column to read"
+        )
         hint += ", or null where the data set has no answers" if setting.endswith("answer_key") else ""
         raise DataError(f"{where}: the record has no {column}; its fields are {sorted(map(str, fields))}", hint)
     return value

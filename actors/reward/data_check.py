@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from actors.data.dataset import BadRecords, DataRecord, load_records
@@ -18,25 +18,32 @@ from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
 
 
-def check_data(config: RunConfig, *, tokenizer: ChatTokenizer | None = None, context: int | None = None) -> list[str]:
+def check_data(
+    config: RunConfig,
+    *,
+    tokenizer: ChatTokenizer | None = None,
+    context: int | None = None,
+    tell: Callable[[str], object] = lambda line: None,
+) -> list[str]:
     """Read every record, and score one answer of each data set: whatever is wrong with them costs seconds now and a
     cluster later.
 
     An episode's function is imported and its signature is looked at. `tokenizer`: measures each prompt too, as the
     trainer will; `context`: tokens that model and server take, None where it is not known. Answers a line for each data
-    set of which records are skipped or left out. Raises DataError and RewardImportError; of prompts ModelError and
-    ConfigError too.
+    set of which records are skipped or left out. `tell` is told of each what was read, measured and scored. Raises
+    DataError and RewardImportError; of prompts ModelError and ConfigError too.
     """
     notes = []
     room = None if context is None else context - config.gconfig.max_new_tokens
     with _user_code(config) as pool:
         for key, dataset in config.datasets().items():
             records, bad = records_of(dataset, pool, key=key)
-            if pool is not None:
-                pool.of(records[0].dataset).check(records[0])
+            score = None if pool is None else pool.of(records[0].dataset).check(records[0])
             if key == "train_dataset" and not config.train_datasets:
                 _check_staleness(config, len(records))
-            if tokenizer is not None and (left_out := _too_long(records, tokenizer, room, key, config, bad)):
+            longest, left_out = _measured(records, tokenizer, room, key, config, bad)
+            tell(f"{key}: {counted(len(records), 'record')} read; {longest}; {_scored(config, pool, score)}")
+            if left_out:
                 notes.append(f"{key}: {counted(left_out, 'prompt')} left out, over {key}.max_length")
             if bad.count:
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
@@ -45,14 +52,30 @@ def check_data(config: RunConfig, *, tokenizer: ChatTokenizer | None = None, con
     return notes
 
 
-def _too_long(
-    records: list[DataRecord], tokenizer: ChatTokenizer, room: int | None, key: str, config: RunConfig, bad: BadRecords
-) -> int:
-    """How many prompts are over the data set's max_length. Raises DataError where one that isn't has no room."""
+def _measured(
+    records: list[DataRecord],
+    tokenizer: ChatTokenizer | None,
+    room: int | None,
+    key: str,
+    config: RunConfig,
+    bad: BadRecords,
+) -> tuple[str, int]:
+    """What the longest prompt has, and how many are over the data set's max_length. Raises DataError where one that
+    isn't has no room."""
+    if tokenizer is None:
+        return "prompts were not measured, as there is no tokenizer here", 0
     longest = config.datasets()[key].max_length
-    return build_prompts(
+    prompts, left_out = build_prompts(
         records, tokenizer, max_prompt_tokens=room, max_length=longest, key=key, chat=config.chat, bad=bad
-    )[1]
+    )
+    return f"the longest prompt has {counted(max(len(one.token_ids) for one in prompts), 'token')}", left_out
+
+
+def _scored(config: RunConfig, pool: RewardPool | None, score: float | None) -> str:
+    if pool is None:
+        return f"{config.rollout.episode} was not played"
+    said = "no answer" if score is None else f"{score:g}"
+    return f"the first answer, as it stands, is scored {said}"
 
 
 def _check_staleness(config: RunConfig, prompts: int) -> None:

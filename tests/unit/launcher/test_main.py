@@ -163,7 +163,8 @@ def test_a_dry_run_measures_the_prompts(command, tmp_path):
     code, _, err = command(*asked, "train_dataset.max_length=null")
     assert code == 2
     assert "long.jsonl:2: the prompt ('1+1+1+" in err
-    code, _, err = command(*asked, "train_dataset.max_length=20")
+    code, out, err = command(*asked, "train_dataset.max_length=20")
+    assert "\ntrain_dataset: 2 records read; the longest prompt has 13 tokens; the first answer" in out
     assert (code, err) == (0, "note: train_dataset: 1 prompt left out, over train_dataset.max_length\n")
 
 

@@ -174,6 +174,14 @@ def test_a_record_that_can_not_be_used_is_named_by_file_and_line(tmp_path, broke
     assert f"{listed} row 2" in refused(listed)
 
 
+@pytest.mark.parametrize(
+    ("column", "said"), [("gold", "gold, as columns are read whole"), ("target", "the column to read")]
+)
+def test_a_column_inside_another_is_named_by_the_outer_one(tmp_path, column, said):
+    path = write(tmp_path / "d.jsonl", [{"question": "1+1?", "gold": {"value": "2"}, "target": 2}])
+    assert f"train_dataset.answer_key: {said}" in refused(path, answer_key=f"{column}.value")
+
+
 def test_a_record_of_a_table_is_named_by_its_row(tmp_path):
     path = write(tmp_path / "d.parquet", [*RECORDS, {"question": "?", "answer": None, "level": 0}])
     assert f"{path} row 5: the record has no answer" in refused(path)

@@ -11,6 +11,7 @@ from launcher.base.rollouts import Prompt
 from launcher.config.schema import RewardConfig
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.canary_policy import CanaryRound, judge_canaries
+from tests.support.machine import scaled
 
 REWARD = """
     import time
@@ -61,7 +62,7 @@ def world(tmp_path, monkeypatch):
     (tmp_path / "live_rewards.py").write_text(textwrap.dedent(REWARD.format(mode=str(tmp_path / "mode"))))
     (tmp_path / "mode").write_text("sound")
     monkeypatch.syspath_prepend(tmp_path)
-    with RewardPool(RewardConfig(fn="live_rewards:score", timeout=0.5)) as pool:
+    with RewardPool(RewardConfig(fn="live_rewards:score", timeout=scaled(0.5))) as pool:
         yield World(tmp_path, pool)
 
 

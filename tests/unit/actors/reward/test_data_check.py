@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from actors.model.model_folder import load_tokenizer
 from actors.reward.data_check import check_data
 from launcher.base.errors import DataError, RewardImportError
-from launcher.config.compose import compose
+from launcher.config.compose import REPOSITORY, compose
 
 GOOD = {"question": "1+1?", "answer": "#### 2"}
 REWARD = """
@@ -35,10 +36,10 @@ def check(tmp_path, monkeypatch):
     (tmp_path / "checked_rewards.py").write_text(REWARD)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def run(records, *settings, fn="actors.reward:gsm8k_reward"):
+    def run(records, *settings, fn="actors.reward:gsm8k_reward", **given):
         (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         words = [f"train_dataset.path={tmp_path / 'd.jsonl'}", "valid_dataset.max_items=2", f"reward.fn={fn}"]
-        return check_data(compose(["conf=arithmetic_cpu", *words, *settings]))
+        return check_data(compose(["conf=arithmetic_cpu", *words, *settings]), **given)
 
     return run
 
@@ -72,6 +73,23 @@ def test_one_answer_is_scored(check):
     assert check([GOOD], fn="checked_rewards:silent") == []
 
 
+def test_a_dry_run_says_what_was_read_measured_and_scored(check):
+    tokenizer = load_tokenizer(REPOSITORY / "assets/arithmetic/model", key="tokenizer_path")
+    told = []
+    records = [GOOD, {**GOOD, "question": "10+1+1=?"}]
+    assert check(records, tokenizer=tokenizer, context=256, tell=told.append) == []
+    assert told[0] == (
+        "train_dataset: 2 records read; the longest prompt has 16 tokens; the first answer, as it stands, is scored 1"
+    )
+    assert told[1].startswith("valid_dataset: 2 records read; ") and len(told) == 2
+    told.clear()
+    assert check([GOOD], fn="checked_rewards:silent", tell=told.append) == []
+    assert told[0] == (
+        "train_dataset: 1 record read; prompts were not measured, as there is no tokenizer here; "
+        "the first answer, as it stands, is scored no answer"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "said"),
@@ -82,6 +100,9 @@ def test_one_answer_is_scored(check):
 )
 def test_an_agent_is_imported_and_no_answer_is_asked_for(check, agent, said):
     record = {"question": "1+1?", "answer": "no number"}
-    assert check([record], "rollout.episode=tests.support.episodes.agents:asks_nothing") == []
+    plays = "rollout.episode=tests.support.episodes.agents:asks_nothing"
+    told = []
+    assert check([record], plays, tell=told.append) == []
+    assert told[0].endswith("agents:asks_nothing was not played")
     with pytest.raises(RewardImportError, match=said):
         check([record], f"rollout.episode=tests.support.episodes.agents:{agent}")
