@@ -26,6 +26,7 @@ from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, 
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser, add_names
 from scripts.ending import ended, print_json
+from scripts.run_choice import named_run
 
 NO_FAILURE, FAILURE, UNCLEAR = 0, 1, 3
 PROGRESS_FROM_BYTES = 64 * 2**20
@@ -69,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "paths", nargs="*", type=Path, metavar="PATH",
         help="a run's log folder, or files (trainer.log, llm_server.log, merged.log, metrics.jsonl, *.csv, *.wandb), "
-        "in any number: what they tell is put together by their dates",
+        "in any number: what they tell is put together by their dates (default: the only run, or the only live one)",
     )  # fmt: skip
     add_names(made.add_argument_group("instead of PATH"), trial_help="trial_name of the run")
     made.add_argument(
@@ -111,8 +112,10 @@ def _paths(given: argparse.Namespace) -> list[Path]:
         raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
     if given.paths:
         return list(given.paths)
-    if not any(names):
+    if not any(names) and not (given.fileroot / "logs").is_dir():
         raise UsageError("nothing to read", "give a log folder, files, or --experiment-name and --trial-name")
+    if not any(names):
+        return [named_run(given).logs]
     if not all(names):
         lacking = "--trial-name" if names[0] else "--experiment-name"
         raise UsageError(f"{lacking} is not given", "give both names, or the run's folder of logs, or files")

@@ -31,7 +31,7 @@ def chosen_run(given: argparse.Namespace) -> RunPaths:
         if given.experiment_name or given.trial_name:
             raise UsageError("both a folder and names were given", "give one of them")
         return _of_folder(given.logs)
-    return _of_names(given)
+    return named_run(given)
 
 
 def _of_folder(folder: Path) -> RunPaths:
@@ -52,8 +52,8 @@ def _of_folder(folder: Path) -> RunPaths:
     return paths
 
 
-def _of_names(given: argparse.Namespace) -> RunPaths:
-    """Whatever part of the path isn't there is named, with what is there in its place."""
+def named_run(given: argparse.Namespace) -> RunPaths:
+    """By as many names as are needed. Whatever part of the path isn't there is named, with what there is instead."""
     fileroot = given.fileroot.expanduser().absolute()
     logs = fileroot / "logs"
     if not logs.is_dir():

@@ -250,7 +250,6 @@ def test_a_page_of_many_steps_stays_small(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), ("nothing to read", "--experiment-name")),
         (("nowhere.log",), ("nowhere.log does not exist",)),
         (("--experiment-name", "exp"), ("--trial-name is not given",)),
         (("--trial-name", "t0/"), ("--experiment-name is not given",)),
@@ -265,6 +264,16 @@ def test_bad_input_says_what_is_wrong_and_what_there_is(capsys, crashed, tmp_pat
     assert (code, out) == (WRONG, "")
     assert all(word in err for word in words)
     assert "Traceback" not in err
+
+
+def test_without_a_name_the_only_run_is_read(capsys, crashed, tmp_path):
+    where = ("--fileroot", tmp_path, "--user", "me")
+    assert run(capsys, *where) == run(capsys, crashed)
+    (tmp_path / "logs/me/exp/t1").mkdir()
+    code, _, err = run(capsys, *where)
+    assert (code, "--trial-name is needed" in err, "there: t0, t1" in err) == (WRONG, True, True)
+    code, _, err = run(capsys, "--fileroot", tmp_path / "none")
+    assert (code, "nothing to read" in err, "--experiment-name" in err) == (WRONG, True, True)
 
 
 def test_bad_folders_for_checkpoints_and_pages_are_named(capsys, crashed, tmp_path):
