@@ -29,6 +29,8 @@ PIECE_BYTES = 64 * 2**20
 """A longer file is hashed in pieces of this length: one thread hashes about 1 GB/s, and a state has one large file."""
 LEAST_PIECE_BYTES = 2**20
 READ_BYTES = 2**20
+NO_DATE = 1e11
+"""Unix seconds of the year 5138: what is later, or no number, is no date."""
 
 FAULT_HINT = "use an older checkpoint: recover.mode=auto passes this one over"
 
@@ -121,7 +123,10 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Of a manifest's own bytes. Raises ValueError, KeyError or TypeError where it is not a complete one."""
-        return cls._of(json.loads(data))
+        try:
+            return cls._of(json.loads(data))
+        except (AttributeError, ArithmeticError, RecursionError) as error:  # JSON of another shape, a number beyond all
+            raise ValueError(f"{error}") from error
 
     @classmethod
     def _of(cls, data: dict[str, Any]) -> Self:
@@ -139,17 +144,20 @@ def _check_types(manifest: Manifest) -> None:
     for name in ("global_step", "policy_version"):
         if type(getattr(manifest, name)) is not int:
             raise TypeError(f"{name} is {getattr(manifest, name)!r}, not an integer")
-    if not isinstance(manifest.created_at, int | float):
+    if not isinstance(manifest.created_at, int | float) or not 0 <= manifest.created_at < NO_DATE:
         raise TypeError(f"created_at is {manifest.created_at!r}, not unix seconds")
     for name in ("config_fingerprint", "health"):
         if not isinstance(getattr(manifest, name), dict):
             raise TypeError(f"{name} is not an object")
     for name, record in manifest.files.items():
+        if type(record.bytes) is not int or not isinstance(record.sha256, str):
+            raise TypeError(f"the length and SHA-256 of {name} are {record.bytes!r} and {record.sha256!r}")
         pieces = record.piece_bytes
         if type(pieces) is not int or (pieces != 0 and pieces < LEAST_PIECE_BYTES):
             raise ValueError(f"piece_bytes of {name} is {pieces!r}, neither 0 nor {LEAST_PIECE_BYTES} and more")
     if not manifest.files:
         raise ValueError("it lists no files")
+    _ = manifest.reward_mean  # it can be said as a number
 
 
 def inside(name: str) -> str:
