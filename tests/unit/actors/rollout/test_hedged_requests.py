@@ -80,16 +80,14 @@ class Rollouts:
             while not holds():
                 await asyncio.sleep(0.01)
 
-    def hold_hedges(self, url, until):
-        """What is asked there once a silence was told of waits."""
+    def change_hedges(self, url, change):
+        """What is asked there once a silence was told of goes where `change()` says, when it does."""
         asks = self.engine._requests._client.generate_samples
 
-        async def held(to, *stream, **more):
-            if to == url and self.told:
-                await until.wait()
-            return await asks(to, *stream, **more)
+        async def asked(to, *stream, **more):
+            return await asks(await change() if to == url and self.told else to, *stream, **more)
 
-        self.engine._requests._client = mock.Mock(generate_samples=held)
+        self.engine._requests._client = mock.Mock(generate_samples=asked)
 
     async def until_in_the_midst(self):
         """Each server has sent some of what it was asked."""
@@ -164,7 +162,12 @@ def test_one_that_is_heard_again_before_the_other_answers_itself(urls):
 
     async def work(rollouts):
         may_answer = asyncio.Event()
-        rollouts.hold_hedges(urls[1], may_answer)
+
+        async def later():
+            await may_answer.wait()
+            return urls[1]
+
+        rollouts.change_hedges(urls[1], later)
         running = asyncio.create_task(rollouts.collect(NOW))
         await rollouts.until_in_the_midst()
         await silence(urls[0])
@@ -187,13 +190,18 @@ def test_one_that_is_heard_again_before_the_other_answers_itself(urls):
 
 @pytest.mark.slow
 def test_where_another_one_refuses_the_silent_one_is_waited_for(urls):
+    refused = []
+
+    async def nowhere():
+        refused.append("http://127.0.0.1:9")
+        return refused[-1]
+
     async def work(rollouts):
+        rollouts.change_hedges(urls[1], nowhere)
         running = asyncio.create_task(rollouts.collect(NOW))
         await rollouts.until_in_the_midst()
         await silence(urls[0])
-        dead = dataclasses.replace(rollouts.pool.servers()[1], generation=1, url="http://127.0.0.1:9")
-        await rollouts.pool.update([dead])
-        await rollouts.until(lambda: rollouts.told)
+        await rollouts.until(lambda: refused)
         await end_of_silence(urls[0])
         return await running
 
