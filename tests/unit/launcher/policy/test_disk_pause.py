@@ -132,3 +132,8 @@ def test_a_restore_for_the_trainer_s_own_sake_delays_no_server():
     history = decide(observed(trainer=trainer(verdict=T_CRASHED))).attempts
     repair = next_repair(Cause.SERVER_CRASH, "s0", history, RestartConfig(), now=NOW, progress_at=None)
     assert repair.not_before == NOW
+
+
+def test_a_pause_that_failed_is_tried_again_long_before_the_patience_ends():
+    made = decide(observed(disk=FULL, not_before={(PauseTrainer, ""): NOW + 2.0}))
+    assert (made.actions, made.wake_at) == ((), NOW + 2.0)

@@ -102,3 +102,8 @@ def test_a_gpus_memory_is_not_the_hosts():
 def test_it_is_ordered_once():
     under_way = (ParkTrainer(reason="it is to take over when the trainer ends"),)
     assert kinds(decide(look(under_way=under_way))) == []
+
+
+def test_none_is_parked_beside_a_trainer_that_has_not_loaded_though_nothing_else_is_to_do():
+    seen = look(trainer=trainer(is_loaded=False), is_judged=False)
+    assert kinds(decide(seen)) == []

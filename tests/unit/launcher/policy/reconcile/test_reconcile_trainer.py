@@ -5,11 +5,15 @@ import dataclasses
 from launcher.base.messages import Cause, ServerState
 from launcher.policy.actions import Halt, LoadWeights, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.exit_cause import RanOut
+from launcher.policy.recovery import UNJUDGED
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
+    COLLAPSE,
     CONFIG,
     MEMORY,
+    NOW,
+    PAUSED,
     T_CRASHED,
     T_OUT_OF_MEMORY,
     UNKNOWN,
@@ -106,3 +110,20 @@ def test_a_server_that_dies_while_the_trainer_recovers_is_mended_beside_it():
     made = decide(observed(dead(0), server(1), trainer=trainer(verdict=T_CRASHED)))
     assert set(kinds(made)) == {RestartTrainer, RestartServer}
     assert made.state is RunState.RESTORING
+
+
+def test_before_the_health_monitor_was_asked_nothing_is_loaded_nor_resumed_but_what_an_incident_asks_for():
+    """There may be damage, and the newest checkpoint hold it."""
+    empty = trainer(is_loaded=False, is_paused=True)
+    assert decide(observed(trainer=empty, is_judged=False)).actions == ()
+    back = decide(observed(trainer=empty, is_judged=False, incident=COLLAPSE)).actions
+    assert [one.global_step for one in back if isinstance(one, RestoreTrainer)] == [19]
+    held = decide(observed(trainer=PAUSED, is_judged=False))
+    assert held.actions == () and UNJUDGED in held.reason
+    assert kinds(decide(observed(trainer=PAUSED))) == [ResumeTrainer]
+
+
+def test_a_restore_that_failed_a_moment_ago_is_tried_again_later():
+    empty = trainer(is_loaded=False, is_paused=True)
+    made = decide(observed(trainer=empty, not_before={(RestoreTrainer, ""): NOW + 2.0}))
+    assert (made.actions, made.attempts, made.wake_at) == ((), (), NOW + 2.0)

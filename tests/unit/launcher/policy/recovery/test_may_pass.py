@@ -88,3 +88,13 @@ def test_one_reason_that_stays_makes_the_halt_final():
     seen = observed(dead(0), trainer=trainer(verdict=T_CRASHED, told=BUG))
     spent = [*restarts_of_the_trainer(BUG, BUG, BUG), *attempts(*SPENT, cause=CRASHED.cause, subject="s0")]
     assert not halt_of(seen, spent).may_pass
+
+
+def test_what_others_said_and_what_it_said_of_another_failure_are_not_its_words():
+    told = restarts_of_the_trainer(BUG, BUG, BUG)
+    others = [
+        dataclasses.replace(told[0], subject="s0", told="killed"),
+        dataclasses.replace(told[0], cause=Cause.CHECKPOINT_CORRUPT, told="torn"),
+    ]
+    seen = observed(trainer=trainer(verdict=T_CRASHED, told=BUG))
+    assert not halt_of(seen, [*others, *told]).may_pass

@@ -198,3 +198,9 @@ def test_the_wait_is_for_one_s_own_attempts_and_retries_of_others_are_not_one_s_
     between = [*stale, attempt("s1", Rung.SERVER, 950.0)]
     after = next_repair(Cause.SERVER_STALE, "s0", between, settings, now=1000.0, progress_at=None)
     assert after.rung is Rung.SERVER, "a restart of another server made no new situation for this one"
+
+
+@pytest.mark.parametrize(("history", "rung"), [([], Rung.STANDBY), (attempts(*[Rung.STANDBY] * 3), Rung.HALT)])
+def test_for_a_standby_nobody_else_is_restarted(history, rung):
+    found = next_repair(CRASH, "s0", history, SETTINGS, now=200.0, progress_at=None, is_standby=True)
+    assert found.rung is rung

@@ -49,3 +49,11 @@ def test_what_could_not_be_put_back_is_not_said_to_be_back():
 def test_an_attempt_that_restored_nothing_has_nothing_to_undo():
     paused = observed(trainer=PAUSED, incident=OUTSIDE)
     assert kinds(decide(paused)) == [Halt]
+
+
+def test_what_another_failure_restored_or_a_collapse_restored_elsewhere_is_not_undone():
+    paused = observed(trainer=dataclasses.replace(PAUSED, next_step=20), incident=OUTSIDE)
+    paused = dataclasses.replace(paused, checkpoints=(saved(19),))
+    history = [dataclasses.replace(RESTORED, restored_step=9), dataclasses.replace(RESTORED, cause=Cause.NONFINITE)]
+    (halt,) = decide(paused, history).actions
+    assert isinstance(halt, Halt) and "no checkpoint stays condemned for it" in halt.reason
