@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.machine import scaled
 from tests.unit.launcher.test_main import PYTHONPATH, QUICK
 
 
@@ -17,7 +18,7 @@ def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedPro
         env=os.environ | {"PYTHONPATH": PYTHONPATH} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
 

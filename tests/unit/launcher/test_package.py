@@ -15,6 +15,7 @@ import pytest
 
 from launcher import __version__
 from launcher.config.compose import CONFIG_FOLDER, REPOSITORY, presets
+from tests.support.machine import scaled
 
 CODE = ("actors", "hydra_plugins", "launcher", "scripts")
 PACKAGED = (*CODE, "assets", "conf")
@@ -74,7 +75,9 @@ def run(site, tmp_path):
 
     def run(*command: str | Path) -> str:
         environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scaled(120)
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -16,6 +16,7 @@ from launcher.run_files.run_keys import ServerKeys, make_watch_token, read_watch
 from launcher.run_files.run_paths import RunPaths
 from scripts import watch
 from tests.support.long_run import LongRun
+from tests.support.machine import scaled
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_the_link_that_it_prints_opens_the_runs_and_ctrl_c_ends_it(paths):
         with pytest.raises(urllib.error.HTTPError, match="401"):
             answer(re.sub("token=.*", "token=wrong", link))
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(scaled(60)) == 0
         assert process.stderr.read() == ""
 
 
@@ -60,7 +61,7 @@ def test_with_a_driver_it_ends_when_that_is_gone_and_its_token_stays(paths):
         assert link.strip().endswith(f"#token={read_watch_token(paths.keys)}")
         assert answer(link)["runs"]
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(scaled(60)) == 0
     assert oct((paths.keys / "watch_token").stat().st_mode)[-3:] == "600"
 
 

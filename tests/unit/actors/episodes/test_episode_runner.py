@@ -23,6 +23,7 @@ from launcher.config.schema import GenerationConfig, RewardConfig, RolloutConfig
 from scripts.faults.fault_proxy import FaultProxy
 from tests.programs import stand_in_server
 from tests.support.episodes import chat_templates
+from tests.support.machine import scaled
 from tests.support.ready_servers import pool_of
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes that import a client
@@ -172,7 +173,7 @@ def test_an_episode_that_never_ends_costs_its_time_limit(server, agent, said):
 
 @pytest.mark.slow
 def test_an_episode_that_was_overdue_is_run_anew_and_costs_no_group(server, tmp_path):
-    batch = play(server, "overdue_once", more={"flag": str(tmp_path / "late")}, episode_timeout=1.0)
+    batch = play(server, "overdue_once", more={"flag": str(tmp_path / "late")}, episode_timeout=scaled(1.0))
     assert (len(batch.rollouts), batch.failed) == (2, 0)
 
 

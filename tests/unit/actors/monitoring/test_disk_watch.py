@@ -14,8 +14,9 @@ from actors.monitoring.disk_watch import DiskWatch, probe
 from launcher.base.disk_faults import DiskFault, Refusal
 from launcher.config.supervision import DiskConfig
 from launcher.policy.disk_health import find_trouble
+from tests.support.machine import scaled
 
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 
 
 def settings(**more):

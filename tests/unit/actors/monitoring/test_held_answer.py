@@ -11,10 +11,11 @@ from actors.monitoring.monitor_view import MonitorView
 from launcher.base.errors import StorageError
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
+from tests.support.machine import scaled
 from tests.unit.actors.monitoring.test_health_monitor import batch
 
 HELD_S = 1000.0
-DEADLINE_S = 60.0
+DEADLINE_S = scaled(60.0)
 
 
 def actor():

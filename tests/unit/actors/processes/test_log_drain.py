@@ -14,8 +14,9 @@ import pytest
 from actors.processes import log_drain
 from actors.processes.log_drain import LogDrain
 from actors.processes.process_tree import open_files
+from tests.support.machine import scaled
 
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 PRINTS = "import sys\nfor n in range({lines}): print(f'line {{n:05}}' + 'x' * 100, flush=True)"
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.support.machine import scaled
+
 PRINTS_AND_CRASHES = """
 import os, subprocess, sys, time
 from types import SimpleNamespace
@@ -28,6 +30,6 @@ os.abort()
 def test_what_a_function_prints_is_in_the_log_and_an_abort_is_told(tmp_path):
     log = tmp_path / "trainer.log"
     words = [sys.executable, "-c", PRINTS_AND_CRASHES, str(log)]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=scaled(120))
     assert log.read_text() == "said by the function\nand its error\n"
     assert "std::bad_alloc" in ended.stderr

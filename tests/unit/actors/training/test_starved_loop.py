@@ -11,6 +11,7 @@ import torch
 from launcher.base.messages import Cause
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.policy.exit_cause import RanOut, find_trainer_cause
+from tests.support.machine import scaled
 from tests.unit.actors.training.test_step_loop import Trial, identical
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def test_an_allocation_that_fails_within_a_step_costs_nothing_but_time(tmp_path,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=120,
+        timeout=scaled(120),
     )
     found = find_trainer_cause(done.stdout.splitlines(), None)
     assert (found.cause, found.ran_out) == (Cause.TRAINER_OOM, RanOut.TRAINER_HOST)

@@ -11,6 +11,7 @@ import pytest
 from actors.cluster.cluster_restarts import Continuation
 from launcher.cli.continuation import Successor
 from launcher.cli.unattended import CONTINUES
+from tests.support.machine import scaled
 
 KNOWN = Continuation(incident=3, attempt=2, lost_at=1.5, begun=(1.0, 1.5), furthest=9, progress_at=None)
 LEFT = dataclasses.replace(KNOWN, screen_began=0.25, lock=3, notified_at=7.5)
@@ -50,7 +51,7 @@ print("open", len(descriptors), "children", open(f"/proc/self/task/{{os.getpid()
 def test_the_same_command_continues_with_what_was_known_the_lock_and_the_signal_that_came_meanwhile(tmp_path, number):
     code = PROGRAM.format(known=repr(KNOWN), signal=int(number), folder=str(tmp_path))
     process = subprocess.run(
-        [sys.executable, "-c", code, "key=value", "a b"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code, "key=value", "a b"], capture_output=True, text=True, check=True, timeout=scaled(60)
     )
     first, second, last = process.stdout.splitlines()
     pid = first.split()[0]

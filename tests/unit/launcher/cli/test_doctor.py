@@ -8,6 +8,7 @@ import pytest
 
 from launcher.cli import doctor
 from launcher.resources.gpu_checks import NodeCheck, Stops
+from tests.support.machine import scaled
 
 
 def asked(library=None, **answers):
@@ -16,7 +17,7 @@ def asked(library=None, **answers):
     if library is not None:
         environment["LD_LIBRARY_PATH"] = str(library.parent)
     command = [sys.executable, "-m", "launcher", "doctor"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=scaled(120), check=False, env=environment)
 
 
 def test_on_this_machine_a_run_on_the_cpu_can_start():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import launcher.policy
+from tests.support.machine import scaled
 
 FOLDER = Path(launcher.policy.__file__).parent
 MODULES = sorted(path for path in FOLDER.glob("*.py") if path.name != "__init__.py")
@@ -68,6 +69,8 @@ def test_importing_all_policies_brings_no_ray_torch_or_numpy():
     code = (
         f"import {', '.join(names)}, sys; print(*({{'ray', 'torch', 'numpy', 'sglang', 'aiohttp'}} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60)
+    )
     assert result.stdout.strip() == ""
     assert len(names) > 10

@@ -12,6 +12,7 @@ import pytest
 
 from launcher.reporting.live_display import HEARTBEAT_S, LINE_EVERY_S, Display, is_worth_a_line
 from launcher.reporting.terminal_panel import render_line
+from tests.support.machine import scaled
 from tests.support.run_views import view
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -87,7 +88,7 @@ def test_a_reader_that_goes_away_does_not_mask_the_exit_code():
     )
     child.stdout.close()
     child.stdin.close()
-    assert child.wait(timeout=60) == 3
+    assert child.wait(timeout=scaled(60)) == 3
     assert child.stderr.read() == b""
     child.stderr.close()
 
@@ -114,7 +115,7 @@ class Screen:
     def until(self, words):
         """All that was written since the last call, once it ends in a text that holds `words`."""
         with self._changed:
-            assert self._changed.wait_for(lambda: words in self._text, timeout=30), self._text
+            assert self._changed.wait_for(lambda: words in self._text, timeout=scaled(30)), self._text
             text, self._text = self._text, ""
             return text
 

@@ -13,6 +13,7 @@ import pytest
 from launcher.config.reporting import WandbConfig
 from launcher.reporting import wandb_sink
 from launcher.reporting.wandb_sink import WandbSink, wandb_run_id
+from tests.support.machine import scaled
 from tests.support.wandb_file import history, metric_steps, records, run_record
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -196,7 +197,7 @@ print(service.pid, "over")
 @pytest.mark.slow
 def test_a_stopped_service_delays_neither_the_end_of_the_run_nor_the_exit(paths):
     program = [sys.executable, "-c", HANG_THE_SERVICE, str(paths.fileroot)]
-    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=scaled(60), check=False)
     said, last = done.stdout.splitlines()
     assert "did not finish in time" in said
     pid, word = last.split()

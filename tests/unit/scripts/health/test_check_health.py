@@ -29,6 +29,7 @@ from scripts.health.server_check import check_servers
 from tests.programs.fake_run import run_paths
 from tests.programs.stand_in_server import running
 from tests.support.health_parts import subject_of, verdicts
+from tests.support.machine import scaled
 
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
@@ -286,7 +287,7 @@ def test_without_a_name_the_run_that_goes_on_is_meant(live, capsys):
 
 
 def run_until_seen(paths, name):
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + scaled(30)
     while True:
         findings = check_run(subject_of(paths))
         if any(name in f.said and f.verdict is BAD for f in findings):
