@@ -80,7 +80,10 @@ def waits_for(view: TrainerView) -> str:
     if not (view.is_running or view.is_allowed):
         return "an order"
     serves = any(
-        server.state is ServerState.READY and server.weight_version == view.policy_version for server in view.servers
+        server.state is ServerState.READY
+        and server.weight_version == view.policy_version
+        and server.lineage in (None, view.lineage)
+        for server in view.servers
     )
     if view.phase in ("rollout", "evaluate") and not serves:
         return "a server"

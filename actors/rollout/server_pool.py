@@ -68,6 +68,7 @@ class ServerPool:
         self._most_samples: int | None = None
         self.released = 0
         self.throughput = ThroughputTracker()
+        self.lineage: int | None = None  # a restore brings the same versions of other weights; None: of any
         self._admitted: dict[str, tuple[int, ServerState]] = {}  # the generation that the supervisor has let in, and as
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -195,7 +196,8 @@ class ServerPool:
         """Whether another server may answer what this one is asked."""
         known = self._servers.get(name)
         return known is not None and any(
-            other.state is ServerState.READY and other.weight_version == known.weight_version
+            other.state is ServerState.READY
+            and (other.weight_version, other.lineage) == (known.weight_version, known.lineage)
             for other in self._servers.values()
             if other.name != name
         )
@@ -287,7 +289,8 @@ class ServerPool:
         home = self._affinity.home(prompt)
         least, fewest, special = None, 0, []
         for server in self._servers.values():
-            if server.state is not ServerState.READY or server.weight_version != wanted:
+            is_current = server.weight_version == wanted and self.lineage in (None, server.lineage)
+            if server.state is not ServerState.READY or not is_current:
                 continue
             if server.name == home or server.name == avoid:
                 special.append(server)

@@ -112,6 +112,7 @@ class WeightPublisher:
     async def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore; earlier folders are invalid."""
         self.lineage, self.newest, self._version, self._parcel = lineage, None, None, None
+        self._pool.lineage = lineage
         await self.close()
         if self._folders is not None:
             self._folders.forget_all()

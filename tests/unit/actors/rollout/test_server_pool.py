@@ -6,6 +6,7 @@ import pytest
 
 from actors.rollout import server_pool
 from actors.rollout.server_pool import RequestMigrated, ServerPool
+from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerState
 
@@ -71,6 +72,19 @@ async def test_a_server_with_other_weights_gets_no_traffic_until_it_confirms_the
     assert not waiting.done()
     await servers.confirm("server-0", 7)
     assert await waiting == "server-0"
+
+
+async def test_after_a_restore_the_same_version_of_other_weights_gets_no_traffic():
+    """With rollouts ahead a request may be made between a step and its publication: a server that still held what the
+    restore had undone, under the number of the new version, was given it."""
+    servers = pool()
+    await servers.update([server(version=6)])
+    await servers.confirm("server-0", 7, 1)
+    publisher = WeightPublisher(None, servers, folders=None, weights=tuple, tp_size=1, timeout_s=1.0)
+    await publisher.begin(2)
+    await assert_none_is_leased(servers, lambda: 7)
+    await servers.confirm("server-0", 7, 2)
+    assert await leased(servers, 7) == "server-0"
 
 
 async def test_a_suspect_comes_back_when_it_says_its_version():
