@@ -30,6 +30,8 @@ NVML_REMEDIES = {
     f"or {NO_DRIVER}",
 }
 """By NVML's error; of all others: `NO_DRIVER`."""
+NO_GPU = "GPU"
+"""The name of the row where there is none; one of a GPU has its number."""
 BUSY = 0.02
 """Of its memory, held by others; the driver itself keeps less."""
 
@@ -66,13 +68,13 @@ def check_gpus(torch_cuda: str | None) -> Iterator[NodeCheck]:
             positions = gpus.visible(gpus.names_of_gpus(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
             yield from _each(positions)
             if not positions:
-                yield NodeCheck(name="GPU", seen=gpus.find_gpus().none, stops=Stops.GPU, remedy=_why_hidden(count))
+                yield NodeCheck(name=NO_GPU, seen=gpus.find_gpus().none, stops=Stops.GPU, remedy=_why_hidden(count))
     except pynvml.NVMLError as error:
         found = gpus.find_gpus()
         remedy = NVML_REMEDIES.get(error.value, NO_DRIVER)
         if found.is_unusable:
             remedy = f"{gpus.SUPPORTED}: run it elsewhere, or on this machine's CPU"
-        yield NodeCheck(name="GPU", seen=found.none, stops=Stops.GPU, remedy=remedy)
+        yield NodeCheck(name=NO_GPU, seen=found.none, stops=Stops.GPU, remedy=remedy)
 
 
 def _why_hidden(count: int) -> str:

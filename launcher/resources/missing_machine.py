@@ -19,7 +19,7 @@ from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
-from launcher.resources.run_plan import RunPlan, lacks, smallest_gpu_gib
+from launcher.resources.run_plan import HELD, RunPlan, lacks, smallest_gpu_gib
 from launcher.run_files.run_keys import webhook_url
 from launcher.run_files.run_paths import RunPaths
 
@@ -29,14 +29,17 @@ CHECKPOINTS_ROOM = 2
 LEAST_ROOM = 64 * MIB
 
 
-def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan) -> Iterator[UsageError]:
-    """GPUs that are asked for and not there, or too few of them; on the CPU the size of the token pool."""
+def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan, remedy: str = "") -> Iterator[UsageError]:
+    """GPUs that are asked for and not there, or too few of them; on the CPU the size of the token pool.
+
+    `remedy`: of there being none (`gpu_checks.py`)."""
     devices = {"sglang.device": config.sglang.device, "actor.device": config.actor.device}
+    elsewhere = "run it on a machine with a GPU; conf=arithmetic_cpu shows the complete system without one"
     asking = [f"{key}=cuda" for key, device in devices.items() if device == "cuda"]
     if asking and not hardware.gpus:
         yield ResourceError(
             f"a GPU{_of_size(config, hardware, plan)}: {' and '.join(asking)}, but {hardware.no_gpu}",
-            "run it on a machine with a GPU; conf=arithmetic_cpu shows the complete system without one",
+            f"{remedy}; or {elsewhere}" if remedy else elsewhere,
         )
     elif hardware.is_unusable and "auto" in devices.values():
         auto = " and ".join(f"{key}=auto" for key, device in devices.items() if device == "auto")
@@ -61,7 +64,10 @@ def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
             f"recovery.standby_servers: {plan.too_many_standbys}",
             "lower it; 0: none, null: as many as fit, at most 1. Without standbys the run fits",
         )
+    held = [note for note in plan.notes if note.startswith(HELD)]
     for problem in lacks(plan):
+        if held and problem.startswith("GPU"):
+            problem += f"; {', '.join(held)} (`python -m launcher doctor` has their pids)"
         yield ResourceError(
             f"memory: {problem}",
             "a GPU's: sglang.mem_fraction_static, actor.mb_spec.max_tokens_per_mb, actor.gradient_checkpointing; "

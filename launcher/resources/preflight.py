@@ -22,7 +22,7 @@ from launcher.config.foreign import OWN
 from launcher.config.lora import INSTALL_PEFT
 from launcher.config.optimizer import ADAMW
 from launcher.config.schema import RunConfig
-from launcher.resources.gpu_checks import NodeCheck
+from launcher.resources.gpu_checks import NO_GPU, NodeCheck
 from launcher.resources.hardware import Hardware
 from launcher.resources.missing_files import missing_data, missing_models
 from launcher.resources.missing_machine import (
@@ -94,7 +94,7 @@ def find_missing(
     here = config.cluster.address == "local"  # else servers and trainer run on machines that can't be seen from here
     known = here or plan.is_described
     return [
-        *(missing_gpus(config, hardware, plan) if known else ()),
+        *(missing_gpus(config, hardware, plan, _of_none(checks)) if known else ()),
         *(missing_memory(plan) if known else ()),
         *(missing_on_node(config, plan.devices if hardware.gpus else (), checks) if here else ()),
         *missing_models(config, plan.shape),
@@ -108,6 +108,11 @@ def find_missing(
         *_missing_protocol(config),
         *(_missing_peft(config) if here else ()),
     ]
+
+
+def _of_none(checks: Sequence[NodeCheck]) -> str:
+    """The remedy where this machine has no GPU that can be used."""
+    return next((check.remedy for check in checks if check.name == NO_GPU), "")
 
 
 def _missing_imports(config: RunConfig) -> Iterator[UsageError]:

@@ -25,6 +25,7 @@ WEIGHT_FOLDERS = 3
 """Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
 
 HELD_BY_OTHERS = 2 * GIB
+HELD = "other processes hold"
 """The driver itself keeps a little of every GPU."""
 
 LARGEST_GPU_GIB = 512
@@ -248,7 +249,7 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
         yield f"planned for {hardware.n_nodes} nodes of {per_node} {source}"
     for number, gpu in enumerate(hardware.gpus):
         if gpu.memory - gpu.free > HELD_BY_OTHERS:
-            yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
+            yield f"{HELD} {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
     if shape is not None and config.cluster.n_nodes > 1 and config.actor.weight_update_mode == "disk":
         files = f"{_versions(config, shape) / GIB:.1f} GiB, {WEIGHT_FOLDERS} versions"
         yield f"new weights go to the servers as files below cluster.fileroot: {files}"

@@ -7,7 +7,10 @@ from launcher.config.compose import compose
 from launcher.resources.gpu_checks import Stops, check_gpus
 from launcher.resources.gpus import find_gpus, other_accelerators
 from launcher.resources.hardware import find_hardware, memory_in_use
+from launcher.resources.missing_files import find_shape
 from launcher.resources.node_checks import missing_on_node
+from launcher.resources.preflight import find_missing
+from launcher.resources.run_plan import make_plan
 from tests.support.preflight_parts import missing, the_one
 
 
@@ -115,6 +118,23 @@ def test_auto_does_not_take_the_cpu_beside_a_gpu_that_is_lost(gpus, config):
     assert "sglang.device=auto and actor.device=auto would take the CPU, but GPU 1 can't be read" in message
     config.sglang.device = config.actor.device = "cpu"
     assert missing(config, find_hardware()) == []
+
+
+def test_a_run_is_told_what_mends_a_driver_that_refuses(gpus, config):
+    gpus(gpus=1, init=18)
+    config.sglang.device = config.actor.device = "cuda"
+    here, checks = find_hardware(), tuple(check_gpus("13.0"))
+    (error,) = find_missing(config, here, make_plan(config, here, find_shape(config)), checks)
+    assert "but NVML does not answer (RM has detected an NVML/RM version mismatch.)" in error.message
+    assert error.hint.startswith("the driver was upgraded") and "; or run it on a machine with a GPU" in error.hint
+
+
+def test_a_run_for_which_others_left_too_little_is_told_so(gpus, config):
+    gpus(gpus=1, busy="0", memory_gib=101)
+    config.sglang.device = config.actor.device = "cuda"
+    config.sglang.gpu_fraction = config.actor.gpu_fraction = 0.5
+    message = the_one(config, ResourceError, find_hardware())
+    assert "1.0 GiB are there; other processes hold 100.0 GiB of GPU 0 (`python -m launcher doctor` has" in message
 
 
 def stopped(config, devices=("cuda", "cuda")):
