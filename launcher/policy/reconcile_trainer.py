@@ -186,11 +186,11 @@ def _undo_restore(builder: PlanBuilder, incident: Incident) -> None:
     if not trainer.is_paused:
         builder.order(PauseTrainer(reason=incident.reason))
     elif not was_restored or is_back or repair.rung is Rung.HALT:
-        left = (
-            "no checkpoint stays condemned for it, and the same command resumes from the newest"
-            if is_back or not was_restored
-            else f"what was set aside after step {at} could not be put back; the same command resumes from step {at}"
-        )
+        left = "no checkpoint stays condemned for it, and the same command resumes from the newest"
+        if is_back:  # what the restore before the last condemned is of another branch, and stays aside
+            left = "what the last restore set aside is back, and the same command resumes from the newest"
+        elif was_restored:
+            left = f"what was set aside after step {at} could not be put back; the same command resumes from step {at}"
         builder.halt(
             f"{incident.reason}. Look at the reward function (what it answers to new completions), the prompts, the "
             f"chat template and the servers; {left}"

@@ -32,7 +32,8 @@ def test_a_restore_that_changed_nothing_is_undone_and_the_run_ends_for_a_person(
     put_back = dataclasses.replace(paused, checkpoints=(saved(19), saved(39), saved(46)))
     (halt,) = decide(put_back, [RESTORED, *undoing.attempts]).actions
     assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED
-    assert "the same command resumes from the newest" in halt.reason
+    assert "what the last restore set aside is back, and the same command resumes from the newest" in halt.reason
+    assert "condemned" not in halt.reason, "of two restores in a row what the first set aside stays where it is"
 
 
 def test_what_could_not_be_put_back_is_not_said_to_be_back():
