@@ -149,7 +149,7 @@ def read_run_settings(paths: RunPaths) -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastSteps:
-    """The end of metrics.jsonl. `rewards`: of a step that was repeated, the last."""
+    """The end of metrics.jsonl. `rewards`: of a step that was repeated, the last. `unread`: why none could be read."""
 
     last_step: int | None
     last_at: float | None
@@ -157,6 +157,7 @@ class LastSteps:
     usual_step_s: float | None
     rewards: tuple[RewardPoint, ...]
     not_read: str = ""
+    unread: str = ""
 
 
 def read_steps(path: Path) -> LastSteps:
@@ -171,7 +172,18 @@ def read_steps(path: Path) -> LastSteps:
         usual_step_s=median(seconds) if seconds else None,
         rewards=_rewards(lines),
         not_read=lines_not_read(tail.skipped, path),
+        unread=_why_unread(path),
     )
+
+
+def _why_unread(path: Path) -> str:
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        return ""  # before the first step there is none
+    except OSError as error:
+        return f"{path.name} can't be read: {error.strerror}"
+    return ""
 
 
 def _rewards(lines: Sequence[Mapping[str, object]]) -> tuple[RewardPoint, ...]:

@@ -122,8 +122,13 @@ def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now:
     if is_live and since_step_s is not None and steps.usual_step_s is not None and view.state == "RUNNING":
         is_stalled = since_step_s > max(STALL_FACTOR * steps.usual_step_s, STALL_MIN_S)
         text = f"the last step was {since_step_s:.0f} s ago, one usually takes {steps.usual_step_s:.1f} s"
-        findings.append(Finding("run", "steps", BAD if is_stalled else OK, text, facts))
-    if view.status == "FINISHED" and not is_live and view.total_steps and _done(steps) < view.total_steps:
+        verdict = BAD if is_stalled else OK
+        if steps.last_at is not None and (ahead := steps.last_at - now) > STALL_MIN_S:
+            verdict, text = UNKNOWN, f"the last step's time is {ahead:.0f} s ahead of this clock: its age is not known"
+        findings.append(Finding("run", "steps", verdict, text, facts))
+    if steps.unread:
+        findings.append(Finding("run", "steps", UNKNOWN, steps.unread, facts))
+    elif view.status == "FINISHED" and not is_live and view.total_steps and _done(steps) < view.total_steps:
         text = f"all {view.total_steps} are done by its journal, but metrics.jsonl ends after {_done(steps)}"
         findings.append(Finding("run", "steps", UNKNOWN, text, facts))
     if steps.rewards:
@@ -164,7 +169,7 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
         return BAD, f"{view.state}: {'; '.join(waits)}"
     if view.state == "RUNNING":
         total = f" of {view.total_steps}" if view.total_steps else ""
-        return OK, f"RUNNING, {_done(steps)}{total} steps are done"
+        return OK, "RUNNING" if steps.unread else f"RUNNING, {_done(steps)}{total} steps are done"
     if view.state == "PAUSED" and view.held:
         return NOTE, f"PAUSED as asked: {view.held}"
     if view.state in ("", "INITIALIZING"):

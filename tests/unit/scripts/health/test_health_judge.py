@@ -9,7 +9,7 @@ from scripts.health.disk_check import judge_space
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Finding, first_line, is_healthy
 from scripts.health.log_check import ErrorsSeen, judge_errors
 from scripts.health.machine_check import judge_kills, judge_memory
-from scripts.health.recorded_run import LastSteps, RecordedRun
+from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps
 from scripts.health.run_check import judge_run
 from scripts.health.server_check import ServerSeen, judge_server
 from tests.support.health_parts import verdicts
@@ -58,6 +58,8 @@ def test_a_run_whose_data_were_used_up_before_the_planned_steps_is_complete():
         ({"last_at": NOW - 59}, OK, ""),
         ({"last_at": NOW - 61}, BAD, "the last step was 61 s ago, one usually takes 1.5 s"),
         ({"last_at": NOW - 300, "usual_step_s": 40.0}, OK, ""),
+        ({"last_at": NOW + 59}, OK, "the last step was 0 s ago"),
+        ({"last_at": NOW + 3600}, UNKNOWN, "the last step's time is 3600 s ahead of this clock: its age is not known"),
         ({"rewards": rewards(*[0.5] * 5, *[0.0] * 5)}, BAD, "every reward was 0 for 5 steps in a row"),
         ({"rewards": rewards(*[0.5] * 5, *[0.0] * 5), "settings": ALERT_AT_6}, OK, ""),
         ({"rewards": rewards(*[0.0] * 4)}, OK, ""),
@@ -102,6 +104,25 @@ def test_what_the_trainer_waits_for_is_no_health_until_it_is_over(began, over):
     assert set(verdicts(judge_run(view, stepped, is_live=True, now=NOW))) == {OK}, "who was to say that it is over died"
     view.take({"event": over, "subject": "trainer"})
     assert set(verdicts(judge_run(view, STEPS, is_live=True, now=NOW))) == {OK}
+
+
+def test_steps_that_can_not_be_read_are_not_known(tmp_path):
+    """As root reads every file, a folder stands for a file that may not be read."""
+    (tmp_path / "metrics.jsonl").mkdir()
+    steps = read_steps(tmp_path / "metrics.jsonl")
+    state, judged = judge_run(view_of(), steps, is_live=True, now=NOW)
+    assert (state.said, judged.verdict, judged.said) == (
+        "RUNNING",
+        UNKNOWN,
+        "metrics.jsonl can't be read: Is a directory",
+    )
+    ended = view_of()
+    ended.status = "FINISHED"
+    _, judged = judge_run(ended, steps, is_live=False, now=NOW)
+    assert (judged.verdict, judged.said) == (UNKNOWN, "metrics.jsonl can't be read: Is a directory")
+    (tmp_path / "metrics.jsonl").rmdir()
+    (state,) = judge_run(view_of(), read_steps(tmp_path / "metrics.jsonl"), is_live=True, now=NOW)
+    assert state.said == "RUNNING, 0 of 20 steps are done"
 
 
 SERVER = ServerSeen(
