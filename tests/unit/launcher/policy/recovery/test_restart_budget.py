@@ -1,5 +1,6 @@
 """Repairs are tried from small to large, with pauses, a budget each, and a last word."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from launcher.base.messages import Cause
 from launcher.config.supervision import RestartConfig
-from launcher.policy.restart_budget import LADDERS, RepairAttempt, Rung, budget_of, next_repair
+from launcher.policy.restart_budget import LADDERS, RepairAttempt, Rung, budget_of, next_repair, restored_nothing
 
 SETTINGS = RestartConfig()
 CRASH = Cause.SERVER_CRASH
@@ -204,3 +205,41 @@ def test_the_wait_is_for_one_s_own_attempts_and_retries_of_others_are_not_one_s_
 def test_for_a_standby_nobody_else_is_restarted(history, rung):
     found = next_repair(CRASH, "s0", history, SETTINGS, now=200.0, progress_at=None, is_standby=True)
     assert found.rung is rung
+
+
+@pytest.mark.parametrize(("before", "wait_s"), [(0, 30.0), (1, 60.0), (3, 240.0), (5, 960.0)])
+def test_another_attempt_of_the_run_waits_twice_as_long_each_time(before, wait_s):
+    history = attempts(*[Rung.ATTEMPT] * before, cause=Cause.RUN_HALTED, subject="run", start=150.0)
+    found = decide(history, cause=Cause.RUN_HALTED, subject="run")
+    assert (found.rung, found.not_before) == (Rung.ATTEMPT, 200.0 + wait_s)
+
+
+def test_and_no_longer_than_half_of_the_window_after_which_all_is_forgotten():
+    settings = dataclasses.replace(SETTINGS, window_s=100.0)
+    history = attempts(*[Rung.ATTEMPT] * 3, cause=Cause.RUN_HALTED, subject="run", start=185.0)
+    assert decide(history, cause=Cause.RUN_HALTED, subject="run", settings=settings).not_before == 250.0
+
+
+def test_a_restart_waits_for_the_later_of_its_own_cause_and_of_whatever_was_done_to_it():
+    settings = dataclasses.replace(SETTINGS, wait_initial_s=8.0, wait_max_s=100.0)
+    of_its_cause, of_another = (
+        attempts(SERVER, start=180.0),
+        attempts(SERVER, SERVER, cause=Cause.SERVER_HANG, start=185.0),
+    )
+    assert decide(of_its_cause, settings=settings).not_before == 188.0
+    assert decide(of_its_cause + of_another, settings=settings).not_before == 190.0 + 8.0 * 4
+    of_the_fleet = attempts(FLEET, subject="s1", start=195.0)
+    assert decide(of_its_cause + of_the_fleet, settings=settings).not_before == 195.0 + 8.0 * 2
+    retried = attempts(RETRY, RETRY, cause=Cause.SERVER_STALE, start=190.0)
+    assert decide(retried, settings=settings).not_before == 200.0, "a retry restarts nothing"
+
+
+@pytest.mark.parametrize(
+    ("step", "left"),
+    [(9, [9, None, 19, None]), (19, [9, 9, None, None]), (29, [9, 9, 19, None]), (None, [9, 9, 19, None])],
+)
+def test_only_the_last_restore_of_a_step_restored_nothing_where_it_failed(step, left):
+    made = [
+        RepairAttempt(at=1.0, cause=CRASH, subject="trainer", rung=RESTORE, restored_step=n) for n in (9, 9, 19, None)
+    ]
+    assert [one.restored_step for one in restored_nothing(made, step)] == left
