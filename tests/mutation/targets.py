@@ -6,23 +6,32 @@ POLICY = "tests/unit/launcher/policy"
 RECOVERY = f"{POLICY}/recovery"
 RECORDS = "tests/unit/launcher/run_files"
 ROLLOUT = "tests/unit/actors/rollout"
+EPISODES = "tests/unit/actors/episodes"
+QUEUE = ("prompt_queue", "kept_answers", "mixture")
 POOL = ("server_pool", "pool_news", "pool_probes")
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
-    *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states")),
-    *(f"{POLICY}/reconcile/test_{name}.py" for name in ("plan_borders", "reconcile_servers", "reconcile_trainer")),
-    f"{POLICY}/test_node_policy.py",
+    *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states", "may_pass", "undone_restore")),
+    *(
+        f"{POLICY}/reconcile/test_{name}.py"
+        for name in ("plan_borders", "reconcile_servers", "reconcile_standbys", "reconcile_trainer")
+    ),
+    *(f"{POLICY}/test_{name}.py" for name in ("disk_pause", "node_policy", "standby_trainer")),
     SCALING,
 ]
 
 TARGETS: dict[str, list[str]] = {
     "launcher/policy/admission.py": [f"{POLICY}/test_admission.py", f"{POLICY}/test_distance_by_server.py"],
-    "launcher/policy/canary_policy.py": [f"{POLICY}/test_canary_policy.py", f"{RECOVERY}/test_borne_out.py"],
+    "launcher/policy/canary_policy.py": [
+        *(f"{POLICY}/test_{name}.py" for name in ("canary_policy", "rescored")),
+        f"{RECOVERY}/test_borne_out.py",
+    ],
     "launcher/policy/change_point.py": [
         *(f"{POLICY}/test_{name}.py" for name in ("change_point", "reward_health")),
         f"{RECOVERY}/test_borne_out.py",
     ],
     "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{RECOVERY}/test_restore.py"],
+    "launcher/policy/disk_health.py": [f"{POLICY}/test_disk_health.py", f"{POLICY}/test_disk_pause.py"],
     "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py", f"{POLICY}/test_exit_messages.py"],
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
     "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
@@ -53,12 +62,18 @@ TARGETS: dict[str, list[str]] = {
     ],
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
-    "actors/data/prompt_queue.py": ["tests/unit/actors/data/test_prompt_queue.py"],
+    "actors/episodes/transcript.py": [f"{EPISODES}/test_transcript.py"],
+    "actors/data/prompt_queue.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],
+    "actors/rollout/hedged_requests.py": [f"{ROLLOUT}/test_{name}.py" for name in ("hedged_requests", "kept_tokens")],
     "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
     "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_request_retry.py"],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
+    "actors/rollout/rollout_stream.py": [
+        f"{ROLLOUT}/test_{name}.py" for name in ("rollout_stream", "dynamic_sampling")
+    ],
     "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in POOL],
+    "actors/rollout/stream_pace.py": [f"{ROLLOUT}/test_stream_pace.py"],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
     "actors/training/step_loop.py": [
         "tests/unit/actors/training/test_step_loop.py",
@@ -68,7 +83,9 @@ TARGETS: dict[str, list[str]] = {
 }
 
 NOT_RUN = (
+    "actors/rollout/hedged_requests.py",
     "actors/rollout/rollout_engine.py",
+    "actors/rollout/rollout_stream.py",
     "actors/training/step_loop.py",
 )
-"""Not tried as a whole yet: their tests train a model or start servers. --only tries single ones."""
+"""Not tried as a whole yet: their tests train a model, start servers or draw long runs. --only tries single ones."""

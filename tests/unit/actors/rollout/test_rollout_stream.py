@@ -190,3 +190,18 @@ async def test_a_restored_group_is_scored_anew_and_not_made_anew_unless_its_weig
         made = sum(rollout.completion.weight_version == version for rollout in batch.rollouts)
         assert made == anew * SAMPLES
         await stream.close()
+
+
+async def test_what_a_batch_cost_is_not_counted_again_for_the_next():
+    world = World(1, 0)
+    world.draw.random = lambda: 1.0  # nothing fails
+
+    async def make(prompt, weights, tally, kept):
+        tally.retried += 1
+        return await World.make(world, prompt, weights, tally, kept)
+
+    world.stream._make = make
+    for _ in range(2):
+        batch = await world.stream.next_batch(WANT, version=0)
+        world.queue.commit(batch.prompt_ids)
+        assert batch.retried == WANT
