@@ -18,11 +18,12 @@ import pytest
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths, login_name
+from tests.programs.supervised_run import command_of
 from tests.support.machine import scaled
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-STEPS = 8
+STEPS = 12
 BATCH = 4
 DEADLINE_S = scaled(300)
 
@@ -87,7 +88,7 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path, site):
     first = command.start()
     command.wait_for_step(2, first)
     family = family_of(first.pid, command.server_pid())
-    assert any("sglang" in " ".join(process.cmdline()) for process in family)
+    assert any("sglang" in command_of(process) for process in family)
     python_path = psutil.Process(command.server_pid()).environ()["PYTHONPATH"]
     assert python_path.split(os.pathsep)[0] == str(site), "not the checkout"
     os.kill(first.pid, signal.SIGINT)

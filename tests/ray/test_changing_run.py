@@ -12,7 +12,7 @@ from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(600)
 
-SOONER = ["health.supervisor_silence_s=15"]
+SOONER = [f"health.supervisor_silence_s={scaled(15.0):.0f}"]
 """Than the default: nobody is interested in the wait."""
 
 
