@@ -15,14 +15,13 @@ from launcher.cli.interrupts import Interrupts
 
 @pytest.fixture(autouse=True)
 def as_before():
-    before = signal.getsignal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests too may run under nohup
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def test_a_terminal_that_is_closed_asks_the_run_to_end_however_often_it_is_told():
     """It ended the driver at once, and the run without a status (P9)."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with Interrupts() as interrupts:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
