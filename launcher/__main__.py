@@ -174,7 +174,9 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line."""
     check(config)
     if config.trainer.adapter != OWN:
-        return _launch_foreign(with_their_names(config, keys_of(overrides)))
+        config = with_their_names(config, keys_of(overrides))
+        check(config)
+        return _launch_foreign(config)
     for note in (*find_notes(config), *leave_out(config)):
         print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()

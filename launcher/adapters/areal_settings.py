@@ -15,8 +15,20 @@ from launcher.run_files.run_paths import RunPaths, login_name
 
 AREAL = "areal"
 NAMES = ("experiment_name", "trial_name")
+OF_SERVERS: Mapping[str, type | tuple[type, ...]] = {
+    "model_path": str,
+    "dtype": str,
+    "context_length": int,
+    "mem_fraction_static": (int, float),
+    "max_running_requests": int,
+    "random_seed": int,
+}
+"""Keys of `sglang` that both have, with the same meaning."""
 KEYS = (
     *NAMES,
+    "actor.path",
+    "rollout.backend",
+    *(f"sglang.{key}" for key in OF_SERVERS),
     "cluster.fileroot",
     "cluster.n_nodes",
     "allocation_mode",
@@ -31,6 +43,7 @@ KEYS = (
 OF_THE_TRIAL = (*NAMES, "fileroot")
 """Keys that `recover` and `saver` have again; AReaL's files lie where those of each section say."""
 RANKS = re.compile(r"[dptc](\d+)")
+DEGREES = re.compile(r"([dpt])(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +93,22 @@ class ArealSettings:
         for number in RANKS.findall(trains):
             count *= int(number)
         return count
+
+    def servers(self) -> dict[str, object]:
+        """What it says of its servers, by the key below `sglang` that it is here. Raises ConfigError."""
+        values = self.values
+        said = {key: value for key in OF_SERVERS if (value := values[f"sglang.{key}"]) is not None}
+        if "model_path" not in said and values["actor.path"]:
+            said["model_path"] = values["actor.path"]
+        for key, value in said.items():
+            if isinstance(value, bool) or not isinstance(value, OF_SERVERS[key]):
+                raise ConfigError(f"{self.config}: sglang.{key}={value!r}", f"correct it, or give sglang.{key} here")
+        allocation = str(values["rollout.backend"] or str(values["allocation_mode"]).partition("+")[0])
+        degrees = {letter: int(number) for letter, number in DEGREES.findall(allocation.partition(":")[2])}
+        if not degrees:
+            return said
+        gpus = degrees.get("t", 1) * degrees.get("p", 1)  # of one server: here they all split its weights
+        return {**said, "n_servers": degrees.get("d", 1), "tp_size": gpus}
 
     def _is_due(self, section: str) -> bool:
         return any(self.values[f"{section}.freq_{unit}"] is not None for unit in ("epochs", "steps", "secs"))

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from launcher.adapters.areal_settings import AREAL, areal_settings
+from launcher.adapters.areal_settings import AREAL, ArealSettings, areal_settings
 from launcher.adapters.foreign_health import NOT_OURS, was_started, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
@@ -24,10 +25,12 @@ SUPERVISED = "supervised"
 
 def with_their_names(config: RunConfig, keys: Collection[str]) -> RunConfig:
     """AReaL's run has the names that its YAML gives it, and a folder of the launcher's own beside its files, which have
-    the same names. `keys`: those that the command line sets. Raises ConfigError."""
+    the same names; with trainer.rung=servers also the model and the servers of that YAML. `keys`: those that the
+    command line sets, which come first. Raises ConfigError."""
     if config.trainer.adapter != AREAL:
         return config
-    theirs = areal_settings(config.trainer).paths
+    settings = areal_settings(config.trainer)
+    theirs = settings.paths
     for key in ("experiment_name", "trial_name"):
         given, name = getattr(config, key), getattr(theirs, key)
         if key in keys and given != name:
@@ -41,7 +44,21 @@ def with_their_names(config: RunConfig, keys: Collection[str]) -> RunConfig:
         experiment_name=theirs.experiment_name,
         trial_name=theirs.trial_name,
         cluster=replace(config.cluster, fileroot=str(root)),
+        sglang=replace(config.sglang, **dict(_their_servers(config, settings, keys))),
     )
+
+
+def _their_servers(config: RunConfig, settings: ArealSettings, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
+    if config.trainer.rung != SERVERS:
+        return
+    for key, value in settings.servers().items():
+        if key == "model_path" and isinstance(value, str):
+            if "actor.path" in keys:
+                continue
+            if (below := Path(config.trainer.cwd) / Path(value).expanduser()).is_dir():
+                value = str(below.resolve())
+        if f"sglang.{key}" not in keys:
+            yield key, value
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -54,6 +71,9 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
         n_servers, standbys = config.sglang.n_servers, config.recovery.standby_servers or 0
         yield f"in {trainer.cwd}; rollouts and gate are its own"
         yield f"servers: {n_servers} SGLang of {config.sglang.model_path}, standing by: {standbys}"
+        if trainer.adapter == AREAL and (theirs := areal_settings(trainer).servers()):
+            named = ", ".join(f"sglang.{key}" for key in theirs)
+            yield f"from {trainer.config}, where the command does not set them: {named}"
         yield f"their addresses, which never change: ${trainer.addresses_env}; weights by /update_weights_from_disk"
     else:
         yield f"in {trainer.cwd}; servers, rollouts and gate are its own"

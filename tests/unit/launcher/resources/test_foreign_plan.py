@@ -7,7 +7,7 @@ import pytest
 from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
 from launcher.resources.config_checks import check
-from launcher.resources.foreign_plan import find_missing_for_command, plan_lines
+from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, with_their_names
 from launcher.run_files.run_paths import RunPaths
 
 
@@ -75,3 +75,60 @@ def test_settings_of_servers_and_models_are_not_asked_for(tmp_path):
     check(config_of(tmp_path, "sglang.device=cpu"))
     with pytest.raises(ConfigError, match="restart"):
         check(config_of(tmp_path, "restart.restore=0"))
+
+
+# ── AReaL's YAML ──
+
+THEIRS = """
+experiment_name: theirs
+trial_name: first
+seed: 3
+allocation_mode: sglang:d4p1t2+fsdp:d2
+cluster: {{n_nodes: 1, fileroot: "{root}/out"}}
+scheduler: {{type: null}}
+actor: {{path: model, weight_update_mode: disk}}
+sglang:
+  model_path: ${{actor.path}}
+  dtype: float32
+  context_length: 512
+  mem_fraction_static: 0.7
+  max_running_requests: 64
+  random_seed: ${{seed}}
+"""
+
+
+def areal_config(tmp_path, *words, text=THEIRS):
+    (tmp_path / "their.yaml").write_text(text.format(root=tmp_path))
+    (tmp_path / "model").mkdir(exist_ok=True)
+    words = ["conf=areal", f"trainer.cwd={tmp_path}", "trainer.config=their.yaml", *words]
+    return with_their_names(compose(words), [word.partition("=")[0] for word in words])
+
+
+def test_the_servers_and_the_model_are_those_of_their_yaml(tmp_path):
+    config = areal_config(tmp_path, "trainer.rung=servers")
+    check(config)
+    given = config.sglang
+    assert given.model_path == str(tmp_path / "model")
+    assert (given.n_servers, given.tp_size, given.dtype, given.context_length) == (4, 2, "float32", 512)
+    assert (given.mem_fraction_static, given.max_running_requests, given.random_seed) == (0.7, 64, 3)
+    assert "from their.yaml, where the command does not set them: sglang.model_path" in "\n".join(plan_lines(config))
+
+
+def test_what_the_command_sets_comes_first_and_rung_a_takes_nothing(tmp_path):
+    words = ("trainer.rung=servers", "sglang.n_servers=1", "sglang.dtype=bfloat16", f"actor.path={tmp_path}")
+    given = areal_config(tmp_path, *words).sglang
+    assert (given.n_servers, given.tp_size, given.dtype, given.model_path) == (1, 2, "bfloat16", str(tmp_path))
+    assert areal_config(tmp_path).sglang == compose(["conf=areal"]).sglang
+
+
+def test_the_backend_of_rollouts_says_how_many_where_it_is_there(tmp_path):
+    text = THEIRS + 'rollout: {{backend: "sglang:d3p2t1"}}\n'
+    given = areal_config(tmp_path, "trainer.rung=servers", text=text).sglang
+    assert (given.n_servers, given.tp_size) == (3, 2)
+
+
+def test_a_value_of_theirs_that_cannot_be_used_is_named_with_its_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"their.yaml: sglang.context_length='long'"):
+        areal_config(tmp_path, "trainer.rung=servers", text=THEIRS.replace("512", "long"))
+    with pytest.raises(ConfigError, match=r"sglang.mem_fraction_static"):
+        check(areal_config(tmp_path, "trainer.rung=servers", text=THEIRS.replace("0.7", "1.7")))
