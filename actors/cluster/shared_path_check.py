@@ -37,7 +37,7 @@ HINT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PathSeen:
     """What one node found. `problem` is empty where nothing is wrong."""
 
     problem: str
@@ -75,15 +75,15 @@ def _put_driver(folder: Path, in_memory: Path, nonce: str) -> None:
         make_private(in_memory)
 
 
-def _ask_all(folder: Path, in_memory: Path, nonce: str, paths: RunPaths) -> dict[str, Seen]:
+def _ask_all(folder: Path, in_memory: Path, nonce: str, paths: RunPaths) -> dict[str, PathSeen]:
     answers = ask_each_node(_look, lambda node: (folder, in_memory, nonce, node, paths.keys))
     return {one.address: _understood(one, folder / one.node, nonce) for one in answers}
 
 
-def _understood(one: NodeAnswer, written: Path, nonce: str) -> Seen:
+def _understood(one: NodeAnswer, written: Path, nonce: str) -> PathSeen:
     if one.problem:
         return _bad(one.problem)
-    seen: Seen = one.answer
+    seen: PathSeen = one.answer
     if seen.problem:
         return seen
     return seen if _is_seen(written, nonce) else _bad(f"what it wrote to {written.parent.parent} is not there here")
@@ -101,17 +101,17 @@ def _is_seen(file: Path, nonce: str) -> bool:
         time.sleep(0.2)
 
 
-def _bad(problem: str) -> Seen:
-    return Seen(problem=problem, shares_memory=False)
+def _bad(problem: str) -> PathSeen:
+    return PathSeen(problem=problem, shares_memory=False)
 
 
 @ray.remote
-def _look(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> Seen:
+def _look(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> PathSeen:
     """On one node."""
     return look_at_path(folder, in_memory, nonce, node, keys)
 
 
-def look_at_path(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> Seen:
+def look_at_path(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> PathSeen:
     root = folder.parent
     if not root.is_dir():
         return _bad(f"cluster.fileroot={root} is not there")
@@ -126,4 +126,4 @@ def look_at_path(folder: Path, in_memory: Path, nonce: str, node: str, keys: Pat
         return _bad(f"cluster.fileroot={root} can't be written: {error.strerror or error}")
     except (UsageError, LauncherError) as error:
         return _bad(error.message)
-    return Seen(problem="", shares_memory=in_memory.is_dir())
+    return PathSeen(problem="", shares_memory=in_memory.is_dir())

@@ -22,7 +22,7 @@ from actors.cluster.actor_probe import ActorProbe
 from actors.cluster.node_identity import is_here
 from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_actor import DOOR
-from actors.foreign.foreign_faults import Fault
+from actors.foreign.foreign_faults import ForeignFault
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.kept_weights import LINEAGE
 from actors.processes.exit_watch import process_ended
@@ -182,7 +182,7 @@ class ServedSupervisor(ForeignSupervisor):
         await asked(lambda: self._door.new_client.remote(is_first), within_s=DOOR_S)
         await super()._start(step, is_again=is_again)
 
-    async def _take(self, seen: Sequence[StepSeen]) -> Fault | None:
+    async def _take(self, seen: Sequence[StepSeen]) -> ForeignFault | None:
         """With what the door has answered since the step before."""
         if seen:
             counted = None

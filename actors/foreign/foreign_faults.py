@@ -22,7 +22,7 @@ DOING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ForeignFault:
     """Why an incarnation has ended, or has to. `incident`: where something is wrong with what it learned."""
 
     cause: Cause
@@ -35,11 +35,13 @@ class OutsideWeights(RunError):
     """Restored weights do not earn what they earned: no checkpoint is condemned on that (P12)."""
 
 
-def fault_of_end(log: Path, start: int, exit_code: int | None, why: str) -> Fault:
+def fault_of_end(log: Path, start: int, exit_code: int | None, why: str) -> ForeignFault:
     """As its log, from a byte on, and its exit show it. `why`: what else is known of its end."""
     found = find_trainer_cause(decisive_lines(tail(log, start)), exit_code)
     reason = f"{found.reason}; {why}" if why else found.reason
-    return Fault(cause=found.cause if found.cause in DOING else Cause.TRAINER_CRASH, subject=TRAINER, reason=reason)
+    return ForeignFault(
+        cause=found.cause if found.cause in DOING else Cause.TRAINER_CRASH, subject=TRAINER, reason=reason
+    )
 
 
 def last_words(log: Path) -> str:

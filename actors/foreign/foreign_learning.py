@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from actors.foreign.completion_counts import compared
-from actors.foreign.foreign_faults import Fault, OutsideWeights
+from actors.foreign.foreign_faults import ForeignFault, OutsideWeights
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import find_damage, points_of
 from launcher.config.supervision import RewardHealthConfig
@@ -31,7 +31,7 @@ class LearningWatch:
         """The next step begins with the weights of a checkpoint from before an onset."""
         self._restored_step, self._onset_step, self._owes_proof = step, onset_step, step != FIRST_WEIGHTS
 
-    def find(self, lines: Sequence[Record], now: float) -> Fault | None:
+    def find(self, lines: Sequence[Record], now: float) -> ForeignFault | None:
         """Raises OutsideWeights where the first step after a restore shows that something else has changed."""
         points, restored = points_of(lines), self._restored_step
         if self._owes_proof and restored is not None and points and points[-1].step > restored:
@@ -57,4 +57,4 @@ class LearningWatch:
             found = dataclasses.replace(found, reason=f"{found.reason}; {meanwhile}")
         facts = {"onset_step": found.onset_step}
         self._history.event(f"health.{found.cause}", subject=found.subject, reason=found.reason, **facts)
-        return Fault(cause=found.cause, subject=found.subject, reason=found.reason, incident=found)
+        return ForeignFault(cause=found.cause, subject=found.subject, reason=found.reason, incident=found)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
-from actors.foreign.foreign_faults import DOING, TRAINER, Fault, OutsideWeights, fault_of_end, last_words
+from actors.foreign.foreign_faults import DOING, TRAINER, ForeignFault, OutsideWeights, fault_of_end, last_words
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import TreeWatch, kill, start, within
 from actors.foreign.foreign_progress import ProgressWatch
@@ -151,7 +151,7 @@ class ForeignSupervisor:
             try:
                 await self._start(step, is_again=fault is not None)
             except ServerError as error:
-                fault = Fault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=error.message)
+                fault = ForeignFault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=error.message)
                 continue
             ended = await self._watch()
             if isinstance(ended, RunOutcome):
@@ -159,7 +159,7 @@ class ForeignSupervisor:
             fault = ended
         return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
 
-    async def _left_by_a_predecessor(self) -> Fault:
+    async def _left_by_a_predecessor(self) -> ForeignFault:
         """Its supervisor was killed, and the command with it. What it had reported by then is read first."""
         began = await asyncio.to_thread(last_of, self._paths.events, "trainer.starting", self._journal.attempt)
         if began:
@@ -167,11 +167,11 @@ class ForeignSupervisor:
             if (fault := await self._take_all(known=self.steps.last_step)) is not None:
                 return fault
         reason = "the actor that ran it ended, and the command with it"
-        return self._learning.find(self.steps.lines, self._clock()) or Fault(
+        return self._learning.find(self.steps.lines, self._clock()) or ForeignFault(
             cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=reason
         )
 
-    async def _repair(self, fault: Fault) -> int:
+    async def _repair(self, fault: ForeignFault) -> int:
         """Stop what is left, and wait as the budget asks for; the step to resume from. Raises RunError."""
         history, now = self._history, self._clock()
         onset_step = None if fault.incident is None else fault.incident.onset_step
@@ -239,7 +239,7 @@ class ForeignSupervisor:
 
     # ── one incarnation ──
 
-    async def _watch(self) -> Fault | RunOutcome:
+    async def _watch(self) -> ForeignFault | RunOutcome:
         """Until it has ended, or has to."""
         assert self._process is not None
         process, settings = self._process, self._config.health
@@ -268,14 +268,14 @@ class ForeignSupervisor:
                 losing = {one for one in losing if not one.done()}
                 losing = losing or {asyncio.create_task(tree.ended(rank)) for rank in tree.ranks}
                 if verdict.health is Health.DEAD:
-                    return Fault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
+                    return ForeignFault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
                 if watch.unseen:
                     self._tell(f"{watch.unseen}: check {self._adapter.reads}")
         finally:
             for task in (ending, asked, *losing):
                 task.cancel()
 
-    async def _ended(self, process: GuardedProcess, ended: Ended | None) -> Fault | RunOutcome:
+    async def _ended(self, process: GuardedProcess, ended: Ended | None) -> ForeignFault | RunOutcome:
         """`ended` None: its trainer has, and it has not."""
         if ended is None:  # nothing of it has anything left to save
             kill(process)
@@ -296,14 +296,14 @@ class ForeignSupervisor:
         self._history.event("trainer.died", subject=TRAINER, reason=fault.reason, **facts)
         return fault
 
-    async def _take_all(self, *, known: int | None = None) -> Fault | None:
+    async def _take_all(self, *, known: int | None = None) -> ForeignFault | None:
         """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""
         seen, self._rest = await asyncio.to_thread(lambda: self._adapter.read(self._rest + self._tail.read()))
         fault = await self._take([one for one in seen if known is None or one.step > known])
         await asyncio.to_thread(self.steps.write)
         return fault
 
-    async def _take(self, seen: Sequence[StepSeen]) -> Fault | None:
+    async def _take(self, seen: Sequence[StepSeen]) -> ForeignFault | None:
         """Lines come in bundles, as buffers are emptied: their steps are spread over the time since the last one."""
         now, seen_at = self._clock(), self.steps.seen_at
         before = self.since if seen_at is None else seen_at

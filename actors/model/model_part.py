@@ -25,7 +25,7 @@ from actors.model.micro_batches import MicroBatch, SampledSequence, tensors_of
 from actors.model.model_sources import Empty, Sources
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
-from actors.model.packed_attention import Trial, find_packing
+from actors.model.packed_attention import PackingTrial, find_packing
 from actors.model.rank_collectives import RankGroup
 from actors.model.token_logprobs import LogprobModel
 from actors.model.torch_settings import checkpoint_layers, own_dtype, torch_dtype
@@ -96,7 +96,7 @@ class ModelPart:
         if packing.attention and reference is not None:
             reference.model.set_attn_implementation(packing.attention)
 
-    def _tried(self, rows: Sequence[MicroBatch]) -> Trial:
+    def _tried(self, rows: Sequence[MicroBatch]) -> PackingTrial:
         """Forward and backward; gradients of the first layer, or this rank's slices of them."""
         found = []
         for row in rows:
@@ -106,7 +106,7 @@ class ModelPart:
         layer = next(module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer))
         gradients = [_local(one.grad).flatten() for one in layer.parameters() if one.grad is not None]
         self.optimizer.zero_grad(set_to_none=True)
-        return Trial(torch.cat(found), torch.cat(gradients))
+        return PackingTrial(torch.cat(found), torch.cat(gradients))
 
     # ── a step ──
 

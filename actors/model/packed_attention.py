@@ -35,7 +35,7 @@ SHARE_OF_A_LEAK = 0.25
 FAILURES = (RuntimeError, ValueError, TypeError, KeyError, ImportError)
 
 
-class Trial(NamedTuple):
+class PackingTrial(NamedTuple):
     """Log-probs [tokens] of the trial's sequences, and of their sum the gradient of some parameters, flat."""
 
     logprobs: Tensor
@@ -66,7 +66,7 @@ def find_packing(
     actor: ActorConfig,
     device: torch.device,
     *,
-    tried: Callable[[Sequence[MicroBatch]], Trial],
+    tried: Callable[[Sequence[MicroBatch]], PackingTrial],
     farthest: Callable[[Tensor], Tensor],
 ) -> Packing:
     """The first way that keeps sequences apart on `model`, which is left with it. `tried`: a forward and a backward
@@ -120,7 +120,11 @@ def _trial_texts(vocabulary: int) -> list[SampledSequence]:
 
 
 def _difference(
-    found: Trial, apart: Trial, leaky: Trial, bounds: tuple[float, float], farthest: Callable[[Tensor], Tensor]
+    found: PackingTrial,
+    apart: PackingTrial,
+    leaky: PackingTrial,
+    bounds: tuple[float, float],
+    farthest: Callable[[Tensor], Tensor],
 ) -> str:
     """ "" where `found` is as `apart`, else what is wrong. Where `leaky` is as `apart` too, a leak would not show."""
     off, leak = ((one.logprobs - apart.logprobs).abs().mean() for one in (found, leaky))

@@ -30,7 +30,7 @@ Told = Callable[[str, str, str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HedgedAnswer:
     """`samples` answer `progress.request()`. `hedged`: to how many further servers it was sent; `lost`: to how many of
     those it went."""
 
@@ -85,7 +85,7 @@ class HedgedRequests:
         self._silences: dict[ServerKey, _Silence] = {}
         self._watching: asyncio.Task[None] | None = None
 
-    async def ask(self, progress: GroupProgress, *, prompt: str, weight_version: Version, avoid: str) -> Answer:
+    async def ask(self, progress: GroupProgress, *, prompt: str, weight_version: Version, avoid: str) -> HedgedAnswer:
         """The answer to what is missing; MIGRATED is the failure of a server that leaves."""
         leader, hedged, lost = self._begin(progress, prompt, weight_version, avoid), 0, 0
         try:
@@ -107,7 +107,9 @@ class HedgedRequests:
                     await asyncio.wait({leader.sent}, timeout=self._config.retry_wait_initial)
             samples = await leader.sent
             assert leader.server is not None
-            return Answer(server=leader.server, samples=samples, progress=leader.progress, hedged=hedged, lost=lost)
+            return HedgedAnswer(
+                server=leader.server, samples=samples, progress=leader.progress, hedged=hedged, lost=lost
+            )
         finally:
             await _end(leader)
 

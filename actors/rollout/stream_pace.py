@@ -36,7 +36,7 @@ class LiveStream:
 
 
 @dataclass(slots=True)
-class _Server:
+class _ServerPace:
     generation: int
     live: list[LiveStream] = field(default_factory=list)
     first_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -50,7 +50,7 @@ class StreamPace:
         self._clock = clock
         self._ticked_at = float("-inf")
         self._now = 0.0
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _ServerPace] = {}
 
     def tick(self) -> None:
         at = self._clock()
@@ -60,7 +60,7 @@ class StreamPace:
     def begins(self, server: ServerInfo) -> LiveStream:
         known = self._servers.get(server.name)
         if known is None or known.generation != server.generation:  # a new incarnation has no past
-            known = self._servers[server.name] = _Server(server.generation)
+            known = self._servers[server.name] = _ServerPace(server.generation)
         stream = LiveStream(at=self._now)
         known.live.append(stream)
         return stream
@@ -97,7 +97,7 @@ class StreamPace:
         }
 
 
-def _usual(server: _Server) -> float | None:
+def _usual(server: _ServerPace) -> float | None:
     has_begun = any(stream.first_s is not None for stream in server.live)
     waits = list(server.longest_s if has_begun else server.first_s)
     if len(waits) < KNOWN_AT:  # of a new server, whose first requests are long, those that it is answering

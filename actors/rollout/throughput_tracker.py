@@ -33,7 +33,7 @@ class _Window:
 
 
 @dataclass(slots=True)
-class _Server:
+class _ServerThroughput:
     """`since`: up to when it is counted; `request_s`: seconds of each request; `windows`: oldest first."""
 
     requests: int = 0
@@ -70,10 +70,10 @@ class ThroughputTracker:
     """`begins` and `ends` around each request, `made` for its tokens; `now` is any steady clock, in seconds."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _ServerThroughput] = {}
 
     def begins(self, name: str, now: float) -> None:
-        server = self._servers.setdefault(name, _Server())
+        server = self._servers.setdefault(name, _ServerThroughput())
         server.count_until(now)
         server.requests += 1
 

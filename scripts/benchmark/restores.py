@@ -26,7 +26,7 @@ from actors.monitoring.reward_series import RewardSeries
 from actors.reward.recorded_answers import RecordedAnswers
 from launcher.base.rollouts import Prompt
 from launcher.config.schema import RunConfig
-from scripts.benchmark.made_data.restore_trial import SAVE_EVERY, Silent, Trial
+from scripts.benchmark.made_data.restore_trial import SAVE_EVERY, RestoreTrial, Silent
 from scripts.benchmark.made_data.restore_world import CAUSES, PROMPTS, SAMPLES, Fault, MadeRun, Scorer, at_once
 from scripts.benchmark.measured import Measured, Points
 
@@ -57,7 +57,7 @@ def one(cause: str, fault: Fault, seed: int) -> Outcome:
     run = MadeRun(fault=fault, onset=onset, rng=rng)
     with tempfile.TemporaryDirectory() as folder:
         journal = Silent(Path(folder) / "events.jsonl")
-        trial = Trial(
+        trial = RestoreTrial(
             run=run,
             config=config,
             monitor=HealthMonitor(config, journal, cast(Any, None), series=RewardSeries(), clock=lambda: trial.now),
@@ -76,7 +76,7 @@ def one(cause: str, fault: Fault, seed: int) -> Outcome:
     return _outcome(cause, seed, trial)
 
 
-def _outcome(cause: str, seed: int, trial: Trial) -> Outcome:
+def _outcome(cause: str, seed: int, trial: RestoreTrial) -> Outcome:
     run, named = trial.run, "nothing"
     for name in ("reward_collapse", "data", "server_stale", "server_corrupt", "verifier_broken", "outside_weights"):
         named = name if name in trial.named else named

@@ -69,7 +69,7 @@ def make_model(folder: Path, **shape: object) -> Path:
     return folder
 
 
-class Steps:
+class StateSteps:
     """A trainer without rollouts: its state after each step is that of the first one."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -117,7 +117,7 @@ def report_of(step: int) -> StepReport:
 
 def measure(config: RunConfig, times: int, step_s: float) -> Points:
     """Seconds that a step waited, after one round that warms up: a slot that was never written has no pages yet."""
-    steps, seconds = Steps(config), Points()
+    steps, seconds = StateSteps(config), Points()
     checkpointer = steps.checkpointer
     try:
         for number in range(times + 1):

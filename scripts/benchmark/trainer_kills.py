@@ -26,7 +26,7 @@ ARMS = {"cold": 0, "parked": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class TrainerKill:
     """Seconds since the kill; `step_s`: the median step of its run. `load` when that run had ended."""
 
     arm: str
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Measured:
-    kills, violations, took_over = list[Kill](), list[str](), 0
+    kills, violations, took_over = list[TrainerKill](), list[str](), 0
     for number in range(arguments.runs):
         each, more = divmod(arguments.kills, arguments.runs)
         count = each + (number < more)
@@ -64,21 +64,21 @@ def run(arguments: argparse.Namespace) -> Measured:
     return Measured(points=points_of(kills, violations), notes=notes, raw=[asdict(one) for one in kills])
 
 
-def in_one_run(words: Sequence[str], arm: str, count: int, *, seed: int) -> tuple[list[Kill], list[str]]:
+def in_one_run(words: Sequence[str], arm: str, count: int, *, seed: int) -> tuple[list[TrainerKill], list[str]]:
     """Its kills, and what they lost. Raises RunError where the run takes no step."""
     result = run_under_faults(words, f"T1x{count}", seed=seed)
     violations = [*result.audit.problems, *(["steps were undone"] * result.audit.taken_back)]
     violations += [f"exit code {result.exit_code}"] if result.exit_code else []
     step_s = median(number_of(line["timeperf/step_s"]) for line in read_lines(RunPaths.of(compose(words)).metrics))
     kills = [
-        Kill(arm=arm, after_s=one.next_step_s, noticed_s=one.noticed_s, step_s=step_s, load=os.getloadavg()[0])
+        TrainerKill(arm=arm, after_s=one.next_step_s, noticed_s=one.noticed_s, step_s=step_s, load=os.getloadavg()[0])
         for one in result.outcomes
         if one.next_step_s is not None
     ]
     return kills, violations
 
 
-def points_of(kills: Sequence[Kill], violations: Sequence[str]) -> Points:
+def points_of(kills: Sequence[TrainerKill], violations: Sequence[str]) -> Points:
     """`lost`: committed steps that were lost or repeated, and runs that did not finish."""
     points = Points(lost=[float(len(violations))], kills=[float(len(kills))])
     for arm in ARMS:

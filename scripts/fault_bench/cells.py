@@ -15,7 +15,7 @@ from scripts.fault_bench.runs import (
     restarted_run,
     storm_run,
 )
-from scripts.fault_bench.verdicts import Mark, Role
+from scripts.fault_bench.verdicts import Mark, MarkRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,15 @@ IN_A_STORM = (
     Mark(measure="hangs_unnoticed", limit=0, how="sum"),
 )
 UNSEEN = (
-    Mark(measure="stale_steps", limit=0, how="sum", role=Role.MUST_MISS, detector="gate.distance_float32"),
-    Mark(measure="zero_reward_steps", limit=0, how="sum", role=Role.MUST_MISS, detector="gate.canaries"),
-    Mark(measure="hangs_unnoticed", limit=0, how="sum", role=Role.MUST_MISS, detector="health.stopped_s and silence_s"),
+    Mark(measure="stale_steps", limit=0, how="sum", role=MarkRole.MUST_MISS, detector="gate.distance_float32"),
+    Mark(measure="zero_reward_steps", limit=0, how="sum", role=MarkRole.MUST_MISS, detector="gate.canaries"),
+    Mark(
+        measure="hangs_unnoticed",
+        limit=0,
+        how="sum",
+        role=MarkRole.MUST_MISS,
+        detector="health.stopped_s and silence_s",
+    ),
 )
 TRAPS = "X-gc X-long:seconds=4 X-reward:seconds=3 X-busy:seconds=4 X-load:load_s=3,seconds=4"
 FALSE = Mark(measure="alarms", limit=0, how="sum", of="steps")
@@ -81,7 +87,7 @@ CELLS = (
     Cell(
         name="noop", arm=OURS, how="4 faults that do nothing in 40 steps",
         run=storm_run("X-nonex4", "total_train_steps=40"), expected_s=60,
-        marks=(Mark(measure="alarms", limit=0, how="sum", of="steps", role=Role.NO_ALARM), *WHOLE),
+        marks=(Mark(measure="alarms", limit=0, how="sum", of="steps", role=MarkRole.NO_ALARM), *WHOLE),
     ),
     Cell(
         name="detectors_off", arm="ours less three detectors", how="C2 for 15 s, C5 and S1 in 35 steps",

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.base.durable import replace_file
 from launcher.reporting.png_figure import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR, hide_spines, write_png
 from scripts.fault_bench.measures import LOST
-from scripts.fault_bench.verdicts import RUN, CellResult, Role, Verdict, ahead, unbelievable
+from scripts.fault_bench.verdicts import RUN, CellResult, MarkRole, MarkVerdict, ahead, unbelievable
 
 
 def write_results(folder: Path, about: Mapping[str, object], results: Sequence[CellResult]) -> None:
@@ -66,12 +66,12 @@ def _lost(one: CellResult) -> str:
     return f"- {one.name}: usual steps lost from each fault to the next: {'; '.join(each)}" if each else ""
 
 
-def _mark_row(one: CellResult, said: Verdict) -> str:
+def _mark_row(one: CellResult, said: MarkVerdict) -> str:
     mark, figure = said.mark, "–" if said.figure is None else f"{said.figure:.3g}"
     if said.figure == 0 and mark.of and (n := sum(one.measures.get(mark.of, ()))):
         figure = f"0 of {n:.0f} (at most {min(3 / n, 1):.1%})"
     answer = {None: "not measured", True: "met", False: "missed"}[said.is_met]
-    if mark.role is Role.MUST_MISS:
+    if mark.role is MarkRole.MUST_MISS:
         answer += f", as it must be with {mark.detector} off" if said.is_met is False else ""
     return f"| {one.name} | {mark.measure} | {figure} | {mark} | {answer} |"
 

@@ -14,7 +14,7 @@ class Skipped(Exception):
     """A cell can't be run on this machine, and why."""
 
 
-class Role(StrEnum):
+class MarkRole(StrEnum):
     """What a mark says if it is missed."""
 
     OURS = "ours"  # this system is not as good as it should be
@@ -32,7 +32,7 @@ class Mark:
     at_least: bool = False
     how: str = "median"
     of: str = ""
-    role: Role = Role.OURS
+    role: MarkRole = MarkRole.OURS
     detector: str = ""
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class MarkVerdict:
     """`figure` and `is_met` are None where the cell has no such point."""
 
     mark: Mark
@@ -61,19 +61,19 @@ class CellResult:
     seconds: float = 0.0
     load: tuple[float, ...] = ()
     measures: Measures
-    verdicts: Sequence[Verdict] = ()
+    verdicts: Sequence[MarkVerdict] = ()
 
 
 RUN, BROKEN, NOT_RUN, SKIPPED = "run", "broken", "not run", "skipped"
 FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "worst": max, "least": min, "sum": sum}
 
 
-def verdict(mark: Mark, measures: Measures) -> Verdict:
+def verdict(mark: Mark, measures: Measures) -> MarkVerdict:
     points = measures.get(mark.measure, ())
     if not points:
-        return Verdict(mark=mark, figure=None, is_met=None)
+        return MarkVerdict(mark=mark, figure=None, is_met=None)
     figure = float(FIGURES[mark.how](points))
-    return Verdict(mark=mark, figure=figure, is_met=figure >= mark.limit if mark.at_least else figure <= mark.limit)
+    return MarkVerdict(mark=mark, figure=figure, is_met=figure >= mark.limit if mark.at_least else figure <= mark.limit)
 
 
 def unbelievable(results: Sequence[CellResult]) -> list[str]:
@@ -81,16 +81,16 @@ def unbelievable(results: Sequence[CellResult]) -> list[str]:
     problems = [f"cell {one.name} broke: {one.reason}" for one in results if one.status == BROKEN]
     for one in results:
         missed = sum(one.measures.get("faults_missed", ()))
-        if missed and any(said.mark.role is Role.MUST_MISS for said in one.verdicts):
+        if missed and any(said.mark.role is MarkRole.MUST_MISS for said in one.verdicts):
             problems.append(f"cell {one.name}: {missed:.0f} of its faults did not come about")
             continue
         for said in one.verdicts if one.status == RUN else ():
             mark = said.mark
-            if said.is_met is None and mark.role is not Role.OURS:
+            if said.is_met is None and mark.role is not MarkRole.OURS:
                 problems.append(f"cell {one.name} has no point of {mark.measure}")
-            elif mark.role is Role.NO_ALARM and not said.is_met:
+            elif mark.role is MarkRole.NO_ALARM and not said.is_met:
                 problems.append(f"cell {one.name}: nothing was injected, and {mark.measure} is {said.figure:g}")
-            elif mark.role is Role.MUST_MISS and said.is_met:
+            elif mark.role is MarkRole.MUST_MISS and said.is_met:
                 problems.append(
                     f"cell {one.name}: with {mark.detector} switched off, {mark.measure} still meets {mark} "
                     f"({said.figure:g}): the cell can't see this fault"

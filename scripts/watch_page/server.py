@@ -32,7 +32,7 @@ from scripts.run_control import send, serving
 from scripts.watch_page.run_list import list_runs, run_of
 from scripts.watch_page.samples import samples_of
 from scripts.watch_page.settings_table import settings_table
-from scripts.watch_page.watched_run import Seen, WatchedRun
+from scripts.watch_page.watched_run import SeenOnPage, WatchedRun
 
 STATIC = Path(__file__).parent / "static"
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -108,7 +108,7 @@ class WatchServer:
         self._watched[asked["run"]] = watched  # the last one now
         if len(self._watched) > MOST_RUNS:
             del self._watched[next(iter(self._watched))]
-        seen = Seen(
+        seen = SeenOnPage(
             generation=asked.get("generation", ""),
             facts=_number(asked, "facts"),
             since=_number(asked, "since"),

@@ -51,7 +51,7 @@ class _Data(RunData):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenOnPage:
     """What a page has already. `generation`: it counts as nothing where that is another."""
 
     generation: str = ""
@@ -77,7 +77,7 @@ class WatchedRun:
         self._facts: RunFacts | None = None
         self._version, self._due_at, self._is_new = 0, 0.0, True
 
-    def answer(self, seen: Seen) -> dict[str, object]:
+    def answer(self, seen: SeenOnPage) -> dict[str, object]:
         """Raises JournalError naming a file that can't be read."""
         with self._lock:
             check_readable(self.paths)
@@ -97,7 +97,7 @@ class WatchedRun:
             self._due_at = time.monotonic() + PAUSE_FACTOR * (time.monotonic() - began)
         return self._facts
 
-    def _answer(self, facts: RunFacts, seen: Seen, life: LifeSigns) -> dict[str, object]:
+    def _answer(self, facts: RunFacts, seen: SeenOnPage, life: LifeSigns) -> dict[str, object]:
         figures, window = self._data.figures, seen.window
         kept = facts.kept_lines()
         generation = f"{self._file}.{int(len(kept) - kept.sum())}.{window.first}.{window.last}"

@@ -2,6 +2,7 @@
 
 import configparser
 import re
+from collections import Counter
 
 from launcher.config.compose import REPOSITORY
 
@@ -43,3 +44,11 @@ def test_every_room_says_what_it_is_for_and_is_no_hall():
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
             assert len(modules) <= 25, folder
             assert (folder / "__init__.py").read_text().startswith('"""'), folder
+
+
+def test_no_two_classes_have_one_name_and_no_file_is_longer_than_one_reads_at_once():
+    files = [path for package in ("launcher", "actors", "scripts") for path in (REPOSITORY / package).rglob("*.py")]
+    texts = {path: path.read_text() for path in files}
+    classes = Counter(name for text in texts.values() for name in re.findall(r"^class (\w+)", text, re.MULTILINE))
+    assert {name for name, count in classes.items() if count > 1} == set()
+    assert [path for path, text in texts.items() if len(text.splitlines()) > 350] == []

@@ -35,7 +35,7 @@ COLOURS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ChartMark:
     """What happened at step `first` until `last`. `css`: bad, warn, good or calm."""
 
     first: int
@@ -53,7 +53,7 @@ def diagnosis_chart(diagnosis: Diagnosis) -> Chart | None:
     return chart(partial(_draw, diagnosis, lanes), label="reward by global step", sizes=sizes)
 
 
-def _marks(diagnosis: Diagnosis, lane: str) -> Iterator[Mark]:
+def _marks(diagnosis: Diagnosis, lane: str) -> Iterator[ChartMark]:
     kinds = {str(kind): kind for kind in LANES[lane]}
     last_step = int(max(diagnosis.contents.steps.steps))
     marks = [_mark(one, kinds[one.kind], last_step) for one in diagnosis.timeline if one.kind in kinds]
@@ -61,19 +61,19 @@ def _marks(diagnosis: Diagnosis, lane: str) -> Iterator[Mark]:
         known = {mark.first for mark in marks}
         steps = [checkpoint.global_step for checkpoint in diagnosis.folders.checkpoints]
         steps = [step for step in steps if step not in known and step <= last_step]
-        marks += [Mark(first=step, last=step, text=f"checkpoint of step {step}") for step in steps]
+        marks += [ChartMark(first=step, last=step, text=f"checkpoint of step {step}") for step in steps]
     yield from marks[:: max(-(-len(marks) // MOST_MARKS), 1)]
 
 
-def _mark(one: TimelineMoment, kind: Kind, last_step: int) -> Mark:
+def _mark(one: TimelineMoment, kind: Kind, last_step: int) -> ChartMark:
     first = min(one.step or 0, last_step)
     last = first if one.last_step is None else min(one.last_step, last_step)
     times = f", {one.count:,} times" if one.count > 1 else ""
     text = f"step {first}: {one.kind}{times}. {one.text}"
-    return Mark(first=first, last=last, text=text, css=COLOURS.get(kind, "calm"))
+    return ChartMark(first=first, last=last, text=text, css=COLOURS.get(kind, "calm"))
 
 
-def _draw(diagnosis: Diagnosis, lanes: dict[str, list[Mark]], size: Size) -> Plot:
+def _draw(diagnosis: Diagnosis, lanes: dict[str, list[ChartMark]], size: Size) -> Plot:
     steps = diagnosis.contents.steps
     numbers, rewards = [float(step) for step in steps.steps], steps.column(REWARD).tolist()
     kept = set(diagnosis.passes[-1].rows.tolist()) if diagnosis.passes else set()

@@ -23,7 +23,7 @@ WAYS = ("at random", "sampled", "one hole", "several holes", "late beginning", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class StepAdvice:
     """Of one run. `too_new`: steps from the true onset to the checkpoint, where it is not from before it. `lost`: good
     steps that going back to it loses; None where none was advised."""
 
@@ -64,7 +64,7 @@ def evidence_of(drawn: Drawn, seen: Bools) -> HealthEvidence:
     return judge(shown, standing(find_falls(rewards)), RestoreConfig(), source="made")
 
 
-def advise(number: int, seed: int) -> Advice:
+def advise(number: int, seed: int) -> StepAdvice:
     rng = random.Random(f"{seed} hidden {number}")
     kind, way = list(FALLS)[number % len(FALLS)], rng.choice(WAYS)
     drawn = FALLS[kind](rng)
@@ -72,7 +72,7 @@ def advise(number: int, seed: int) -> Advice:
     health = evidence_of(drawn, seen)
     until, onset = health.good_until, drawn.onset
     assert onset is not None
-    return Advice(
+    return StepAdvice(
         kind=kind,
         way=way,
         hidden=1 - float(seen.mean()),
@@ -82,7 +82,7 @@ def advise(number: int, seed: int) -> Advice:
     )
 
 
-def table(advice: Sequence[Advice]) -> Iterator[str]:
+def table(advice: Sequence[StepAdvice]) -> Iterator[str]:
     yield f"\n{'steps hidden':16} runs  fall found  advised  good steps lost: median (90 %)  at or after the onset"
     for way in WAYS:
         some = [one for one in advice if one.way == way]

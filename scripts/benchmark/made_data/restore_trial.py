@@ -51,7 +51,7 @@ class Silent(Journal):
 
 
 @dataclass(kw_only=True)
-class Trial:
+class RestoreTrial:
     """One run under the real monitor and plan. `sound`: of each checkpoint that was ever committed."""
 
     run: MadeRun

@@ -8,7 +8,7 @@ import pytest
 from launcher.reporting.figures import Window
 from launcher.run_files.run_paths import RunPaths
 from scripts import check_health, diagnose, list_checkpoints, report, setup_recovery
-from scripts.watch_page.watched_run import Seen, WatchedRun
+from scripts.watch_page.watched_run import SeenOnPage, WatchedRun
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, write_areal_log, write_rewards
 from tests.support.trial_names import NAMES, trial_paths
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
@@ -67,7 +67,7 @@ def test_the_report_and_the_watch_page_say_it(root):
     paths = RunPaths(fileroot=root, user=USER, experiment_name=EXPERIMENT, trial_name=TRIAL)
     report.main(["--fileroot", str(root), *NAMES])
     assert f"Not read: {FOREIGN}; {TORN}." in paths.report.read_text()
-    assert WatchedRun(paths).answer(Seen(window=Window()))["not_read"] == [FOREIGN, TORN]
+    assert WatchedRun(paths).answer(SeenOnPage(window=Window()))["not_read"] == [FOREIGN, TORN]
 
 
 def test_of_areal_s_logs_the_files_that_tell_of_no_step_are_named(tmp_path, capsys):

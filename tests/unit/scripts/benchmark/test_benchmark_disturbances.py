@@ -59,7 +59,7 @@ def test_each_arm_has_points_of_its_own():
 
 
 def test_a_killed_trainer_s_wait_is_counted_beyond_a_step_too():
-    kill = trainer_kills.Kill(arm="cold", after_s=9.0, noticed_s=None, step_s=1.0, load=2.0)
+    kill = trainer_kills.TrainerKill(arm="cold", after_s=9.0, noticed_s=None, step_s=1.0, load=2.0)
     found = trainer_kills.points_of([kill], ["exit code 3"])
     assert (found["cold_next_step_s"], found["cold_beyond_a_step_s"], found["cold_noticed_s"]) == ([9.0], [8.0], [])
     assert (found["kills"], found["lost"], found["parked_next_step_s"]) == ([1.0], [1.0], [])

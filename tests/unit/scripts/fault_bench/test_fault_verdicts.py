@@ -11,7 +11,7 @@ from scripts.fault_bench.__main__ import main
 from scripts.fault_bench.cells import BY_NAME, CELLS, Cell
 from scripts.fault_bench.results import markdown, write_results
 from scripts.fault_bench.runs import Workplace
-from scripts.fault_bench.verdicts import BROKEN, RUN, CellResult, Mark, Role, unbelievable, verdict
+from scripts.fault_bench.verdicts import BROKEN, RUN, CellResult, Mark, MarkRole, unbelievable, verdict
 
 QUIET = {
     "finished": [1.0], "steps": [40.0], "alarms": [0.0], "ledger_violations": [0.0], "stale_steps": [0.0],
@@ -146,7 +146,7 @@ def test_every_cell_is_on_its_page_and_has_a_name_of_its_own():
     page = (REPOSITORY / "docs" / "fault_bench.md").read_text()
     assert len(BY_NAME) == len(CELLS)
     assert [cell.name for cell in CELLS if f"`{cell.name}`" not in page] == []
-    assert {mark.detector for cell in CELLS for mark in cell.marks if mark.role is Role.MUST_MISS} == {
+    assert {mark.detector for cell in CELLS for mark in cell.marks if mark.role is MarkRole.MUST_MISS} == {
         "gate.distance_float32", "gate.canaries", "health.stopped_s and silence_s",
     }  # fmt: skip
 

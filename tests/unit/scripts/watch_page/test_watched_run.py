@@ -7,10 +7,10 @@ from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.figures import Window
 from launcher.run_files.run_paths import RunLock
 from scripts.watch_page import watched_run
-from scripts.watch_page.watched_run import Seen, WatchedRun
+from scripts.watch_page.watched_run import SeenOnPage, WatchedRun
 from tests.support.long_run import LongRun
 
-NOTHING = Seen(window=Window())
+NOTHING = SeenOnPage(window=Window())
 
 
 def append(path, *lines):
@@ -29,7 +29,7 @@ def started(paths):
 
 def seen(answer):
     x = answer["curves"]["x"]
-    return Seen(
+    return SeenOnPage(
         generation=answer["generation"],
         facts=answer["facts"],
         since=int(x[-1]) if x else None,
