@@ -44,7 +44,7 @@ GATE_TIMEOUT_S = 10.0
 MONITOR = "health_monitor"
 
 
-@ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})  # type: ignore[call-overload]  # annotated wrongly upstream
+@ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 16})  # type: ignore[call-overload]  # annotated wrongly upstream
 class Trainer:
     """`start`, `restore`, `allow`, `run`; the others at any time after `start`, before it they raise TrainerError."""
 

@@ -54,7 +54,7 @@ def write_down(paths: RunPaths) -> None:
 
 def run(trainer: type) -> int:
     """A run of the command line's settings with another class for its trainer."""
-    run_actors.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(trainer)  # type: ignore
+    run_actors.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 16})(trainer)  # type: ignore
     return driver.run(compose(sys.argv[1:]))
 
 
