@@ -20,7 +20,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from launcher import __version__
-from launcher.base.errors import ConfigError, DataError, LauncherError, ModelError, RewardImportError
+from launcher.base.errors import (
+    ConfigError,
+    DataError,
+    LauncherError,
+    ModelError,
+    RewardImportError,
+    UnsupportedModel,
+)
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli import doctor, keep_alive
@@ -241,7 +248,10 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> 
         show(config, plan, console_of_width(WIDTH))
     all_missing = find_missing(config, judged, make_plan(config, judged, shape), check_node())
     for missing in all_missing:
-        print(f"missing here: {missing}", file=sys.stderr)
+        if not isinstance(missing, UnsupportedModel):
+            print(f"missing here: {missing}", file=sys.stderr)
+    if nowhere := [missing for missing in all_missing if isinstance(missing, UnsupportedModel)]:
+        return max(map(_refuse, nowhere))
     if any(isinstance(missing, DataError | RewardImportError) for missing in all_missing):
         return 0
     from actors.model.model_folder import load_tokenizer

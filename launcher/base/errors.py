@@ -6,6 +6,7 @@
     │   ├── ResourceError            the machine: no GPU, too little memory, a port in use, no room on a disk
     │   ├── StorageError             a folder: missing, not writable, held by another run
     │   ├── ModelError               a model folder: missing, incomplete, damaged, without a chat template
+    │   │   └── UnsupportedModel     a model that this version trains on no machine
     │   ├── DataError                a data set: missing, empty, or a record that can't be used
     │   └── RewardImportError        a reward function that can't be imported or called
     └── RunError                     a started run can't continue; it halts with its reason (exit code 3)
@@ -64,6 +65,10 @@ class StorageError(UsageError):
 
 class ModelError(UsageError):
     """A model folder can't be used."""
+
+
+class UnsupportedModel(ModelError):
+    """A model of a kind that this version does not train, whatever the machine."""
 
 
 class DataError(UsageError):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import ModelError
+from launcher.base.errors import ModelError, UnsupportedModel
 from launcher.checkpoints.manifest import inside
 from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
 from launcher.checkpoints.tensor_files import read_entries
@@ -32,7 +32,7 @@ def read_shape(folder: Path) -> ModelShape:
     model_type = config.get("model_type")
     if problem := unsupported(config):
         what = f"{folder / 'config.json'}: model_type={model_type!r}: {problem}"
-        raise ModelError(what, f"supported: {', '.join(MODEL_TYPES)}; {OTHER_WAY}")
+        raise UnsupportedModel(what, f"supported: {', '.join(MODEL_TYPES)}; {OTHER_WAY}")
     try:
         return ModelShape.of(config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -62,7 +62,7 @@ def refuse_own_code(folder: Path) -> None:
     """Raises ModelError where a model or a tokenizer asks for code from its own folder, or from the hub, to be run."""
     for name in ("config.json", "tokenizer_config.json"):
         if (folder / name).is_file() and read_json(folder / name).get("auto_map"):
-            raise ModelError(
+            raise UnsupportedModel(
                 f"{folder / name} names code to be run (auto_map)",
                 "no code of a model is run here: take a model that transformers knows by itself",
             )

@@ -178,6 +178,8 @@ def missing_writer(config: RunConfig) -> Iterator[UsageError]:
             f"stats_logger.tensorboard.path={path} needs tensorboardX, which is not installed",
             'pip install -c constraints.txt -e ".[tensorboard]"',
         )
+    if path is not None and Path(path).is_file():
+        yield ConfigError(f"stats_logger.tensorboard.path={path} is a file", "name a folder")
 
 
 def missing_login(config: RunConfig) -> Iterator[UsageError]:

@@ -155,6 +155,17 @@ def test_a_dry_run_without_the_machine_says_what_is_missing_and_succeeds(command
 
 
 @pytest.mark.slow
+def test_a_model_that_is_trained_on_no_machine_is_refused_by_a_dry_run_too(command, tmp_path):
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    code, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK, f"actor.path={folder}")
+    assert code == 2
+    assert err.count("error: ") == err.count("model_type='gpt2'") == 1
+    assert "model_type" not in "".join(line for line in err.splitlines() if line.startswith("missing here"))
+
+
+@pytest.mark.slow
 def test_a_dry_run_measures_the_prompts(command, tmp_path):
     question = {"question": "1+" * 500 + "1=?", "answer": "#### 501"}
     lines = [json.dumps({"question": "1+1=?", "answer": "#### 2"}), json.dumps(question)]

@@ -84,6 +84,12 @@ def test_without_the_package_it_is_refused_before_anything_starts(monkeypatch):
     )
 
 
+def test_a_file_in_the_place_of_its_folder_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "runs").touch()
+    (error,) = missing_writer(compose(["conf=arithmetic_cpu", f"stats_logger.tensorboard.path={tmp_path / 'runs'}"]))
+    assert str(error).endswith("runs is a file\n  → name a folder")
+
+
 def test_off_it_imports_nothing_and_makes_no_folder(paths):
     sink = TensorBoardSink(None, paths, say=print)
     sink.log(line(0, 0.5))
