@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Awaitable, Sequence
 from typing import assert_never
@@ -185,7 +186,7 @@ class ActionExecutor:
             case RestoreTrainer(global_step=step, onset_step=onset_step):
                 return await self._restore(step, onset_step)
             case CondemnCheckpoints(after_step=step):
-                return {"checkpoints": list(await asyncio.to_thread(self._observer.catalog.condemn_after, step))}
+                return {"checkpoints": list(await self._condemn(step))}
             case ReinstateCheckpoints(after_step=step):
                 return {"checkpoints": list(await asyncio.to_thread(self._observer.catalog.reinstate_after, step))}
             case RestartServer(name=name, overrides=rung):
@@ -209,6 +210,14 @@ class ActionExecutor:
             case _:
                 assert_never(action)
         return {}
+
+    async def _condemn(self, after_step: int) -> tuple[str, ...]:
+        """Cancelled at its deadline, as a disk stalls, it condemns nothing later: steps may have been taken since."""
+        is_over = threading.Event()
+        try:
+            return await asyncio.to_thread(self._observer.catalog.condemn_after, after_step, is_over.is_set)
+        finally:
+            is_over.set()
 
     async def _restore(self, global_step: int, onset_step: int | None) -> Facts:
         try:

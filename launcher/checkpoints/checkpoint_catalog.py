@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -151,10 +151,17 @@ class CheckpointCatalog:
         in_memory = [one.created_at for one in self._in_memory(checkpoints) if one.global_step == global_step]
         return (*on_disk, *in_memory)
 
-    def condemn_after(self, global_step: int) -> tuple[str, ...]:
-        """Set aside what holds damage; returns the new names of the checkpoints. Raises CheckpointError."""
+    def condemn_after(self, global_step: int, is_over: Callable[[], bool] = lambda: False) -> tuple[str, ...]:
+        """Set aside what holds damage; returns the new names of the checkpoints. `is_over`: asked before each, whether
+        the order has been given up meanwhile, since the disk stalled. Raises CheckpointError, then TimeoutError too."""
+
+        def go_on(target: Path) -> None:
+            if is_over():
+                raise TimeoutError(f"{target} stays: the order was given up")
+
+        go_on(self.trial.default)
         self.forget_after(global_step)
-        return tuple(path.name for path in self._store.condemn_after(global_step))
+        return tuple(path.name for path in self._store.condemn_after(global_step, go_on))
 
     def reinstate_after(self, global_step: int) -> tuple[str, ...]:
         """Undo the last restore from an onset, which was to this step: what it set aside is back; returns the names.

@@ -166,9 +166,9 @@ class CheckpointStore:
         `telling` it before each is moved. Raises CheckpointError where a folder can't be moved."""
         return self._set_aside_after(global_step, "superseded", telling)
 
-    def condemn_after(self, global_step: int) -> tuple[Path, ...]:
+    def condemn_after(self, global_step: int, telling: Telling = NOBODY) -> tuple[Path, ...]:
         """The same for checkpoints that hold damage: nothing restores them, nothing prunes them, a person may look."""
-        return self._set_aside_after(global_step, "condemned")
+        return self._set_aside_after(global_step, "condemned", telling)
 
     def reinstate(self, global_step: int, names: Sequence[str]) -> tuple[Path, ...]:
         """Put back those of `names` that are of later steps, in place of what was committed since. Raises

@@ -1,6 +1,7 @@
 """The hands end a run whatever refuses to stop, and keep no defect of theirs from the Coordinator."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import CheckpointError, DataError, ResourceError
 from launcher.base.messages import ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Halt, RestoreTrainer
+from launcher.policy.actions import CondemnCheckpoints, Halt, RestoreTrainer
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.fake_actors import FakeActor, never
 
@@ -55,7 +56,7 @@ class Trial:
         self.slot = ServerHandle(
             "server-0", actor or FakeActor(), died=lambda end: None, changed=self.changed, setup_s=1.0
         )
-        eyes = SimpleNamespace(
+        self.eyes = eyes = SimpleNamespace(
             changed=self.changed,
             slots={"server-0": self.slot},
             trainer=trainer or FakeTrainer(),
@@ -84,6 +85,25 @@ class Trial:
 
     def events(self):
         return [event["event"] for event in read_lines(self.path)]
+
+
+async def test_an_order_to_condemn_that_is_given_up_condemns_nothing_later(tmp_path):
+    trial, asked, begun, goes_on = Trial(tmp_path), [], threading.Event(), threading.Event()
+
+    def condemn_after(step, is_over):
+        begun.set()
+        assert goes_on.wait(60)  # the disk stalls
+        asked.append(is_over())
+        return ()
+
+    trial.eyes.catalog.condemn_after = condemn_after
+    order = asyncio.create_task(trial.hands._do(CondemnCheckpoints(after_step=3, reason="a collapse")))
+    await asyncio.to_thread(begun.wait, 60)
+    order.cancel()
+    await asyncio.gather(order, return_exceptions=True)
+    goes_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert asked == [True]
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)

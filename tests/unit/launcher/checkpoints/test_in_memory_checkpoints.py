@@ -169,6 +169,13 @@ def test_the_choice_sees_a_state_where_the_disk_does_not_hold_its_step(run):
     assert catalog.newest_model({}).global_step == 19
     assert catalog.condemn_after(20) == ()
     assert run.facts() == [(19, False), (20, True)]
+    with pytest.raises(TimeoutError):
+        catalog.condemn_after(18, lambda: True)
+    assert run.facts() == [(19, False), (20, True)], "given up before the disk answered"
+    over = iter([False, True])
+    with pytest.raises(CheckpointError):
+        catalog.condemn_after(18, lambda: next(over))
+    assert [step for step, _ in run.facts()] == [19], "given up between the states in memory and the checkpoints"
     assert catalog.condemn_after(18) == ("epoch0epochstep19globalstep19.condemned-1",)
     assert run.facts() == []
     run.keep(19)
