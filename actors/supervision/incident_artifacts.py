@@ -17,6 +17,7 @@ import asyncio
 import functools
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,6 +36,7 @@ MOST_DUMPS = 16
 MOST_DUMP_BYTES = 256 * 1024
 MOST_LOG_BYTES = 64 * 1024
 MOST_FOLDERS = 200
+_ONE_AT_A_TIME = threading.Lock()
 """Of one run; an incident beyond that is in the journal only, with its reason."""
 PY_SPY = Path(sys.executable).with_name("py-spy")
 
@@ -88,9 +90,10 @@ def open_folder(paths: RunPaths, number: int) -> Path:
     """Raises OSError, also where there are too many."""
     paths.incidents.mkdir(parents=True, exist_ok=True)
     folder = paths.incident(number)
-    if not folder.exists() and sum(1 for _ in paths.incidents.iterdir()) >= MOST_FOLDERS:
-        raise OSError(f"{paths.incidents} has {MOST_FOLDERS} folders already")
-    folder.mkdir(exist_ok=True)
+    with _ONE_AT_A_TIME:  # two threads that counted before either made its folder would make one too many
+        if not folder.exists() and sum(1 for _ in paths.incidents.iterdir()) >= MOST_FOLDERS:
+            raise OSError(f"{paths.incidents} has {MOST_FOLDERS} folders already")
+        folder.mkdir(exist_ok=True)
     return folder
 
 

@@ -16,6 +16,7 @@ from launcher.base.errors import (
     ConfigError,
     DataError,
     ModelError,
+    UnsupportedModel,
 )
 from launcher.resources import hub
 from tests.support.preflight_parts import missing, the_one
@@ -63,6 +64,17 @@ def test_what_is_missing_in_a_model_or_does_not_fit_is_named(config, model, dama
     [
         ("{not json", "config.json is not valid JSON"),
         ("[]", "config.json holds a list"),
+        ('{"model_type": "qwen2"}', "'num_attention_heads' is missing"),
+    ],
+)
+def test_a_bad_config_json(config, model, text, said):
+    (model / "config.json").write_text(text)
+    assert said in the_one(config, ModelError)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         ('{"model_type": "gpt2"}', "model_type='gpt2'"),
         ('{"hidden_size": 1}', "phi3, qwen2, qwen3; others by a trainer"),
         ('{"model_type": "gpt_oss", "num_local_experts": 32}', "gpt_oss model, a mixture of experts, is not supported"),
@@ -76,12 +88,11 @@ def test_what_is_missing_in_a_model_or_does_not_fit_is_named(config, model, dama
             "a phi3 model with partial_rotary_factor in rope_parameters alone is not supported",
         ),
         ('{"model_type": "gemma2"}', "others by a trainer that takes them (AReaL, TRL), under this supervision"),
-        ('{"model_type": "qwen2"}', "'num_attention_heads' is missing"),
     ],
 )
-def test_a_bad_config_json(config, model, text, said):
+def test_a_model_that_is_trained_on_no_machine(config, model, text, said):
     (model / "config.json").write_text(text)
-    assert said in the_one(config, ModelError)
+    assert said in the_one(config, UnsupportedModel)
 
 
 def test_no_weights(config, model):
