@@ -42,8 +42,8 @@ KEYS = (
 )
 OF_THE_TRIAL = (*NAMES, "fileroot")
 """Keys that `recover` and `saver` have again; AReaL's files lie where those of each section say."""
-RANKS = re.compile(r"[dptc](\d+)")
-DEGREES = re.compile(r"([dpt])(\d+)")
+DEGREES = re.compile(r"([dptc])(\d+)")
+"""Of parallelism, e.g. d4t2: four copies, each over two GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class ArealSettings:
         """Processes of its trainer, by `allocation_mode`, e.g. sglang:d4+fsdp:d2c2."""
         trains = str(self.values["allocation_mode"]).rpartition("+")[2].partition("|")[0].rpartition(":")[2]
         count = 1
-        for number in RANKS.findall(trains):
+        for _, number in DEGREES.findall(trains):
             count *= int(number)
         return count
 
@@ -102,7 +102,8 @@ class ArealSettings:
             said["model_path"] = values["actor.path"]
         for key, value in said.items():
             if isinstance(value, bool) or not isinstance(value, OF_SERVERS[key]):
-                raise ConfigError(f"{self.config}: sglang.{key}={value!r}", f"correct it, or give sglang.{key} here")
+                hint = f"correct it there, or behind --: sglang.{key}=…"
+                raise ConfigError(f"{self.config}: sglang.{key}={value!r}", hint)
         allocation = str(values["rollout.backend"] or str(values["allocation_mode"]).partition("+")[0])
         degrees = {letter: int(number) for letter, number in DEGREES.findall(allocation.partition(":")[2])}
         if not degrees:

@@ -130,5 +130,7 @@ def test_the_backend_of_rollouts_says_how_many_where_it_is_there(tmp_path):
 def test_a_value_of_theirs_that_cannot_be_used_is_named_with_its_file(tmp_path):
     with pytest.raises(ConfigError, match=r"their.yaml: sglang.context_length='long'"):
         areal_config(tmp_path, "trainer.rung=servers", text=THEIRS.replace("512", "long"))
+    words = ("trainer.rung=servers", 'trainer.overrides=["sglang.context_length=256"]')  # what stands behind --
+    assert areal_config(tmp_path, *words, text=THEIRS.replace("512", "long")).sglang.context_length == 256
     with pytest.raises(ConfigError, match=r"sglang.mem_fraction_static"):
         check(areal_config(tmp_path, "trainer.rung=servers", text=THEIRS.replace("0.7", "1.7")))
