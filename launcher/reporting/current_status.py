@@ -8,10 +8,12 @@ may read it. `beat` grows with each writing; one that has not changed for long i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,8 @@ from launcher.run_files.journal import encode
 from launcher.run_files.run_paths import RunPaths
 
 EVERY_S = 1.0
+WRITE_S = 0.2
+"""A disk that works takes milliseconds; nobody waits longer for one that doesn't answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +46,14 @@ class CurrentStatus:
 
 
 class CurrentStatusFile:
-    """The driver's side. A failed write is not reported: the next one may succeed."""
+    """The driver's side. A failed write is not reported: the next one may succeed. While one does not return (a stalled
+    disk), no other begins, and the driver goes on."""
 
     def __init__(self, paths: RunPaths, attempt: int, *, address: str, is_detached: bool) -> None:
         self._paths = paths
         self._began = time.monotonic()
         self._written_at = float("-inf")
+        self._writer: threading.Thread | None = None
         self._now = CurrentStatus(
             attempt=attempt,
             beat=0,
@@ -65,14 +71,18 @@ class CurrentStatusFile:
 
     def write_if_due(self) -> None:
         at = time.monotonic()
-        if at - self._written_at < EVERY_S:
+        if at - self._written_at < EVERY_S or (self._writer is not None and self._writer.is_alive()):
             return
         self._written_at = at
         self._now = dataclasses.replace(self._now, beat=self._now.beat + 1, elapsed_s=at - self._began)
-        try:
-            replace_file(self._paths.now, encode(dataclasses.asdict(self._now)), durable=False)
-        except OSError:
-            return
+        content = encode(dataclasses.asdict(self._now))
+        self._writer = threading.Thread(target=self._write, args=(content,), name="current status", daemon=True)
+        self._writer.start()
+        self._writer.join(WRITE_S)
+
+    def _write(self, content: bytes) -> None:
+        with contextlib.suppress(OSError):
+            replace_file(self._paths.now, content, durable=False)
 
 
 def read_now(paths: RunPaths) -> CurrentStatus | None:
