@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(3600)
 
-GOES_ON_S = scaled(120.0)
+goes_on_s = partial(scaled, 120.0)
 """For a trainer or a server to be there again, and two steps; on a machine that does other things too."""
 LEAVES_S = 10.0
 STEPS = 4000
@@ -40,7 +41,7 @@ def test_whichever_process_dies_the_run_goes_on_or_ends_and_leaves_nobody(tmp_pa
             else:
                 run.stop()
                 role = "nobody"
-            run.process.wait(GOES_ON_S)
+            run.process.wait(goes_on_s())
             run.wait_gone(LEAVES_S)
             check_end(run, role)
         run.check_ledger(is_whole=False)
@@ -97,7 +98,7 @@ def goes_on_without(run, process):
     before = run.steps_done()
     with contextlib.suppress(psutil.NoSuchProcess):  # some end by themselves
         process.kill()
-    deadline = time.monotonic() + GOES_ON_S
+    deadline = time.monotonic() + goes_on_s()
     while run.process.poll() is None:
         if run.steps_done() >= before + 3:
             return True

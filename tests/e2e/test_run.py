@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 12
 BATCH = 4
-DEADLINE_S = scaled(300)
+deadline_s = partial(scaled, 300)
 
 
 class Command:
@@ -62,7 +63,7 @@ class Command:
         return list(read_lines(self.paths.ledger))
 
     def wait_for_step(self, step: int, run: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + deadline_s()
         while not any(line["global_step"] >= step for line in self.ledger()):
             assert run.poll() is None, run.communicate()[0]
             assert time.monotonic() < deadline
@@ -92,7 +93,7 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path, site):
     python_path = psutil.Process(command.server_pid()).environ()["PYTHONPATH"]
     assert python_path.split(os.pathsep)[0] == str(site), "not the checkout"
     os.kill(first.pid, signal.SIGINT)
-    said = first.communicate(timeout=DEADLINE_S)[0]
+    said = first.communicate(timeout=deadline_s())[0]
     assert first.returncode == 130, said
     assert "ABORTED" in said
     assert all_gone(family)
@@ -102,7 +103,7 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path, site):
     assert saved.global_step == interrupted[-1]["global_step"] < STEPS - 1
 
     second = command.start()
-    said = second.communicate(timeout=DEADLINE_S)[0]
+    said = second.communicate(timeout=deadline_s())[0]
     assert second.returncode == 0, said
     assert "FINISHED" in said
     assert "held-out" in said
@@ -119,7 +120,7 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path, site):
     assert [event["event"] for event in read_lines(command.paths.events)].count("run.finished") == 1
 
     third = command.start()
-    said = third.communicate(timeout=DEADLINE_S)[0]
+    said = third.communicate(timeout=deadline_s())[0]
     assert third.returncode == 0
     assert "nothing to do" in said
     assert command.ledger() == lines

@@ -12,7 +12,7 @@ import torch
 from actors.model.policy_model import PolicyModel
 from launcher.base.rollouts import Prompt, Rollout, RolloutGroup
 from launcher.checkpoints.model_shape import FAMILIES
-from tests.support.real_server import DEADLINE_S, MODEL, Serving
+from tests.support.real_server import MODEL, Serving, deadline_s
 from tests.support.tiny_models import actor, make_groups, make_model, reference
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -77,7 +77,7 @@ def test_the_server_says_what_the_trainer_says(served, tmp_path):
     policy.export(tmp_path / "learned", torch.float32)
     serving.run(
         lambda client: client.update_weights_from_disk(
-            serving.url, path=tmp_path / "learned", weight_version=serving.next_version(), timeout_s=DEADLINE_S
+            serving.url, path=tmp_path / "learned", weight_version=serving.next_version(), timeout_s=deadline_s()
         )
     )
     found = distance(policy, [serving.generate() for _ in range(4)])

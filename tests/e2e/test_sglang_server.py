@@ -27,13 +27,13 @@ from launcher.base.messages import ServerState
 from launcher.base.rollouts import Completion
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.real_server import (
-    DEADLINE_S,
     FLOAT32_NOISE,
     MODEL,
     SAMPLING,
     Serving,
     assert_serves,
     changed_weights,
+    deadline_s,
     endless,
     folder_of,
     furthest,
@@ -98,7 +98,7 @@ def test_many_at_once(serving):
     async def work(client):
         return await asyncio.gather(
             *(
-                client.generate(serving.url, token_ids=serving.prompt, sampling=sampling, timeout_s=DEADLINE_S)
+                client.generate(serving.url, token_ids=serving.prompt, sampling=sampling, timeout_s=deadline_s())
                 for _ in range(256)
             )
         )
@@ -115,7 +115,7 @@ def test_many_at_once(serving):
 
 def test_a_prompt_that_is_too_long_is_the_requests_own_fault(serving):
     async def work(client):
-        await client.generate(serving.url, token_ids=[5] * 100_000, sampling=SAMPLING, timeout_s=DEADLINE_S)
+        await client.generate(serving.url, token_ids=[5] * 100_000, sampling=SAMPLING, timeout_s=deadline_s())
 
     with pytest.raises(RequestFailed, match="longer than the model's context length") as caught:
         serving.run(work)
@@ -131,7 +131,7 @@ def test_weights_from_disk(serving, tmp_path):
     folder = folder_of(weights, tmp_path / "weights")
     serving.run(
         lambda client: client.update_weights_from_disk(
-            serving.url, path=folder, weight_version=version, timeout_s=DEADLINE_S
+            serving.url, path=folder, weight_version=version, timeout_s=deadline_s()
         )
     )
     assert_serves(serving, weights, version)
@@ -141,7 +141,7 @@ def test_weights_from_tensors(serving):
     weights, version = changed_weights(0.95), serving.next_version()
     serving.run(
         lambda client: client.update_weights_from_tensor(
-            serving.url, named_tensors=weights, weight_version=version, timeout_s=DEADLINE_S
+            serving.url, named_tensors=weights, weight_version=version, timeout_s=deadline_s()
         )
     )
     assert_serves(serving, weights, version)
@@ -150,7 +150,7 @@ def test_weights_from_tensors(serving):
 def test_an_update_from_nowhere_is_refused_and_changes_nothing(serving, tmp_path):
     async def work(client):
         await client.update_weights_from_disk(
-            serving.url, path=tmp_path / "none", weight_version=999, timeout_s=DEADLINE_S
+            serving.url, path=tmp_path / "none", weight_version=999, timeout_s=deadline_s()
         )
 
     with pytest.raises(WeightsRefused, match="weight version 999"):
@@ -164,13 +164,13 @@ def test_requests_in_flight_are_aborted_by_an_update_and_the_server_lives(servin
     async def work(client, version):
         together = [  # so many that none can end before the update comes
             asyncio.create_task(
-                client.generate(serving.url, token_ids=serving.prompt, sampling=endless(), timeout_s=DEADLINE_S)
+                client.generate(serving.url, token_ids=serving.prompt, sampling=endless(), timeout_s=deadline_s())
             )
             for _ in range(16)
         ]
         await running(client, serving.url, together[0])
         await client.update_weights_from_tensor(
-            serving.url, named_tensors=changed_weights(1.0), weight_version=version, timeout_s=DEADLINE_S
+            serving.url, named_tensors=changed_weights(1.0), weight_version=version, timeout_s=deadline_s()
         )
         answers = await asyncio.gather(*together, return_exceptions=True)
         late = [answer for answer in answers if isinstance(answer, Completion)]  # came when the rest was aborted
@@ -188,15 +188,15 @@ def test_pause_and_continue(serving):
     async def work(client):
         await order(client, serving.url, "/pause_generation", {"mode": "abort"})
         waiting = asyncio.create_task(
-            client.generate(serving.url, token_ids=serving.prompt, sampling=SAMPLING, timeout_s=DEADLINE_S)
+            client.generate(serving.url, token_ids=serving.prompt, sampling=SAMPLING, timeout_s=deadline_s())
         )
-        await client.model_info(serving.url, timeout_s=DEADLINE_S)
+        await client.model_info(serving.url, timeout_s=deadline_s())
         assert not waiting.done()
         await order(client, serving.url, "/continue_generation")
         await waiting
-        await client.flush_cache(serving.url, timeout_s=DEADLINE_S)
-        assert await client.health(serving.url, timeout_s=DEADLINE_S)
-        return await client.metrics(serving.url, timeout_s=DEADLINE_S)
+        await client.flush_cache(serving.url, timeout_s=deadline_s())
+        assert await client.health(serving.url, timeout_s=deadline_s())
+        return await client.metrics(serving.url, timeout_s=deadline_s())
 
     assert serving.run(work)["sglang:generation_tokens_total"] > 0
 
@@ -221,7 +221,7 @@ def test_without_its_keys_it_refuses_and_it_shows_them_nowhere(serving):
     assert serving.generate().weight_version == serving.version, "no refused update was made"
 
     async def said(client):
-        return json.dumps(await client._json("GET", serving.url, "/server_info", DEADLINE_S), default=str)
+        return json.dumps(await client._json("GET", serving.url, "/server_info", deadline_s()), default=str)
 
     process = identify(serving.server.info().pid)
     tree = [process, *descendants(process.pid)]
@@ -265,7 +265,7 @@ def test_a_pickle_among_the_weights_is_not_run(serving, tmp_path):
     with pytest.raises(WeightsRefused):
         serving.run(
             lambda client: client.update_weights_from_disk(
-                serving.url, path=folder, weight_version=99, timeout_s=DEADLINE_S
+                serving.url, path=folder, weight_version=99, timeout_s=deadline_s()
             )
         )
     assert not mark.exists()
@@ -291,7 +291,7 @@ def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_continues_it
     assert shared_memory
 
     async def work(client):
-        await client.update_weights_from_disk(serving.url, path=MODEL, weight_version=version, timeout_s=DEADLINE_S)
+        await client.update_weights_from_disk(serving.url, path=MODEL, weight_version=version, timeout_s=deadline_s())
         waiting = asyncio.create_task(serving.continue_(client, progress, stream))
         while not stream.samples(GONE).begun:
             await asyncio.sleep(0)
@@ -326,7 +326,7 @@ def test_a_server_that_is_forked_again_after_a_sigkill_says_what_it_said(serving
     version = serving.next_version()
     serving.run(
         lambda client: client.update_weights_from_disk(
-            serving.url, path=MODEL, weight_version=version, timeout_s=DEADLINE_S
+            serving.url, path=MODEL, weight_version=version, timeout_s=deadline_s()
         )
     )
     greedy = dataclasses.asdict(dataclasses.replace(endless(), temperature=0.0))

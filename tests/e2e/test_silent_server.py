@@ -20,7 +20,7 @@ from launcher.base.rollouts import Prompt
 from launcher.config.schema import RolloutConfig
 from launcher.config.supervision import HealthConfig
 from launcher.run_files.run_keys import ServerKeys
-from tests.support.real_server import DEADLINE_S, Serving, endless
+from tests.support.real_server import Serving, deadline_s, endless
 from tests.unit.actors.rollout.test_rollout import EveryoneIsRight, queue_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 GREEDY = dataclasses.replace(endless(), temperature=0.0)
 PROMPTS, TOKENS = 12, 600  # long enough to be met in their midst by a process that waits for a CPU
 CONFIG = RolloutConfig(hedge_after_s=0.3, stream_interval=8)
-PATIENT = HealthConfig(stopped_s=DEADLINE_S, silence_s=DEADLINE_S, silence_max_s=DEADLINE_S, proof_s=DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ class Both:
             with contextlib.suppress(RequestFailed):
                 one = dataclasses.replace(GREEDY, max_new_tokens=1, min_new_tokens=1)
                 return (
-                    await by_url[url].generate(url, token_ids=(5,), sampling=one, timeout_s=DEADLINE_S)
+                    await by_url[url].generate(url, token_ids=(5,), sampling=one, timeout_s=deadline_s())
                 ).weight_version
 
         self.pool = ServerPool(probe)
@@ -142,10 +141,14 @@ class Both:
             os.kill(self.scheduler, signal.SIGCONT)
 
 
-def with_both(servings, work, settings=PATIENT):
+def with_both(servings, work, settings=None):
+    """No verdict on a server comes in between, unless `settings` say otherwise."""
+    long = deadline_s()
+    patient = HealthConfig(stopped_s=long, silence_s=long, silence_max_s=long, proof_s=long)
+
     async def inside():
-        async with asyncio.timeout(DEADLINE_S), contextlib.AsyncExitStack() as stack:
-            both = Both(servings, stack, settings)
+        async with asyncio.timeout(deadline_s()), contextlib.AsyncExitStack() as stack:
+            both = Both(servings, stack, settings or patient)
             await both.begin()
             await both.warm_up()
             return await work(both)

@@ -13,7 +13,7 @@ from actors.weights.group_sender import GroupSender
 from launcher.base.errors import RequestFailed, ServerError
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
-from tests.support.real_server import DEADLINE_S, Serving, assert_serves, changed_weights
+from tests.support.real_server import Serving, assert_serves, changed_weights, deadline_s
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -35,7 +35,9 @@ def scheduler(server):
 def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving):
     sender = None
 
-    def send(factor, version, *, within_s=DEADLINE_S):
+    def send(factor, version, *, within_s=None):
+        within_s = within_s or deadline_s()
+
         async def work(client):
             nonlocal sender
             sender = sender or GroupSender(client, device="cpu", tp_size=1, timeout_s=within_s)
@@ -46,7 +48,7 @@ def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving)
 
     def send_until_taken(factor, version):
         """The server first ends what it was asked before."""
-        give_up_at = time.monotonic() + DEADLINE_S
+        give_up_at = time.monotonic() + deadline_s()
         while True:
             try:
                 return send(factor, version)
@@ -71,7 +73,7 @@ def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving)
     os.kill(doomed, signal.SIGSTOP)  # so that it surely has not taken them when it is killed
 
     async def killed(client):
-        sender._client, sender._timeout_s = client, DEADLINE_S
+        sender._client, sender._timeout_s = client, deadline_s()
         buckets = in_buckets(changed_weights(0.9).items(), device="cpu")
         update = asyncio.create_task(sender.send(serving.server.info(), buckets, 8))
         await asyncio.sleep(0.2)

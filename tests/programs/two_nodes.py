@@ -25,8 +25,6 @@ from launcher.run_files.run_keys import make_ray_token
 from tests.support.machine import scaled, wait_until
 
 GPUS, CPUS = 8, 192
-SOON_S = int(scaled(30))
-"""Of what is free: on a busy machine Ray may take longer than the 2 s after which the one that is not is refused."""
 WHOLE = ("sglang.gpu_fraction=1", "actor.gpu_fraction=1")
 
 
@@ -71,11 +69,13 @@ def moved():
     return {"got": got, "free_then": held}
 
 
-def run(*overrides, within_s):
+def run(*overrides, within_s=None):
+    """On a busy machine Ray may take longer for what is free than the 2 s after which what is not is refused."""
+    within_s = within_s or int(scaled(30))
     return compose(["conf=gsm8k_h200_cluster", f"cluster.placement_timeout={within_s}", *overrides])
 
 
-def placed(*overrides, ask=(), within_s=SOON_S):
+def placed(*overrides, ask=(), within_s=None):
     """What came of booking this run; its group is given back."""
     try:
         booked = RunPlacement.book(run(*overrides, within_s=within_s))
@@ -101,7 +101,7 @@ def give_back(booked):
 
 def killed():
     """An actor that is killed: where it was, and where Ray brings it back."""
-    booked = RunPlacement.book(run(within_s=SOON_S))
+    booked = RunPlacement.book(run())
     actor = Who.options(**booked.options("server-3")).remote()
     before = ray.get(actor.is_at.remote(), timeout=120)
     pid = ray.get(actor.pid.remote(), timeout=120)
@@ -115,7 +115,7 @@ def killed():
 
 def held_by_another():
     """Two runs that each would fit alone."""
-    booked = RunPlacement.book(run(within_s=SOON_S))
+    booked = RunPlacement.book(run())
     said = placed(within_s=2)
     give_back(booked)
     return said

@@ -12,13 +12,11 @@ from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(600)
 
-SOONER = [f"health.supervisor_silence_s={scaled(15.0):.0f}"]
-"""Than the default: nobody is interested in the wait."""
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    with SupervisedRun(tmp_path_factory.mktemp("run"), steps=2000, servers=1, settings=SOONER) as run:
+    sooner = f"health.supervisor_silence_s={scaled(15.0):.0f}"  # than the default: nobody is interested in the wait
+    with SupervisedRun(tmp_path_factory.mktemp("run"), steps=2000, servers=1, settings=[sooner]) as run:
         run.wait_steps(2)
         yield run
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
 import ray
@@ -19,15 +20,15 @@ from tests.unit.actors.monitoring.test_health_monitor import batch
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-DEADLINE_S = scaled(120)
+deadline_s = partial(scaled, 120)
 
 
 def until(monitor, info, health):
     """The first view in which the server is so; a call that fails because its actor restarts is made again."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s()
     while time.monotonic() < deadline:
         try:
-            view = ray.get(monitor.watch.remote([Watched(server=info)]), timeout=DEADLINE_S)
+            view = ray.get(monitor.watch.remote([Watched(server=info)]), timeout=deadline_s())
         except RayActorError:
             continue
         if view.servers[0].verdict.health is health:
@@ -43,7 +44,7 @@ def actors(tmp_path):
     server = SGLangServer.options(**always).remote(config, paths, 0, STAND_IN)
     monitor = HealthMonitorActor.options(**always).remote(config, paths, 1)
     server.start.remote(generation=0, model_path="some/model", weight_version=0)
-    yield server, monitor, ray.get(server.wait_ready.remote(), timeout=DEADLINE_S)
+    yield server, monitor, ray.get(server.wait_ready.remote(), timeout=deadline_s())
     for actor in (server, monitor):
         ray.kill(actor)
 
@@ -51,15 +52,15 @@ def actors(tmp_path):
 def test_m1_killed_it_comes_back_adopts_the_server_and_answers_at_the_gate(actors):
     _, monitor, info = actors
     until(monitor, info, Health.HEALTHY)
-    assert ray.get(monitor.admit.remote(batch(0)), timeout=DEADLINE_S).admitted
+    assert ray.get(monitor.admit.remote(batch(0)), timeout=deadline_s()).admitted
     life = identify(info.pid)
-    pid = ray.get(monitor.__ray_call__.remote(lambda _: os.getpid()), timeout=DEADLINE_S)
+    pid = ray.get(monitor.__ray_call__.remote(lambda _: os.getpid()), timeout=deadline_s())
     os.kill(pid, signal.SIGKILL)
     view = until(monitor, info, Health.HEALTHY)
-    assert pid != ray.get(monitor.__ray_call__.remote(lambda _: os.getpid()), timeout=DEADLINE_S)
+    assert pid != ray.get(monitor.__ray_call__.remote(lambda _: os.getpid()), timeout=deadline_s())
     assert [(s.name, s.generation) for s in view.servers] == [("server-0", 0)]
     assert identify(info.pid) == life
-    assert not ray.get(monitor.admit.remote(batch(0, empty=1)), timeout=DEADLINE_S).admitted
+    assert not ray.get(monitor.admit.remote(batch(0, empty=1)), timeout=deadline_s()).admitted
 
 
 def test_a_stopped_server_is_condemned_though_its_own_actor_says_ready(actors):
@@ -68,4 +69,4 @@ def test_a_stopped_server_is_condemned_though_its_own_actor_says_ready(actors):
     os.kill(info.pid, signal.SIGSTOP)
     view = until(monitor, info, Health.DEAD)
     assert view.servers[0].verdict.cause is Cause.SERVER_HANG
-    assert ray.get(server.info.remote(), timeout=DEADLINE_S).state is ServerState.READY
+    assert ray.get(server.info.remote(), timeout=deadline_s()).state is ServerState.READY

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 
 import pytest
 import ray
@@ -18,7 +19,7 @@ from tests.support.machine import scaled
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-DEADLINE_S = scaled(120)
+deadline_s = partial(scaled, 120)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def make(tmp_path):
 
 
 def get(ref):
-    return ray.get(ref, timeout=DEADLINE_S)
+    return ray.get(ref, timeout=deadline_s())
 
 
 def start(server, **changes):
@@ -64,7 +65,7 @@ def test_it_answers_while_a_start_hangs(make):
     server = make("--seconds-per-token", "1000")
     start(server)
     waiting = server.wait_ready.remote()
-    give_up = time.monotonic() + DEADLINE_S
+    give_up = time.monotonic() + deadline_s()
     while get(server.info.remote()).state is not ServerState.STALE:  # each turn is an answer
         assert time.monotonic() < give_up
     assert ray.wait([waiting], timeout=0)[0] == []

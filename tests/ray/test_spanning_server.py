@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+from functools import partial
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from tests.support.machine import scaled
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-DEADLINE_S = scaled(120)
+deadline_s = partial(scaled, 120)
 PART = (sys.executable, "-m", "tests.programs.stand_in.part")
 
 
@@ -33,7 +34,7 @@ def spanning(tmp_path):
 
 
 def get(ref):
-    return ray.get(ref, timeout=DEADLINE_S)
+    return ray.get(ref, timeout=deadline_s())
 
 
 def start(server, generation):

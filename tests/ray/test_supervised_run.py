@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests.programs.supervised_run import SupervisedRun
-from tests.unit.actors.monitoring.test_alerts import DEADLINE_S, webhook
+from tests.unit.actors.monitoring.test_alerts import deadline_s, webhook
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -46,7 +46,7 @@ def test_a_crash_and_a_hang_are_told_once_each_though_the_coordinator_is_killed_
         1: ("server_crash", "server-1", True),
         2: ("server_hang", "server-0", True),
     }
-    messages = [told[1].get(timeout=DEADLINE_S) for _ in range(4)]
+    messages = [told[1].get(timeout=deadline_s()) for _ in range(4)]
     assert sorted((m["incident"], m["state"]) for m in messages) == [
         (number, state) for number in (1, 2) for state in ("began", "ended")
     ]
@@ -87,7 +87,7 @@ def test_servers_and_supervisors_are_killed_and_the_trainer_is_not_touched(run):
 
 def test_without_its_raylet_and_a_new_cluster_it_ends_in_a_word_and_leaves_nobody(run, told):
     incidents = run.incidents()
-    messages = [told[1].get(timeout=DEADLINE_S) for _ in range(2 * (len(incidents) - 2))]
+    messages = [told[1].get(timeout=deadline_s()) for _ in range(2 * (len(incidents) - 2))]
     assert sorted((m["incident"], m["state"]) for m in messages) == [
         (number, state) for number in range(3, len(incidents) + 1) for state in ("began", "ended")
     ]

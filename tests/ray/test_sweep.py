@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from launcher.run_files.run_paths import RunPaths, login_name
 from tests.support.machine import scaled
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
-DEADLINE_S = scaled(600)
+deadline_s = partial(scaled, 600)
 STEPS = 4
 MARK = "GRPO_TEST_SWEEP"
 TINY = (
@@ -86,7 +87,7 @@ class Sweep:
         return {run.trial_name: [line["global_step"] for line in read_lines(run.ledger)] for run in self.runs()}
 
     def wait_for(self, holds, process=None) -> None:
-        give_up_at = time.monotonic() + DEADLINE_S
+        give_up_at = time.monotonic() + deadline_s()
         while not holds():
             assert process is None or process.poll() is None, self.said()
             assert time.monotonic() < give_up_at, self.said()
@@ -111,7 +112,7 @@ def test_two_of_six_run_out_of_memory_and_nothing_is_run_twice(tmp_path):
         done = sweep.events("run.finished")
 
         process = sweep.start()
-        process.wait(DEADLINE_S)
+        process.wait(deadline_s())
         said = sweep.said()
         assert process.returncode == 0, said
         assert sweep.family() == []

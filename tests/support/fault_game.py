@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 from actors.processes.process_tree import Process, identify, wait_ended
@@ -16,7 +17,7 @@ from tests.programs.fake_run import run_paths
 from tests.support.machine import scaled
 
 REPOSITORY = Path(__file__).parents[2]
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 
 
 class FaultGame:
@@ -88,13 +89,13 @@ class FaultGame:
         found = [p for server in find_run(self.paths).servers for p in server.tree] if self._run.poll() is None else []
         if self._run.poll() is None:
             self._run.terminate()
-        self._run.communicate(timeout=DEADLINE_S)
-        assert wait_ended(found, DEADLINE_S)
+        self._run.communicate(timeout=deadline_s())
+        assert wait_ended(found, deadline_s())
 
 
 def gone(pids: list[int]) -> bool:
     """Also a moment after the signal: a busy machine takes its time to end a process."""
-    return wait_ended([process for pid in pids if (process := identify(pid)) is not None], DEADLINE_S)
+    return wait_ended([process for pid in pids if (process := identify(pid)) is not None], deadline_s())
 
 
 def wait_for_state(process: Process, letter: str) -> None:

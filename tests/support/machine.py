@@ -27,7 +27,11 @@ def factor() -> float:
 
 
 def scaled(seconds: float) -> float:
-    """A deadline of so many seconds on a quiet machine. Not for a bound that the launcher itself promises."""
+    """A deadline of so many seconds on a quiet machine. Not for a bound that the launcher itself promises.
+
+    Asked where the deadline begins (`deadline_s = partial(scaled, 60.0)`): a constant of a module would be of the load
+    at which the tests were collected.
+    """
     return seconds * factor()
 
 

@@ -6,6 +6,7 @@ It serves one model after the other, so that its imports are paid for once.
 import multiprocessing
 import multiprocessing.connection
 import traceback
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from actors.model.rank_collectives import MeetingPlace, RankGroup
 from tests.support.machine import scaled
 
 ADDRESS = "127.0.0.1"
-DEADLINE_S = scaled(120.0)
+deadline_s = partial(scaled, 120.0)
 
 
 def serve(pipe: multiprocessing.connection.Connection) -> None:
@@ -64,7 +65,7 @@ class Second:
 
     def close(self) -> None:
         self.pipe.close()
-        self.process.join(DEADLINE_S)
+        self.process.join(deadline_s())
         assert self.process.exitcode == 0
 
 
@@ -80,7 +81,7 @@ class Pair:
         self.works: list[str] = []
 
     def meet(self, device: torch.device) -> RankGroup:
-        self._place = MeetingPlace(ADDRESS, size=2, timeout_s=DEADLINE_S)
+        self._place = MeetingPlace(ADDRESS, size=2, timeout_s=deadline_s())
         self._pipe.send(("meet", (self._place.meeting, *self._settings)))
         return RankGroup(self._place.meeting, 0, own_address=ADDRESS, device=device, place=self._place)
 
@@ -100,7 +101,7 @@ class Pair:
         return found
 
     def _hear(self) -> None:
-        assert self._pipe.poll(DEADLINE_S)
+        assert self._pipe.poll(deadline_s())
         said = self._pipe.recv()
         assert said == "", said
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -24,7 +25,7 @@ from tests.support.machine import scaled
 
 MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=24))
-DEADLINE_S = scaled(300.0)
+deadline_s = partial(scaled, 300.0)
 FLOAT32_NOISE = 2e-5
 """Between SGLang's log-probs and transformers' on the same tokens; one optimizer step moves them by 1e-3."""
 
@@ -37,8 +38,8 @@ class Serving:
         config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
         self.log = folder / "llm_server-0.log"
         self.keys = ServerKeys.make(folder / "keys")
-        spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=DEADLINE_S)
-        self._source = ServerTemplate(within_s=DEADLINE_S)
+        spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=deadline_s())
+        self._source = ServerTemplate(within_s=deadline_s())
         self.server = SGLangProcess(spec, owners=(os.getpid(),), template=self._source)
         self.loop = asyncio.Runner()
         self.version = 3
@@ -49,7 +50,7 @@ class Serving:
         """`work(client)`, within a deadline."""
 
         async def inside():
-            async with asyncio.timeout(DEADLINE_S), SGLangClient(ServerKeys.read_file(self.keys)) as client:
+            async with asyncio.timeout(deadline_s()), SGLangClient(ServerKeys.read_file(self.keys)) as client:
                 return await work(client)
 
         return self.loop.run(inside())
@@ -75,14 +76,14 @@ class Serving:
     def generate(self, **changes):
         sampling = dataclasses.replace(SAMPLING, **changes)
         return self.run(
-            lambda client: client.generate(self.url, token_ids=self.prompt, sampling=sampling, timeout_s=DEADLINE_S)
+            lambda client: client.generate(self.url, token_ids=self.prompt, sampling=sampling, timeout_s=deadline_s())
         )
 
     async def continue_(self, client, progress, stream):
         """What is missing of a prompt's completions, in parts of eight tokens."""
         inputs, samplings = progress.request()
         return await client.generate_samples(
-            self.url, stream, inputs=inputs, samplings=samplings, timeout_s=DEADLINE_S, stream_interval=8
+            self.url, stream, inputs=inputs, samplings=samplings, timeout_s=deadline_s(), stream_interval=8
         )
 
     def next_version(self) -> int:
@@ -125,7 +126,7 @@ def assert_serves(serving, weights, version):
     assert completion.weight_version == version
     assert furthest(serving, completion, weights) < FLOAT32_NOISE
     assert furthest(serving, completion) > 100 * FLOAT32_NOISE, "the first weights would look the same"
-    said = serving.run(lambda client: client.model_info(serving.url, timeout_s=DEADLINE_S))
+    said = serving.run(lambda client: client.model_info(serving.url, timeout_s=deadline_s()))
     assert said.weight_version == version
 
 
@@ -148,11 +149,11 @@ def endless():
 
 async def order(client, url, path, body=None):
     """An endpoint that only tests use."""
-    await client._answer("POST", url, path, DEADLINE_S, body or {}, admin=True)
+    await client._answer("POST", url, path, deadline_s(), body or {}, admin=True)
 
 
 async def running(client, url, request):
     """Until the server says that it is decoding."""
-    before = (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"]
-    while (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"] == before:
+    before = (await client.metrics(url, timeout_s=deadline_s()))["sglang:realtime_tokens_total"]
+    while (await client.metrics(url, timeout_s=deadline_s()))["sglang:realtime_tokens_total"] == before:
         assert not request.done()

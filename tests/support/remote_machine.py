@@ -1,5 +1,7 @@
 """A machine whose run copies its checkpoints to a URL that others share."""
 
+from functools import partial
+
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.remote_store import RemoteStore
 from launcher.checkpoints.uploads import Uploader, fetch_if_empty
@@ -8,7 +10,7 @@ from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
 
-DEADLINE_S = scaled(60)
+deadline_s = partial(scaled, 60)
 
 
 class Machine:
@@ -30,7 +32,7 @@ class Machine:
         return Uploader(self.remote, self.store, journal, keep_last=self.config.recover.keep_last)
 
     def copy(self):
-        assert self.uploader.finish(DEADLINE_S) == ""
+        assert self.uploader.finish(deadline_s()) == ""
 
     def there(self):
         return [one.name.global_step for one in self.remote.list()]

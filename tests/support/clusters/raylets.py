@@ -24,7 +24,6 @@ import psutil
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
 from tests.support.machine import free_port, scaled
 
-START_S = scaled(120.0)
 RAY = Path(sys.executable).with_name("ray")
 
 
@@ -111,7 +110,7 @@ class Raylets:
             )
         begun = Raylet(process=process, name=name)
         self._begun.append(begun)
-        give_up_at = time.monotonic() + START_S
+        give_up_at = time.monotonic() + scaled(120.0)
         while "Ray runtime started" not in log.read_text(errors="replace"):
             if process.poll() is not None:
                 assert tries > 1, log.read_text(errors="replace")  # Ray gives its processes 30 s, whatever the load

@@ -14,7 +14,7 @@ from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.run_processes import NotLive, find_driver, find_run, live_runs, state, title
 from scripts.inject_fault import main
 from tests.programs.fake_run import SLEEP
-from tests.support.fault_game import DEADLINE_S, REPOSITORY, gone, wait_for_state
+from tests.support.fault_game import REPOSITORY, deadline_s, gone, wait_for_state
 
 # ── finding ──
 
@@ -172,5 +172,5 @@ def test_an_interrupted_injector_lets_go_of_what_it_holds(game):
     assert "begun" in injector.stdout.readline()
     wait_for_state(scheduler, "T")
     injector.terminate()
-    assert injector.wait(DEADLINE_S) == 130
+    assert injector.wait(deadline_s()) == 130
     assert state(scheduler) in "SR"

@@ -3,6 +3,7 @@
 import json
 import queue
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -14,7 +15,7 @@ from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import keep_webhook
 from tests.support.machine import scaled
 
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 
 
 @pytest.fixture
@@ -64,14 +65,14 @@ def test_each_is_reported_once_also_by_a_successor(paths, webhook):
     first = follow(paths, url, attempt=2)
     for _ in range(3):
         first.refresh()
-    began = got.get(timeout=DEADLINE_S)
+    began = got.get(timeout=deadline_s())
     assert (began["run"], began["incident"], began["state"]) == ("exp/t0", 2, "began")
     assert began["title"] == "server_crash: server-0"
     assert began["text"].endswith("server-0 crashed (ended by SIGKILL); it is being restarted")
     happen(paths, "ended", number=2, attempt=2)
     second = follow(paths, url, attempt=2)
     second.refresh()
-    ended = got.get(timeout=DEADLINE_S)
+    ended = got.get(timeout=deadline_s())
     assert (ended["incident"], ended["state"], ended["title"]) == (2, "ended", began["title"])
     assert "is over after 2.5 s: server-0 serves again" in ended["text"]
     first.refresh()  # it has read by now what its successor has sent
@@ -87,7 +88,7 @@ def test_a_run_that_takes_no_step_is_reported_each_time_and_by_one_of_two(paths,
     for name, why in (("late", "no step for 60 s"), ("came", "a step came"), ("late", "no step for 70 s")):
         Journal(paths.events, 1).record(f"step.{name}", subject="trainer", reason=why)
         first.refresh()
-        message = got.get(timeout=DEADLINE_S)
+        message = got.get(timeout=deadline_s())
         assert (message["incident"], message["state"], message["title"]) == (None, name, "no step")
         assert message["text"] == f"exp/t0: no step: {why}"
     second.refresh()
@@ -101,7 +102,7 @@ def test_a_webhook_that_fails_for_a_moment_is_tried_again(paths, webhook):
     alerting = follow(paths, url)
     happen(paths, "began")
     alerting.refresh()
-    assert got.get(timeout=DEADLINE_S) == got.get(timeout=DEADLINE_S)
+    assert got.get(timeout=deadline_s()) == got.get(timeout=deadline_s())
     assert alerting.missed == 0
 
 
@@ -112,7 +113,7 @@ def test_a_webhook_that_fails_is_given_up_and_counted(paths, webhook):
     happen(paths, "began")
     alerting.refresh()
     assert alerting.missed == 1
-    assert [got.get(timeout=DEADLINE_S)["state"] for _ in range(alerts.TRIES)] == ["began"] * alerts.TRIES
+    assert [got.get(timeout=deadline_s())["state"] for _ in range(alerts.TRIES)] == ["began"] * alerts.TRIES
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/secret", "http://127.0.0.1:9/secret\n"])
@@ -134,8 +135,8 @@ def test_an_error_that_nobody_expected_costs_one_message_and_not_those_after_it(
     happen(paths, "began", 1)
     happen(paths, "began", 2)
     alerting.start()
-    assert got.get(timeout=DEADLINE_S)["incident"] == 2
-    alerting.finish(DEADLINE_S)
+    assert got.get(timeout=deadline_s())["incident"] == 2
+    alerting.finish(deadline_s())
     assert alerting.missed == 1
 
 
@@ -146,7 +147,7 @@ def fail(error):
 @pytest.mark.slow
 def test_a_webhook_that_hangs_costs_nobody_any_time(paths, webhook, monkeypatch):
     answers, post = threading.Event(), IncidentAlerts._post
-    monkeypatch.setattr(IncidentAlerts, "_post", lambda *message: answers.wait(DEADLINE_S) and post(*message))
+    monkeypatch.setattr(IncidentAlerts, "_post", lambda *message: answers.wait(deadline_s()) and post(*message))
     before = threading.active_count()
     alerting = follow(paths, webhook[0])
     for number in range(1, 50):
@@ -156,7 +157,7 @@ def test_a_webhook_that_hangs_costs_nobody_any_time(paths, webhook, monkeypatch)
     alerting.finish(0.2)  # returns too
     assert webhook[1].empty()
     answers.set()
-    alerting.finish(DEADLINE_S)
+    alerting.finish(deadline_s())
     assert [webhook[1].get_nowait()["incident"] for _ in range(49)] == [*range(1, 50)]
     assert alerting.missed == 0
 
@@ -165,5 +166,5 @@ def test_what_the_journal_holds_at_the_end_is_sent_before_it_finishes(paths, web
     alerting = follow(paths, webhook[0])
     alerting.start()
     happen(paths, "began")
-    alerting.finish(DEADLINE_S)
+    alerting.finish(deadline_s())
     assert webhook[1].get_nowait()["state"] == "began"

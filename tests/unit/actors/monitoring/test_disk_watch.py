@@ -5,6 +5,7 @@ import contextlib
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from launcher.config.supervision import DiskConfig
 from launcher.policy.disk_health import find_trouble
 from tests.support.machine import scaled
 
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 
 
 def settings(**more):
@@ -33,7 +34,7 @@ def watching(*folders, **more):
 
 
 def until(holds):
-    give_up_at = time.monotonic() + DEADLINE_S
+    give_up_at = time.monotonic() + deadline_s()
     while not (found := holds()):
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
@@ -73,7 +74,7 @@ def test_a_full_disk_is_trouble_from_the_probe_on_until_it_has_settled(tiny_disk
 
 def test_a_disk_that_does_not_answer_blocks_nobody_and_is_named(tmp_path, monkeypatch):
     released, fsync = threading.Event(), disk_watch.os.fsync
-    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(DEADLINE_S) and fsync(fd))
+    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
     with watching(tmp_path, stall_s=0.05) as watch:
         trouble = until(lambda: watch.trouble(time.monotonic()))
         assert trouble.fault is DiskFault.STALLED
@@ -99,7 +100,7 @@ def test_folders_of_one_device_are_probed_once(tmp_path):
 
 def test_the_end_of_a_checkpoint_or_of_a_pause_of_this_process_makes_no_slow_probe_a_stalled_one(tmp_path, monkeypatch):
     released, fsync = threading.Event(), disk_watch.os.fsync
-    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(DEADLINE_S) and fsync(fd))
+    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
     with watching(tmp_path, stall_s=30.0) as watch:
         until(lambda: watch._probes[str(tmp_path)].look().began_at)
         now = time.monotonic()
@@ -120,7 +121,7 @@ def test_a_refusal_on_the_clock_of_another_machine_neither_waits_for_it_nor_ends
             watch.refused(told)
             began = time.monotonic()
             trouble = watch.trouble(began)
-            assert trouble is not None and abs(trouble.since - began) < DEADLINE_S
+            assert trouble is not None and abs(trouble.since - began) < deadline_s()
             until(lambda: watch.trouble(time.monotonic()) is None)
             watch.refused(told)
             assert watch.trouble(time.monotonic()) is None, "told again, it is no new one"
@@ -141,7 +142,8 @@ def test_a_disk_that_reports_no_size_is_not_full(tmp_path):
 
 def test_a_refusal_that_comes_back_at_each_try_counts_from_the_first(tmp_path):
     """As a quota: each probe finds room, and each checkpoint is refused."""
-    with watching(tmp_path, forget_s=DEADLINE_S) as watch:
+    forget_s = deadline_s()
+    with watching(tmp_path, forget_s=forget_s) as watch:
         met = []
         for number in range(3):
             watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=float(number)))
@@ -149,7 +151,7 @@ def test_a_refusal_that_comes_back_at_each_try_counts_from_the_first(tmp_path):
             until(lambda: watch.trouble(time.monotonic()) is None)
         assert [trouble.first for trouble in met] == [None, met[0].since, met[0].since]
         assert met[0].since < met[1].since < met[2].since
-        watch._past[-1] = (watch._past[-1][0], watch._past[-1][1] - 2 * DEADLINE_S)
+        watch._past[-1] = (watch._past[-1][0], watch._past[-1][1] - 2 * forget_s)
         watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=9.0))
         assert watch.trouble(time.monotonic()).first is None, "long after"
 

@@ -19,7 +19,7 @@ from launcher.policy.canary_policy import CanaryRound, CanaryScore
 from launcher.run_files import journal
 from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_paths import RunPaths
-from tests.unit.actors.monitoring.test_server_watch import DEADLINE_S, QUICK, tree
+from tests.unit.actors.monitoring.test_server_watch import QUICK, deadline_s, tree
 
 SOUND = CanaryScore(name="right", expected=1.0, got=1.0)
 WRONG = dataclasses.replace(SOUND, got=0.0)
@@ -71,7 +71,7 @@ def use(world, work):
     async def inside():
         monitor = world.monitor()
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(deadline_s()):
                 result = work(monitor)
                 return await result if asyncio.iscoroutine(result) else result
         finally:
@@ -322,7 +322,7 @@ def test_an_admitted_batch_clears_only_the_servers_whose_tokens_are_in_it(world,
 def test_it_answers_while_the_disk_stalls(world, monkeypatch):
     """A stalled disk held the loop that answers the pings, and the monitor was ended for hanging."""
     free, append = threading.Event(), journal.append_line
-    monkeypatch.setattr(journal, "append_line", lambda *line, **more: free.wait(DEADLINE_S) and append(*line, **more))
+    monkeypatch.setattr(journal, "append_line", lambda *line, **more: free.wait(deadline_s()) and append(*line, **more))
     world.journal = Journal(world.paths.events, attempt=1, in_background=True)
     answer = use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
     assert answer.cause is Cause.VERIFIER_BROKEN

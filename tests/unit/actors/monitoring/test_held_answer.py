@@ -1,6 +1,7 @@
 """The HealthMonitor's answer to the Coordinator waits for a change, not longer than it may."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from tests.support.machine import scaled
 from tests.unit.actors.monitoring.test_health_monitor import batch
 
 HELD_S = 1000.0
-DEADLINE_S = scaled(60.0)
+deadline_s = partial(scaled, 60.0)
 
 
 def actor():
@@ -38,14 +39,14 @@ async def test_it_is_held_until_a_verdict_changes_or_another_asks_now(by_another
         await monitor.watch([])
     else:
         monitor._monitor.changed.set()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         assert (await held).servers == ()
 
 
 async def test_what_changed_between_two_questions_is_told_at_once_and_only_once():
     monitor = actor()
     monitor._monitor.changed.set()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         await monitor.watch([], None, False, HELD_S)
     assert not monitor._monitor.changed.is_set()
     await monitor.watch([], None, False, 0.001)
@@ -67,7 +68,7 @@ async def test_no_question_is_answered_with_an_error_while_its_disk_does_not_giv
 
     monkeypatch.setattr(ServerKeys, "read_file", refuse)
     made = HealthMonitorActor.__ray_metadata__.modified_class(RunConfig(experiment_name="exp"), paths, 1)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         assert (await made.admit(batch(0))).admitted
     monitor = await made._ready()
     await monitor.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import aiohttp
 import pytest
@@ -24,11 +25,10 @@ from launcher.policy.observation_history import Task
 from tests.programs import stand_in_server
 from tests.support.machine import scaled
 
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 QUICK = HealthConfig(
     look_interval_s=0.02, probe_interval_s=0.05, stopped_s=0.2, silence_s=0.4, silence_factor=1.0, proof_s=1.0
 )
-PATIENT = dataclasses.replace(QUICK, stopped_s=DEADLINE_S)
 URL_OF_NOBODY = "http://127.0.0.1:9"
 
 
@@ -75,7 +75,7 @@ class Seen:
         self.all.append(verdict)
 
     async def until(self, health):
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while self.watch.verdict().health is not health:
                 await asyncio.sleep(QUICK.look_interval_s)
         return self.watch.verdict()
@@ -157,7 +157,7 @@ def test_one_that_is_stopped_and_continued_again_and_again_is_no_hang(tmp_path, 
     """Each stop is seen, and its time begins anew."""
 
     async def stopped_s(seen, holds):
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while not holds(seen.watch._evidence.stopped_s):
                 await asyncio.sleep(0)
 
@@ -170,7 +170,7 @@ def test_one_that_is_stopped_and_continued_again_and_again_is_no_hang(tmp_path, 
         return seen.all
 
     with tree(tmp_path) as process:
-        seen = watch(work, process.pid, stand_in, PATIENT)
+        seen = watch(work, process.pid, stand_in, dataclasses.replace(QUICK, stopped_s=deadline_s()))
     assert {v.health for v in seen} <= {Health.UNKNOWN, Health.HEALTHY}
 
 
@@ -202,7 +202,7 @@ def test_an_overdue_answer_while_tokens_are_made_is_a_busy_server(tmp_path, stan
     async def work(seen):
         await fault(stand_in, kind="slow", times=None, seconds=600)
         seen.watch.update_target(waiting=8, task=None)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while "unanswered" not in seen.watch.verdict().reason:
                 await asyncio.sleep(QUICK.look_interval_s)
         return seen.all
@@ -232,7 +232,7 @@ async def test_a_lost_probe_does_not_keep_the_next_from_being_asked(stand_in):
     async with SGLangClient() as client:
         probe = GenerationProbe(stand_in, client, QUICK, time.monotonic)
         await fault(stand_in, kind="slow", times=1, seconds=600)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while probe.answered_at is None:
                 probe.send_if_due()
                 await asyncio.sleep(QUICK.look_interval_s)
@@ -271,7 +271,7 @@ def test_one_that_was_condemned_is_not_healthy_while_it_is_ended(tmp_path):
 
     async def until(watch, health):
         nonlocal now
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while watch.verdict().health is not health:
                 now += QUICK.look_interval_s
                 watch.look()

@@ -11,7 +11,7 @@ import pytest
 
 from actors.processes.exit_notifier import SLOTS, VARIABLE, ExitNotifier
 from actors.processes.process_tree import descendants, dying_with, name, send
-from tests.unit.actors.processes.test_process_guard import DEADLINE_S, world
+from tests.unit.actors.processes.test_process_guard import deadline_s, world
 
 __all__ = ["world"]
 
@@ -67,7 +67,7 @@ def test_a_lock_opens_when_its_holder_is_killed_and_not_before(tmp_path, start, 
     opened, others = locks.opened(victim.pid), locks.opened(other.pid)
     assert select.select([opened, others], [], [], 0.05)[0] == []
     victim.kill()
-    assert select.select([opened, others], [], [], DEADLINE_S)[0] == [opened]
+    assert select.select([opened, others], [], [], deadline_s())[0] == [opened]
     assert dying_with(victim.pid) == -signal.SIGKILL, "known before anybody has collected it"
 
 
@@ -81,13 +81,13 @@ def test_who_holds_none_has_none(tmp_path, start):
 def test_more_processes_than_locks_are_no_error(tmp_path, start):
     ExitNotifier.make(tmp_path / "locks")
     script = f"{HOLD}\nfor n in range(40): hold_one()\nprint('all', flush=True)"
-    assert start(script, tmp_path / "locks").wait(DEADLINE_S) == 0
+    assert start(script, tmp_path / "locks").wait(deadline_s()) == 0
     assert ExitNotifier(tmp_path / "locks").held_by(os.getpid()) is None
     assert SLOTS < 40
 
 
 async def vital_child(world):
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         while not (found := [p for p in descendants(world.process.pid) if name(p) == "vital::one"]):
             await asyncio.sleep(0.01)
     await world.has_looked(world.process.guard_pid)
@@ -113,7 +113,7 @@ async def test_the_lock_tells_where_a_pidfd_would_not_yet(world):
     await world.launch(sys.executable, "-S", "-c", CHILD_THAT_LINGERS, vital="vital::")
     child = await vital_child(world)
     send(child, signal.SIGUSR1)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         ended = await world.process.wait_ended()
     await world.nothing_left([child])
     pid = child.pid

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import subprocess
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ from actors.processes import exit_watch
 from actors.processes.exit_watch import process_ended
 from tests.support.machine import scaled
 
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ async def test_a_process_that_runs_has_not_ended_whatever_keeps_it_from_being_wa
     done, _ = await asyncio.wait([watching], timeout=0.3)
     assert not done
     child.kill()
-    assert await asyncio.wait_for(watching, DEADLINE_S)
+    assert await asyncio.wait_for(watching, deadline_s())
 
 
 def test_there_is_nothing_to_wait_for_where_there_is_no_such_process(child):

@@ -17,7 +17,7 @@ from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
 from actors.processes.process_template import ProcessTemplate
 from actors.processes.process_tree import PROC, bearing, descendants, identify, name, send, wait_ended
 from launcher.base.errors import ServerError
-from tests.unit.actors.processes.test_process_guard import DEADLINE_S, TREE, VICTIMS, World, how_it_ends
+from tests.unit.actors.processes.test_process_guard import TREE, VICTIMS, World, deadline_s, how_it_ends
 
 ENTRY = (sys.executable, "-S", "-m", "tests.programs.forked_program")
 
@@ -50,7 +50,7 @@ class ForkedWorld(World):
             await self.begin()
         environment = {**launch.environment, **self.variables, "TMPDIR": str(self.scratch)}
         self.launched = replace(launch, environment=environment)
-        await asyncio.wait_for(asyncio.shield(self.template.ready), DEADLINE_S)
+        await asyncio.wait_for(asyncio.shield(self.template.ready), deadline_s())
         assert self.template.why_not(self.launched) == ""
         return await self.template.fork(self.launched)
 
@@ -59,7 +59,7 @@ class ForkedWorld(World):
 
     async def gone(self) -> None:
         """All that bears the mark, whatever it is."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while bearing(self.mark):
                 await asyncio.sleep(0.01)
 
@@ -138,7 +138,7 @@ async def test_a_death_within_a_start_leaves_nothing(world, moment):
 async def test_a_template_that_is_stopped_is_not_waited_for(world, monkeypatch):
     monkeypatch.setattr(process_template, "ANSWER_S", 0.2)
     await world.begin()
-    await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
+    await asyncio.wait_for(asyncio.shield(world.template.ready), deadline_s())
     os.kill(world.template.pid, signal.SIGSTOP)
     with pytest.raises(ServerError, match="did not start within"):
         await world.launch()
@@ -150,7 +150,7 @@ async def test_a_template_that_is_stopped_is_not_waited_for(world, monkeypatch):
 @pytest.mark.parametrize("victim", ["owner", "guard", "sentinel", "socket"])
 async def test_a_template_ends_with_whom_it_belongs_to(world, victim):
     await world.begin()
-    await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
+    await asyncio.wait_for(asyncio.shield(world.template.ready), deadline_s())
     process = world.template._process
     match victim:
         case "owner":
@@ -161,7 +161,7 @@ async def test_a_template_ends_with_whom_it_belongs_to(world, victim):
             os.kill(process.sentinel_pid, signal.SIGKILL)
         case "socket":
             world.template._orders.close()
-    await asyncio.wait_for(process.wait_swept(), DEADLINE_S)
+    await asyncio.wait_for(process.wait_swept(), deadline_s())
     await world.gone()
 
 
@@ -229,7 +229,7 @@ async def test_what_an_earlier_life_left_is_ended_and_the_template_is_not(world)
     left = [process for process in tree if process in bearing(world.mark)]
     world.scratch = world.scratch.with_name("second")
     await world.launch()
-    assert await asyncio.to_thread(wait_ended, left, DEADLINE_S)
+    assert await asyncio.to_thread(wait_ended, left, deadline_s())
     for process in tree:  # the daemon without a mark, which the page of servers names
         send(process, signal.SIGKILL)
     await world.process.end()
@@ -250,8 +250,8 @@ async def test_another_environment_is_named(world):
 async def test_a_template_with_threads_is_refused(world):
     await world.begin(THREAD="1")
     with pytest.raises(ServerError, match="it has 2 threads"):
-        await asyncio.wait_for(asyncio.shield(world.template.ready), DEADLINE_S)
-    await asyncio.wait_for(world.template._process.wait_ended(), DEADLINE_S)  # it says why before it ends
+        await asyncio.wait_for(asyncio.shield(world.template.ready), deadline_s())
+    await asyncio.wait_for(world.template._process.wait_ended(), deadline_s())  # it says why before it ends
     await world.template.end()
     await world.gone()
     assert "2 threads, and can't be forked" in world.log.read_text()
@@ -263,7 +263,7 @@ async def test_the_guards_of_a_fork_are_light(world):
     tree = await world.all_up()
     words = [(PROC / str(pid) / "cmdline").read_bytes().split(b"\0") for pid in (world.process.guard_pid,)]
     heads = descendants(world.process.sentinel_pid)
-    give_up_at = time.monotonic() + DEADLINE_S
+    give_up_at = time.monotonic() + deadline_s()
     while name(identify(world.process.sentinel_pid)) != "server-sentinel":
         assert time.monotonic() < give_up_at
         await asyncio.sleep(0.01)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from actors.processes.log_drain import LogDrain
 from actors.processes.process_tree import open_files
 from tests.support.machine import scaled
 
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 PRINTS = "import sys\nfor n in range({lines}): print(f'line {{n:05}}' + 'x' * 100, flush=True)"
 
 
@@ -28,7 +29,7 @@ def printing(drain: LogDrain, code: str) -> subprocess.Popen:
 
 
 def until(holds) -> None:
-    give_up_at = time.monotonic() + DEADLINE_S
+    give_up_at = time.monotonic() + deadline_s()
     while not holds():
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
@@ -36,8 +37,8 @@ def until(holds) -> None:
 
 def test_all_of_it_is_there_when_it_has_settled(tmp_path):
     drain = LogDrain(tmp_path / "log")
-    printing(drain, PRINTS.format(lines=2000)).wait(DEADLINE_S)
-    drain.settle(DEADLINE_S)
+    printing(drain, PRINTS.format(lines=2000)).wait(deadline_s())
+    drain.settle(deadline_s())
     lines = (tmp_path / "log").read_text().splitlines()
     assert [line[:10] for line in lines] == [f"line {n:05}" for n in range(2000)]
 
@@ -62,11 +63,11 @@ def test_a_full_disk_stops_nobody_and_the_newest_lines_come_when_there_is_room(t
             pass
     drain = LogDrain(log, buffer_bytes=2**17)
     process = printing(drain, PRINTS.format(lines=3000))
-    assert process.wait(DEADLINE_S) == 0, "it was neither blocked nor ended"
+    assert process.wait(deadline_s()) == 0, "it was neither blocked nor ended"
     until(lambda: drain.dropped > 0)
     dropped_before = drain.dropped
     ballast.unlink()
-    drain.settle(DEADLINE_S)
+    drain.settle(deadline_s())
     text = log.read_text()
     assert text.rstrip().endswith("line 02999" + "x" * 100)
     (said,) = [line for line in text.splitlines() if line.startswith("====")]
@@ -79,10 +80,10 @@ def test_a_full_disk_stops_nobody_and_the_newest_lines_come_when_there_is_room(t
 
 def test_a_log_that_can_not_even_be_opened_stops_nobody(tmp_path):
     drain = LogDrain(tmp_path / "later" / "log")
-    assert printing(drain, PRINTS.format(lines=10)).wait(DEADLINE_S) == 0
+    assert printing(drain, PRINTS.format(lines=10)).wait(deadline_s()) == 0
     drain.settle(0.05)  # returns although nothing could be written
     (tmp_path / "later").mkdir()
-    drain.settle(DEADLINE_S)
+    drain.settle(deadline_s())
     text = (tmp_path / "later" / "log").read_text()
     assert "nothing was lost" in text and text.count("line ") == 10
 
@@ -92,13 +93,13 @@ def test_a_log_that_can_not_even_be_opened_stops_nobody(tmp_path):
 def test_a_stalled_disk_blocks_nobody(tmp_path, monkeypatch, lines):
     """A write that does not return until the end of the test."""
     released, write = threading.Event(), log_drain.os.write
-    monkeypatch.setattr(log_drain.os, "write", lambda *of: released.wait(DEADLINE_S) and write(*of))
+    monkeypatch.setattr(log_drain.os, "write", lambda *of: released.wait(deadline_s()) and write(*of))
     drain = LogDrain(tmp_path / "log")
     try:
-        assert printing(drain, PRINTS.format(lines=lines)).wait(DEADLINE_S) == 0
+        assert printing(drain, PRINTS.format(lines=lines)).wait(deadline_s()) == 0
     finally:
         released.set()
-        drain.settle(DEADLINE_S)
+        drain.settle(deadline_s())
 
 
 @pytest.mark.slow
@@ -113,8 +114,8 @@ def test_a_reader_that_is_not_scheduled_makes_nobody_believe_that_all_is_written
 
     monkeypatch.setattr(log_drain.os, "read", late)
     drain = LogDrain(tmp_path / "log")
-    assert printing(drain, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
-    drain.settle(DEADLINE_S)
+    assert printing(drain, PRINTS.format(lines=1)).wait(deadline_s()) == 0
+    drain.settle(deadline_s())
     assert (tmp_path / "log").read_text().startswith("line 00000")
 
 
@@ -127,12 +128,12 @@ def test_a_slow_disk_gets_the_last_words_and_one_that_refuses_is_not_waited_for(
 
     monkeypatch.setattr(log_drain.os, "write", slow)
     drain = LogDrain(tmp_path / "log")
-    assert printing(drain, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
+    assert printing(drain, PRINTS.format(lines=1)).wait(deadline_s()) == 0
     drain.finish()
     assert (tmp_path / "log").read_text().startswith("line 00000")
 
     refused = LogDrain(tmp_path / "not there" / "log")
-    assert printing(refused, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
+    assert printing(refused, PRINTS.format(lines=1)).wait(deadline_s()) == 0
     until(lambda: refused._why)
     began = time.monotonic()
     refused.finish()
@@ -152,7 +153,7 @@ def test_a_disk_that_was_mounted_anew_gets_the_lines(tmp_path, monkeypatch):
 
     monkeypatch.setattr(log_drain.os, "write", refuses)
     drain = LogDrain(log)
-    assert printing(drain, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
+    assert printing(drain, PRINTS.format(lines=1)).wait(deadline_s()) == 0
     until(lambda: drain._why)
     log.rename(tmp_path / "of before")
     (tmp_path / "new").touch()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.machine import scaled
 
 TREE = 5
 """Server, child, grandchild and two daemons."""
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 
 
 class World:
@@ -52,7 +53,7 @@ class World:
 
     async def all_up(self) -> list[Process]:
         """The whole tree below the guard, once it is there and the sentinel has seen its file."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while len(tree := descendants(self.process.guard_pid)) < TREE or not self.file.exists():
                 await asyncio.sleep(0.01)
             return tree
@@ -60,14 +61,14 @@ class World:
     async def has_looked(self, pid: int) -> None:
         """The guard looks around once a second: until the kernel has given `pid` the processor twice more."""
         seen = turns(pid)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while turns(pid) < seen + 2:
                 await asyncio.sleep(0.05)
 
     async def nothing_left(self, tree: list[Process]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             assert await self.process.wait_swept() == []
-            assert await asyncio.to_thread(wait_ended, [p for p in self.guards if p], DEADLINE_S)
+            assert await asyncio.to_thread(wait_ended, [p for p in self.guards if p], deadline_s())
         assert [process for process in tree if identify(process.pid) == process] == []
 
 
@@ -137,8 +138,8 @@ async def test_ending_ends_the_whole_tree_and_can_be_repeated(world):
 
 async def test_within_its_grace_a_server_ends_in_its_own_way(world):
     script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up'); time.sleep(1000)"
-    await world.launch(sys.executable, "-S", "-u", "-c", script, grace_s=DEADLINE_S)
-    async with asyncio.timeout(DEADLINE_S):
+    await world.launch(sys.executable, "-S", "-u", "-c", script, grace_s=deadline_s())
+    async with asyncio.timeout(deadline_s()):
         while not world.log.exists() or "up" not in world.log.read_text():
             await asyncio.sleep(0.01)
     await world.process.end()
@@ -152,7 +153,7 @@ async def test_a_servers_own_end_is_told_with_its_exit_code(world, script, code)
     ended = await world.process.wait_ended()
     await world.nothing_left([])
     assert (ended.exit_code, ended.cause) == (code, "")
-    assert before - DEADLINE_S < ended.monotonic <= time.monotonic()
+    assert before - deadline_s() < ended.monotonic <= time.monotonic()
 
 
 @pytest.mark.parametrize("number", ["SIGQUIT", "SIGINT", "SIGHUP", "SIGUSR1"])
@@ -169,7 +170,7 @@ async def test_the_death_of_a_vital_child_ends_the_server(world):
     """SGLang's main process lingers for seconds after its scheduler's death."""
     vital = [sys.executable, "-S", "-c", VITAL_CHILD]
     await world.launch(*vital, vital="vital::")
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         while not (found := [p for p in descendants(world.process.pid) if process_tree.name(p) == "vital::one"]):
             await asyncio.sleep(0.01)
     await world.has_looked(world.process.guard_pid)
@@ -207,13 +208,13 @@ async def test_what_an_earlier_life_left_is_ended_before_the_next(world):
     """Guard and sentinel killed in one instant, with a daemon of the server's own."""
     name, _, value = world.mark.partition("=")
     left = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}, start_new_session=True)
-    give_up_at = time.monotonic() + DEADLINE_S
+    give_up_at = time.monotonic() + deadline_s()
     while not bearing(world.mark):  # the kernel shows no environment until an exec is quite through
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
     await world.launch(sys.executable, "-S", "-c", "pass")
     await world.process.wait_swept()
-    assert left.wait(DEADLINE_S) == -9
+    assert left.wait(deadline_s()) == -9
 
 
 async def test_a_next_life_lets_the_guards_of_the_last_one_finish(world):
@@ -258,14 +259,14 @@ def test_a_pid_that_was_reused_is_somebody_else():
     stranger = Process(me.pid, me.started - 1)
     assert me == Process.parse(str(me)) == identify(os.getpid())
     assert not send(stranger, signal.SIGKILL)
-    assert wait_ended([stranger], timeout_s=DEADLINE_S)
+    assert wait_ended([stranger], timeout_s=deadline_s())
 
 
 def test_a_zombie_has_ended():
     with subprocess.Popen(["true"]) as child:
         process = identify(child.pid)
         if process is not None:
-            assert wait_ended([process], DEADLINE_S)
+            assert wait_ended([process], deadline_s())
         assert identify(child.pid) is None
 
 
@@ -284,7 +285,7 @@ def test_a_process_whose_first_thread_has_ended_lives_on():
         assert process is not None
         assert not wait_ended([process], timeout_s=0.01)
         assert send(process, signal.SIGKILL)
-        assert wait_ended([process], DEADLINE_S)
+        assert wait_ended([process], deadline_s())
 
 
 def test_waiting_ends_at_its_deadline():

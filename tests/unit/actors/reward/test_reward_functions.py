@@ -13,7 +13,6 @@ from launcher.config.compose import REPOSITORY
 from launcher.config.data import RewardConfig
 from tests.support.machine import scaled
 
-SOON_S = round(scaled(1.5), 1)
 """Of a function that never answers; the others beside it answer sooner, on a busy machine too."""
 PROMPT = Prompt(id="p1", token_ids=(1,), record={"problem": "6*7?", "target": 42}, answer_key="target")
 REWARDS = """
@@ -141,17 +140,19 @@ def test_async_functions_score_a_group_side_by_side_on_one_loop(pool):
 
 @pytest.mark.slow
 def test_an_async_function_that_fails_or_never_returns_costs_only_its_own_reward(pool):
-    failed, late, sound = score(pool("judge", "right", timeout=SOON_S), ["fail", "hang", "ok"])
+    soon_s = round(scaled(1.5), 1)
+    failed, late, sound = score(pool("judge", "right", timeout=soon_s), ["fail", "hang", "ok"])
     assert failed == Score(value=None, error="KeyError: 'spoon'")
-    assert late == Score(value=None, error=f"took longer than reward.timeout={SOON_S:g} s")
+    assert late == Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
     assert sound.value == 1.0
 
 
 @pytest.mark.slow
 def test_an_async_function_that_blocks_its_loop_is_killed(pool):
-    first, blocked, last = score(pool("judge", timeout=SOON_S), ["a", "block", "b"])
+    soon_s = round(scaled(1.5), 1)
+    first, blocked, last = score(pool("judge", timeout=soon_s), ["a", "block", "b"])
     assert (first.value, last.value) == (1.0, 1.0) or first.error == blocked.error
-    assert blocked == Score(value=None, error=f"took longer than reward.timeout={SOON_S:g} s")
+    assert blocked == Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
     assert last.value == 1.0
 
 

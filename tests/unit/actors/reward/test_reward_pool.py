@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,7 @@ from launcher.base.rollouts import Prompt
 from launcher.config.schema import RewardConfig
 from tests.support.machine import scaled
 
-DEADLINE_S = scaled(60)
-SOON_S = round(scaled(1.0), 1)
+deadline_s = partial(scaled, 60)
 """Of a function that never answers; the others beside it answer sooner, on a busy machine too."""
 ROOT = Path(__file__).parents[4]
 PROMPT = Prompt(id="p1", token_ids=(1,), record={"question": "6*7?", "answer": "6*7=42\n#### 42", "level": 2})
@@ -73,7 +73,7 @@ def config(fn, **changes):
 
 
 def score(pool, completions, prompt=PROMPT):
-    return asyncio.run(asyncio.wait_for(pool.score(completions, prompt), DEADLINE_S))
+    return asyncio.run(asyncio.wait_for(pool.score(completions, prompt), deadline_s()))
 
 
 def gone(pid):
@@ -83,7 +83,7 @@ def gone(pid):
     except ProcessLookupError:
         return True
     with os.fdopen(handle):
-        return bool(select.select([handle], [], [], DEADLINE_S)[0])
+        return bool(select.select([handle], [], [], deadline_s())[0])
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_many_groups_at_once_on_two_processes(rewards):
         return await asyncio.gather(*groups)
 
     with RewardPool(config(rewards, workers=2)) as pool:
-        groups = asyncio.run(asyncio.wait_for(all_of(pool), DEADLINE_S))
+        groups = asyncio.run(asyncio.wait_for(all_of(pool), deadline_s()))
     assert [[s.value for s in group] for group in groups] == [[10 * i + j for j in range(8)] for i in range(16)]
 
 
@@ -121,18 +121,20 @@ def test_a_process_that_the_function_forked_answers_nothing(rewards):
 @pytest.mark.slow
 @pytest.mark.parametrize("stuck", ["loop", "hang"])
 def test_one_that_never_returns_costs_only_its_own_reward(rewards, stuck):
-    with RewardPool(config(rewards, timeout=SOON_S)) as pool:
+    soon_s = round(scaled(1.0), 1)
+    with RewardPool(config(rewards, timeout=soon_s)) as pool:
         before, late, after = score(pool, ["number 1", stuck, "number 3"])
     assert (before.value, after.value) == (1.0, 3.0)
-    assert late == Score(value=None, error=f"took longer than reward.timeout={SOON_S:g} s")
+    assert late == Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
 
 
 @pytest.mark.slow
 def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rewards):
-    with RewardPool(config(rewards, timeout=SOON_S)) as pool:
+    soon_s = round(scaled(1.0), 1)
+    with RewardPool(config(rewards, timeout=soon_s)) as pool:
         asked = pool.score(["number 1", "hang", "number 3"], PROMPT, whole_or_none=True)
-        scores = asyncio.run(asyncio.wait_for(asked, DEADLINE_S))
-        late = Score(value=None, error=f"took longer than reward.timeout={SOON_S:g} s")
+        scores = asyncio.run(asyncio.wait_for(asked, deadline_s()))
+        late = Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
         assert scores == [Score(value=1.0), late, late]
         assert score(pool, ["number 4"]) == [Score(value=4.0)]
 
@@ -190,7 +192,7 @@ def test_a_process_killed_while_idle_is_replaced(rewards):
 
 @pytest.mark.slow
 def test_a_process_stopped_while_idle_is_replaced(rewards):
-    with RewardPool(config(rewards, timeout=SOON_S)) as pool:
+    with RewardPool(config(rewards, timeout=scaled(1.0))) as pool:
         (before,) = score(pool, ["pid"])
         os.kill(int(before.value), signal.SIGSTOP)
         late, after = score(pool, ["pid", "pid"])
@@ -241,10 +243,10 @@ def test_a_function_that_can_not_be_imported_is_said_by_check_and_by_score():
     [
         (
             "import os; os._exit(3)",
-            DEADLINE_S,
+            None,
             "importing reward.fn='bad_rewards:score' ended the process: exit code 3",
         ),
-        ("import os; os.kill(os.getpid(), 11)", DEADLINE_S, "ended the process: killed by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 11)", None, "ended the process: killed by SIGSEGV"),
         ("while True: pass", 1.0, "reward.fn='bad_rewards:score' was not imported within reward.setup_timeout=1 s"),
     ],
     ids=["exits", "is killed", "hangs"],  # not by a deadline, which each process measures for itself
@@ -252,7 +254,7 @@ def test_a_function_that_can_not_be_imported_is_said_by_check_and_by_score():
 def test_a_module_that_ends_or_never_returns(tmp_path, monkeypatch, text, within_s, expected):
     (tmp_path / "bad_rewards.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with RewardPool(config("bad_rewards:score", setup_timeout=within_s)) as pool:
+    with RewardPool(config("bad_rewards:score", setup_timeout=within_s or deadline_s())) as pool:
         assert expected in unready(pool)
 
 
@@ -280,7 +282,7 @@ def test_closing_ends_what_hangs_and_tells_who_waits(rewards, tmp_path):
         return pid, await asyncio.gather(*waiting[1:], return_exceptions=True)
 
     pool = RewardPool(config(rewards))
-    pid, (hanging, queued) = asyncio.run(asyncio.wait_for(close_meanwhile(pool), DEADLINE_S))
+    pid, (hanging, queued) = asyncio.run(asyncio.wait_for(close_meanwhile(pool), deadline_s()))
     assert gone(pid)
     assert isinstance(hanging, RewardError)
     assert isinstance(queued, RewardError)
@@ -324,7 +326,7 @@ def test_no_process_outlives_its_parent(rewards, tmp_path, parent_is):
         if parent_is == "busy":
             assert parent.stderr.readline() == b"hanging\n"
         if parent_is == "ending":
-            parent.wait(DEADLINE_S)
+            parent.wait(deadline_s())
         else:
             parent.kill()
         assert gone(child)
@@ -346,5 +348,5 @@ def test_a_job_that_arrives_while_the_pool_closes_is_answered(rewards):
         assert len(score(pool, ["number 1"])) == 1  # a scoring process was free before the pool was closed
     except RewardError as error:
         assert "closed" in str(error)
-    closing.join(DEADLINE_S)
+    closing.join(deadline_s())
     assert not closing.is_alive()

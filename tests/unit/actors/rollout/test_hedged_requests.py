@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+from functools import partial
 from unittest import mock
 
 import aiohttp
@@ -19,11 +20,9 @@ from tests.support.ready_servers import ready
 from tests.support.replay import prompts
 from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, queue_of
 
-DEADLINE_S = scaled(60.0)
+deadline_s = partial(scaled, 60.0)
 PACED = ("--weight-version", "0", "--seconds-per-token", "0.01")
-QUICK = RolloutConfig(hedge_after_s=scaled(0.3), stream_interval=4, retry_wait_initial=0.01, retry_wait_max=0.05)
-"""On a busy machine a sound server's tokens come late too, and it is no silent one for that."""
-PATIENT = dataclasses.replace(QUICK, hedge_after_s=scaled(1.0))
+CONFIG = RolloutConfig(hedge_after_s=None, stream_interval=4, retry_wait_initial=0.01, retry_wait_max=0.05)
 LONG = dataclasses.replace(SAMPLING, max_new_tokens=60, min_new_tokens=60, seed=5)
 
 
@@ -54,7 +53,7 @@ class Rollouts:
         async def probe(url):
             with contextlib.suppress(RequestFailed):
                 made = await client.generate(
-                    url, token_ids=(1,), sampling=dataclasses.replace(LONG, max_new_tokens=1), timeout_s=DEADLINE_S
+                    url, token_ids=(1,), sampling=dataclasses.replace(LONG, max_new_tokens=1), timeout_s=deadline_s()
                 )
                 return made.weight_version
 
@@ -76,7 +75,7 @@ class Rollouts:
         return await self.engine.collect(queue_of(items), items, **wanted)
 
     async def until(self, holds):
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while not holds():
                 await asyncio.sleep(0.01)
 
@@ -106,11 +105,13 @@ EARLIER, NOW = NAMES[:16], NAMES[16:]
 """So many that they are not over before a server is silent, however late this process gets its turns."""
 
 
-def run(urls, work, config=QUICK):
-    """`work(rollouts)` after some prompts from which the pace of each server is known."""
+def run(urls, work, **changed):
+    """`work(rollouts)` after some prompts from which the pace of each server is known. On a busy
+    machine a sound server's tokens come late too, and it is no silent one for that."""
+    config = dataclasses.replace(CONFIG, **{"hedge_after_s": scaled(0.3)} | changed)
 
     async def inside():
-        async with asyncio.timeout(2 * DEADLINE_S), SGLangClient() as client:
+        async with asyncio.timeout(2 * deadline_s()), SGLangClient() as client:
             rollouts = Rollouts(client, urls, config)
             await rollouts.pool.update(ready(url, i) for i, url in enumerate(urls))
             await rollouts.collect(EARLIER)
@@ -215,18 +216,18 @@ def test_where_another_one_refuses_the_silent_one_is_waited_for(urls):
 @pytest.mark.parametrize("which", ["the only one", "all of them", "switched off"])
 def test_no_server_is_suspected_where_it_would_not_help(urls, which):
     served = urls[:1] if which == "the only one" else urls
+    patient_s = scaled(1.0)
 
     async def work(rollouts):
         running = asyncio.create_task(rollouts.collect(NOW))
         await rollouts.until_in_the_midst()
         await asyncio.gather(*map(silence, served if which != "switched off" else served[:1]))
-        await asyncio.wait({running}, timeout=3 * PATIENT.hedge_after_s)
+        await asyncio.wait({running}, timeout=3 * patient_s)
         states = {server.state for server in rollouts.pool.servers()}
         for url in served:
             await end_of_silence(url)
         return await running, states, rollouts.told
 
-    config = dataclasses.replace(QUICK, hedge_after_s=None) if which == "switched off" else PATIENT
-    batch, states, told = run(served, work, config)
+    batch, states, told = run(served, work, hedge_after_s=None if which == "switched off" else patient_s)
     assert_each_once(batch)
     assert (batch.hedged, told, states) == (0, [], {ServerState.READY})

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent import futures
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from launcher.config.schema import DatasetConfig, RunConfig
 from tests.support.machine import scaled
 from tests.support.replay import prompts
 
-DEADLINE_S = scaled(60)
+deadline_s = partial(scaled, 60)
 
 
 async def nobody(url):
@@ -61,10 +62,10 @@ def test_a_stop_ends_the_wait_for_a_server_that_never_comes(held, what):
 
     trainer = threading.Thread(target=wait, daemon=True)
     trainer.start()
-    assert waits.wait(DEADLINE_S)
+    assert waits.wait(deadline_s())
     assert trainer.is_alive(), "it waits"
     rollouts.stop()
-    trainer.join(DEADLINE_S)
+    trainer.join(deadline_s())
     assert not trainer.is_alive() and len(ended) == 1
     queue.load_state_dict(queue.state_dict())  # as the loop does when it goes on
     assert queue.waiting == 4, "no prompt was lost"
@@ -78,7 +79,7 @@ def test_a_stop_just_as_the_wait_begins_ends_it_too(held, monkeypatch):
     def begun_before_it_is_known(work):
         monkeypatch.undo()
         begun = submit(work)
-        assert waits.wait(DEADLINE_S)
+        assert waits.wait(deadline_s())
         stops.append(threading.Thread(target=rollouts.stop))
         stops[0].start()
         futures.wait([begun], timeout=0.5)
@@ -87,5 +88,5 @@ def test_a_stop_just_as_the_wait_begins_ends_it_too(held, monkeypatch):
     monkeypatch.setattr(rollouts._thread, "submit", begun_before_it_is_known)
     with pytest.raises(Stopped):
         rollouts.collect(PromptQueue([*prompts(4)], seed=1, shuffle=False), want=2, weight_version=0)
-    stops[0].join(DEADLINE_S)
+    stops[0].join(deadline_s())
     assert not stops[0].is_alive()

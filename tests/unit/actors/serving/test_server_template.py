@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 
 import pytest
 
@@ -20,7 +21,7 @@ from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
 
 ENTRY = (sys.executable, "-m", "tests.programs.forked_program", "tests.programs.stand_in_server")
-DEADLINE_S = scaled(120.0)
+deadline_s = partial(scaled, 120.0)
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +40,10 @@ class Forked:
             config=config,
             log=self.log,
             keys=ServerKeys.make(folder / "keys"),
-            setup_timeout_s=DEADLINE_S,
+            setup_timeout_s=deadline_s(),
             entry=ENTRY,
         )
-        self.source = ServerTemplate(ENTRY, within_s=DEADLINE_S)
+        self.source = ServerTemplate(ENTRY, within_s=deadline_s())
         self.server = SGLangProcess(spec, owners=(os.getpid(),), template=self.source)
 
     def is_of(self, architecture):
@@ -66,7 +67,7 @@ class Forked:
     @contextlib.asynccontextmanager
     async def running(self):
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(deadline_s()):
                 yield
         finally:
             await self.server.close()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 
 import aiohttp
 import pytest
@@ -22,21 +23,21 @@ from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
 
 ENTRY = (sys.executable, "-m", "tests.programs.stand_in_server")
-DEADLINE_S = scaled(60.0)
+deadline_s = partial(scaled, 60.0)
 
 
 @pytest.fixture
 def make(tmp_path):
     """Makes a server of the stand-in; `words` are further arguments to it."""
 
-    def make(*words, port=None, setup_timeout_s=DEADLINE_S, entry=ENTRY, gpu_ids=(), proof=SHORT):
+    def make(*words, port=None, setup_timeout_s=None, entry=ENTRY, gpu_ids=(), proof=SHORT):
         config = SGLangConfig(dtype="float32", device="cpu", random_seed=1, port=port)
         spec = ServerSpec(
             index=0,
             config=config,
             log=tmp_path / "llm_server-0.log",
             keys=ServerKeys.make(tmp_path / "keys"),
-            setup_timeout_s=setup_timeout_s,
+            setup_timeout_s=setup_timeout_s or deadline_s(),
             entry=(*entry, *words),
             gpu_ids=gpu_ids,
             proof=proof,
@@ -50,7 +51,7 @@ def make(tmp_path):
 @contextlib.asynccontextmanager
 async def running(server):
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             yield
     finally:
         await server.stop()

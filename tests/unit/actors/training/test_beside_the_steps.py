@@ -1,6 +1,7 @@
 """What is written beside the next steps: nobody waits for it, and it is what it would be had everybody waited."""
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from launcher.policy.admission import Admission
 from tests.support.machine import scaled
 from tests.unit.actors.training.test_step_loop import Trial
 
-DEADLINE_S = scaled(60.0)
+deadline_s = partial(scaled, 60.0)
 SAVED_FIRST, STEPS = 3, 7
 """The step of the first checkpoint."""
 
@@ -39,7 +40,7 @@ def held_until(monkeypatch, owner, name, event, calls):
     def held(*args, **named):
         calls.append(name)
         if len(calls) == 1:
-            assert event.wait(DEADLINE_S)
+            assert event.wait(deadline_s())
         return original(*args, **named)
 
     monkeypatch.setattr(owner, name, held)
@@ -72,7 +73,7 @@ def test_without_room_for_a_copy_the_next_step_waits_until_the_model_was_read(tm
 
     def slow(self, folder, state):
         if not order:
-            assert gradients.wait(DEADLINE_S), "rollouts and gradients don't wait"
+            assert gradients.wait(deadline_s()), "rollouts and gradients don't wait"
         save(self, folder, state)
         order.append("saved")
 

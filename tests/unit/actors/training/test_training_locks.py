@@ -1,6 +1,7 @@
 """The trainer can be looked at while its weights are read: an export takes seconds, and a look must not wait for it."""
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
 
 ASSETS = Path(__file__).parents[4] / "assets" / "arithmetic"
-DEADLINE_S = scaled(60.0)
+deadline_s = partial(scaled, 60.0)
 NOBODY = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.STALE, url="http://127.0.0.1:9")
 
 
@@ -45,7 +46,7 @@ def test_a_look_does_not_wait_for_an_export(training, monkeypatch):
 
     def export(folder, dtype):
         exporting.set()
-        assert may_end.wait(DEADLINE_S)
+        assert may_end.wait(deadline_s())
 
     monkeypatch.setattr(training._model, "export", export)
 
@@ -57,10 +58,10 @@ def test_a_look_does_not_wait_for_an_export(training, monkeypatch):
     sending = threading.Thread(target=send, daemon=True)
     looking = threading.Thread(target=lambda: seen.append(training.view().pid), daemon=True)
     sending.start()
-    assert exporting.wait(DEADLINE_S)
+    assert exporting.wait(deadline_s())
     looking.start()
-    looking.join(DEADLINE_S / 6)
+    looking.join(deadline_s() / 6)
     answered = bool(seen)
     may_end.set()
-    sending.join(DEADLINE_S)
+    sending.join(deadline_s())
     assert answered and seen[-1] == "sent"

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from launcher.config.schema import RunConfig
 from tests.support.machine import scaled
 from tests.support.ready_servers import nobody
 
-DEADLINE_S = scaled(30.0)
+deadline_s = partial(scaled, 30.0)
 STALE = ServerInfo(name="server-0", index=0, generation=3, state=ServerState.STALE, url="http://gone", weight_version=7)
 DEAD = dataclasses.replace(STALE, state=ServerState.DEAD)
 RIGHT = Completion(token_ids=(2,), logprobs=(-0.5,), finish_reason="stop", weight_version=7, server=STALE.url)
@@ -134,9 +135,9 @@ def test_one_whose_machine_is_gone_is_not_waited_for(trials):
 
     asking = threading.Thread(target=admit, daemon=True)
     asking.start()
-    assert trial.asked.wait(DEADLINE_S)
+    assert trial.asked.wait(deadline_s())
     trial.tell(DEAD)
-    asking.join(DEADLINE_S)
+    asking.join(deadline_s())
     assert ended and trial.pool.servers() == (DEAD,)
 
 

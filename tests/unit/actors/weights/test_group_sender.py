@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 from collections import Counter
+from functools import partial
 
 import aiohttp
 import psutil
@@ -26,7 +27,7 @@ from tests.unit.actors.rollout.test_rollout import fault
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = scaled(60.0)
+deadline_s = partial(scaled, 60.0)
 LARGE = {"w": torch.arange(20_000_000, dtype=torch.int32)}
 """More than sockets hold: a broadcast of it waits for who takes it."""
 SMALL = {"a": torch.arange(6, dtype=torch.bfloat16).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
@@ -42,7 +43,7 @@ def digest(weights):
 @contextlib.asynccontextmanager
 async def sending():
     async with SGLangClient() as client:
-        sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=DEADLINE_S)
+        sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=deadline_s())
         yield client, sender
         sender.keep(())
 
@@ -58,7 +59,7 @@ async def test_a_server_on_another_node_comes_to_this_nodes_address_where_alone_
     with stand_in_server.running("--host", "127.0.0.3", "--weight-version", "0") as named:
         url = named.replace("127.0.0.1", "127.0.0.3")
         async with SGLangClient() as client:
-            sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=DEADLINE_S, address="127.0.0.2")
+            sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=deadline_s(), address="127.0.0.2")
             orders, join, before, during = [], client.join_update_group, listening(), Counter()
 
             async def noted(url, **order):
@@ -88,7 +89,7 @@ async def test_each_version_arrives_whole_over_a_group_that_is_formed_once(serve
             weights = {name: tensor * version for name, tensor in SMALL.items()}
             for index, url in enumerate(servers):
                 await sender.send(ready(url, index), in_buckets(weights.items(), device="cpu"), version)
-                assert (await client.model_info(url, timeout_s=DEADLINE_S)).weight_version == version
+                assert (await client.model_info(url, timeout_s=deadline_s())).weight_version == version
                 assert (await told(url, "received"))[-1] == [["a", "b"], digest(weights)]
         assert [(await told(url, "state"))["asked"][INIT] for url in servers] == [1, 1]
 
@@ -124,7 +125,7 @@ async def test_of_two_updates_at_once_the_second_waits(servers):
             *(sender.send(ready(servers[0]), in_buckets(one.items(), device="cpu"), v) for v, one in enumerate(both, 1))
         )
         assert await told(servers[0], "received") == [[["w"], digest(one)] for one in both]
-        assert (await client.model_info(servers[0], timeout_s=DEADLINE_S)).weight_version == 2
+        assert (await client.model_info(servers[0], timeout_s=deadline_s())).weight_version == 2
 
 
 async def test_a_server_that_is_killed_within_a_broadcast_ends_it_and_its_next_life_joins_anew(servers):
@@ -135,7 +136,7 @@ async def test_a_server_that_is_killed_within_a_broadcast_ends_it_and_its_next_l
             update = asyncio.ensure_future(sender.send(ready(doomed), in_buckets(LARGE.items(), device="cpu"), 2))
             await asked(doomed, UPDATE, 2)
             os.kill(pid_at(doomed), signal.SIGKILL)
-            async with asyncio.timeout(DEADLINE_S / 2):
+            async with asyncio.timeout(deadline_s() / 2):
                 with pytest.raises(ServerError):
                     await update
             await sender.send(ready(servers[0], generation=1), in_buckets(SMALL.items(), device="cpu"), 2)
@@ -143,7 +144,7 @@ async def test_a_server_that_is_killed_within_a_broadcast_ends_it_and_its_next_l
 
 
 async def asked(url, path, times):
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         while (await told(url, "state"))["asked"].get(path, 0) < times:
             await asyncio.sleep(0.01)
 
@@ -183,7 +184,7 @@ async def test_a_hung_server_costs_its_own_deadline_and_nobody_else_waits(server
             assert caught.value.kind == "timeout"
             with pytest.raises(RequestFailed):  # nor does it join another
                 await sender.send(hung, in_buckets(SMALL.items(), device="cpu"), 2)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             while True:  # it first has to end what it was asked while it was stopped
                 with contextlib.suppress(ServerError):
                     await sender.send(hung, in_buckets(SMALL.items(), device="cpu"), 3)
@@ -206,7 +207,7 @@ async def test_files_take_the_place_of_a_group_that_fails_twice(servers, tmp_pat
             folders=None,
             weights=lambda: SMALL.items(),
             tp_size=1,
-            timeout_s=DEADLINE_S,
+            timeout_s=deadline_s(),
             files=files,
             groups=sender,
         )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tests.unit.actors.rollout.test_rollout import fault
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = scaled(60.0)
+deadline_s = partial(scaled, 60.0)
 
 
 def export(folder):
@@ -104,7 +105,7 @@ def test_a_full_memory_leaves_nothing_half_written_and_names_the_way_out(tmp_pat
 
 
 async def until(holds):
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(deadline_s()):
         while not holds():
             await asyncio.sleep(0.01)
 
@@ -121,14 +122,14 @@ async def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_wh
 ):
     async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
         await fault(servers[0], STALLS)
-        async with asyncio.timeout(DEADLINE_S):  # far below the server's own
+        async with asyncio.timeout(deadline_s()):  # far below the server's own
             await publisher.publish(1)
         assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
         assert publisher.loading() == ("server-0",)
         async with pool.acquire(1) as leased:
             assert leased.name == "server-1", "traffic starts"
         monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
-        async with asyncio.timeout(DEADLINE_S):  # it is not waited for again
+        async with asyncio.timeout(deadline_s()):  # it is not waited for again
             for version in range(2, 6):
                 await publisher.publish(version)
         assert (tmp_path / "w" / "v1").is_dir(), "it may still be reading that"
@@ -142,7 +143,7 @@ async def test_a_server_without_traffic_is_not_waited_for(servers, tmp_path, mon
     async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
         await pool.update([dataclasses.replace(pool.servers()[0], state=state)])
         await fault(servers[0], STALLS)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             await publisher.publish(1)
         assert publisher.loading() == ("server-0",)
 
@@ -197,7 +198,7 @@ async def test_a_publish_does_not_wait_for_a_server_whose_machine_is_gone(server
         await until(lambda: publisher.loading() == ("server-0",))
         dead = dataclasses.replace(pool.servers()[0], state=ServerState.DEAD)
         await pool.update([dead])
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             with pytest.raises(WeightsRefused, match="no server took"):
                 await publishing
         assert pool.servers() == (dead,)
@@ -212,7 +213,7 @@ async def test_whoever_sends_weights_to_one_server_does_not_wait_for_a_life_that
         await until(lambda: pool.servers()[0].state is ServerState.STALE)
         dead = dataclasses.replace(alive, state=ServerState.DEAD)
         await pool.update([dead])
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             with pytest.raises(ServerError, match="ended"):
                 await sending
         assert pool.servers() == (dead,)
@@ -242,7 +243,7 @@ async def test_weights_that_a_server_was_ordered_to_load_stay_until_it_has_answe
 @pytest.mark.parametrize("order_first", [True, False])
 async def test_an_order_and_a_publish_reach_one_server_one_after_the_other(servers, tmp_path, monkeypatch, order_first):
     """Asked after an order for version 18, a server reported 19, which a publish had sent meanwhile."""
-    async with publishing_to(servers[:1], WeightFolders(tmp_path / "w", export), timeout_s=DEADLINE_S) as (
+    async with publishing_to(servers[:1], WeightFolders(tmp_path / "w", export), timeout_s=deadline_s()) as (
         publisher,
         pool,
     ):
@@ -264,7 +265,7 @@ async def test_an_order_and_a_publish_reach_one_server_one_after_the_other(serve
         second = asyncio.create_task(later())
         await asyncio.sleep(0.05)
         may_end.set()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s()):
             answers = await asyncio.gather(first, second)
             await until(lambda: word(pool)[0][1] == 2)
     assert sent == ([1, 2] if order_first else [2])
@@ -273,7 +274,7 @@ async def test_an_order_and_a_publish_reach_one_server_one_after_the_other(serve
 
 async def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(servers, tmp_path):
     folders = WeightFolders(tmp_path / "w", export)
-    async with publishing_to(servers[:1], folders, timeout_s=DEADLINE_S) as (publisher, pool):
+    async with publishing_to(servers[:1], folders, timeout_s=deadline_s()) as (publisher, pool):
         alive = pool.servers()[0]
         await pool.update([dataclasses.replace(alive, state=ServerState.DEAD)])
         await publisher.send_to(alive, await publisher.prepare(1), 1)
@@ -287,16 +288,16 @@ def test_the_loop_goes_on_while_the_model_is_written(servers, tmp_path, prepares
 
     def export_slowly(folder):
         writing.set()
-        assert may_end.wait(DEADLINE_S)
+        assert may_end.wait(deadline_s())
         export(folder)
 
     async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export_slowly), timeout_s=DEADLINE_S) as (
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export_slowly), timeout_s=deadline_s()) as (
             publisher,
             pool,
         ):
             work = asyncio.create_task(publisher.prepare(4) if prepares else publisher.publish(4))
-            await asyncio.to_thread(writing.wait, DEADLINE_S)
+            await asyncio.to_thread(writing.wait, deadline_s())
             await pool.mark_stale("server-0", "the loop still runs")
             may_end.set()
             await work
@@ -319,7 +320,7 @@ async def test_two_that_need_the_same_folder_write_it_once(servers, tmp_path):
         time.sleep(0.05)
         export(folder)
 
-    async with publishing_to(servers, WeightFolders(tmp_path / "w", export_once), timeout_s=DEADLINE_S) as (
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export_once), timeout_s=deadline_s()) as (
         publisher,
         _,
     ):

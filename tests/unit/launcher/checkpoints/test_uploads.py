@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from tests.support.remote_machine import DEADLINE_S, Machine, far
+from tests.support.remote_machine import Machine, deadline_s, far
 from tests.unit.launcher.checkpoints.test_checkpoints import save
 
 # ── copies ──
@@ -139,9 +139,9 @@ def test_the_thread_copies_beside_the_run_and_not_before_the_run_knows_from_wher
     machine.uploader._journal.record = recorded
     save(machine.store, 1)
     machine.uploader.committed()
-    assert copied.wait(DEADLINE_S)
+    assert copied.wait(deadline_s())
     machine.uploader.close()
-    machine.uploader._thread.join(DEADLINE_S)
+    machine.uploader._thread.join(deadline_s())
     assert machine.there() == [0, 1]
 
 

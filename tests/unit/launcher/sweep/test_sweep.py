@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.support.machine import scaled, wait_until
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = scaled(60)
+deadline_s = partial(scaled, 60)
 
 
 class Sweep:
@@ -42,7 +43,7 @@ class Sweep:
 
     def run(self, *values: object, **more: object) -> tuple[int, str]:
         process = self.start(*values, **more)
-        said, _ = process.communicate(timeout=DEADLINE_S)
+        said, _ = process.communicate(timeout=deadline_s())
         return process.returncode, said
 
     def lives(self, what: str = "started") -> list[tuple[int, int]]:
@@ -112,7 +113,7 @@ def test_ctrl_c_ends_all_and_each_trial_hears_it_once(sweep):
     code, said = sweep.run(WAITS, 1000)
     assert (code, "this sweep is running already" in said) == (2, True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all in its foreground
-    said, _ = process.communicate(timeout=DEADLINE_S)
+    said, _ = process.communicate(timeout=deadline_s())
     assert process.returncode == 130
     assert sweep.lives("interrupted") == sweep.lives("started")
     assert len(sweep.lives()) == 1

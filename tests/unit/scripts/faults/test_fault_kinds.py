@@ -12,7 +12,7 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from scripts.faults import trainer_faults
 from scripts.faults.run_processes import find_run, state
 from scripts.inject_fault import main
-from tests.support.fault_game import DEADLINE_S, gone
+from tests.support.fault_game import deadline_s, gone
 
 # ── signals ──
 
@@ -128,7 +128,7 @@ def test_m2_ends_the_driver_and_what_was_to_follow_is_missed(game):
     whats = [(line["kind"], line["what"]) for line in game.record()]
     assert whats[:2] == [("M2", "begun"), ("M2", "fired")]
     assert whats[2] == ("C1", "missed")
-    assert wait_ended([p for server in servers for p in server.tree], DEADLINE_S)
+    assert wait_ended([p for server in servers for p in server.tree], deadline_s())
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from launcher.run_files.journal import append_line
 from scripts.faults import gpu_faults
 from scripts.faults.run_processes import find_run
-from tests.support.fault_game import DEADLINE_S, gone
+from tests.support.fault_game import deadline_s, gone
 
 TORCH = """
 import os, pathlib
@@ -45,7 +45,7 @@ def gpu(tmp_path, monkeypatch):
 
 def say_that_it_ran_out(game, gpu, subject):
     """As the run does, once the GPU is full."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s()
     while int(gpu.read_text() or FREE) > LEFT and time.monotonic() < deadline:
         time.sleep(0.01)
     line = {"event": "memory.ran_out", "subject": subject, "ran_out": "device", "reason": "less"}
