@@ -1,10 +1,13 @@
-"""A run whose disk is full, has no inodes left, or is read-only for a while: it waits, and nothing is lost or spent.
+"""A run whose disk is full, has no inodes left, is read-only, fails, is over its quota, or does not answer for a while:
+it waits, and nothing is lost or spent.
 
 The run's files are on a tmpfs of its own. Its servers print a line for each request, so that their logs grow as
 SGLang's do.
 """
 
 import contextlib
+import errno
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -78,31 +81,107 @@ def read_only(folder: Path):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def refusing(number: int):
+    """Each write and sync of a file of the run fails with that error (tests/programs/refused_writes.c)."""
+
+    @contextlib.contextmanager
+    def broken(folder: Path):
+        switch = switch_of(folder)
+        switch.symlink_to(str(number))
+        try:
+            yield lambda: None
+        finally:
+            switch.unlink()
+
+    return broken
+
+
+def switch_of(folder: Path) -> Path:
+    return folder.parent / "refused"
+
+
+@contextlib.contextmanager
+def frozen(folder: Path):
+    """Who writes to it sleeps in the kernel until it thaws, as with a file server that is gone."""
+    subprocess.run(["fsfreeze", "--freeze", str(folder)], check=True)
+    try:
+        yield lambda: None
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", str(folder)], check=True)
+
+
 def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk):
     """Whichever way it is broken: one run, since its start costs more than each of them."""
     ways = ((full, "no space left"), (without_inodes, "no inodes left"), (read_only, "it is read-only"))
     with SupervisedRun(small_disk, steps=STEPS, servers=2, console=small_disk.parent / "console.log") as run:
-        for number, (broken, said) in enumerate(ways, 1):
-            run.wait_steps(run.steps_done() + 6)
-            servers = run.server_pids()
-            with broken(small_disk) as keep:
-                until = time.monotonic() + HELD_S
-                # a person sees it before there is room again
-                while time.monotonic() < until or run.said().count("a disk can't be written") < number:
-                    assert run.process.poll() is None, run.said()
-                    keep()
-                    time.sleep(0.2)
-                ended = [pid for pid in servers.values() if not Path(f"/proc/{pid}").exists()]
-                assert not ended, f"{ended} of {servers} have ended"
-            run.wait_until(lambda n=number: run.said().count(f"incident {n} is over") == 1, f"{said}: it is over")
-            assert list(run.incidents().values()) == [("disk_full", "disk", True)] * number
-            began = run.events("incident.began")[-1]
-            assert said in began["reason"] and str(run.paths.logs) in began["reason"]
-            assert run.server_pids() == servers
-        run.finish()
-        run.check_ledger()
-        first = run.events("incident.began")[0]
-        assert [e for e in run.events("repair.begun") if e["at"] >= first["at"]] == [], "no budget was spent"
-        assert run.events("server.died") == run.events("trainer.died") == []
-        assert run.said().count("a disk can't be written") == len(ways), run.said()
-        assert len(list(read_lines(run.paths.metrics))) == run.steps
+        wait_for_the_disk(run, small_disk, ways)
+
+
+@pytest.fixture
+def other_disk(tmp_path):
+    """A filesystem that can be frozen."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(256 * 2**20)
+    for words in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)]):
+        if subprocess.run(words, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a filesystem needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def refused_writes(tmp_path, other_disk):
+    """The environment in which the writes of a run may be refused."""
+    library = tmp_path / "refused_writes.so"
+    source = Path(__file__).parents[1] / "programs" / "refused_writes.c"
+    words = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(words, check=True, capture_output=True)
+    more = {"REFUSED_FOLDER": str(other_disk), "REFUSED_SWITCH": str(switch_of(other_disk))}
+    return {**os.environ, **more, "LD_PRELOAD": str(library)}
+
+
+def test_the_run_waits_for_a_disk_that_fails_or_does_not_answer(other_disk, refused_writes):
+    ways = (
+        (refusing(errno.EIO), "input/output errors"),
+        (frozen, "a write does not return"),
+        (refusing(errno.EDQUOT), "the quota is exceeded"),
+    )
+    with SupervisedRun(
+        other_disk,
+        steps=STEPS,
+        servers=2,
+        console=other_disk.parent / "console.log",
+        environment=refused_writes,
+        settings=("disk.stall_s=3.0",),
+    ) as run:
+        wait_for_the_disk(run, other_disk, ways)
+
+
+def wait_for_the_disk(run: SupervisedRun, disk: Path, ways) -> None:
+    """`ways`: each breaks the disk for HELD_S, with what is said of it. To the end of the run."""
+    for number, (broken, said) in enumerate(ways, 1):
+        run.wait_steps(run.steps_done() + 6)
+        servers = run.server_pids()
+        with broken(disk) as keep:
+            until = time.monotonic() + HELD_S
+            # a person sees it before there is room again
+            while time.monotonic() < until or run.said().count("a disk can't be written") < number:
+                assert run.process.poll() is None, run.said()
+                keep()
+                time.sleep(0.2)
+            ended = [pid for pid in servers.values() if not Path(f"/proc/{pid}").exists()]
+            assert not ended, f"{ended} of {servers} have ended"
+        run.wait_until(lambda n=number: run.said().count(f"incident {n} is over") == 1, f"{said}: it is over")
+        assert list(run.incidents().values()) == [("disk_full", "disk", True)] * number
+        began = run.events("incident.began")[-1]
+        assert said in began["reason"] and str(run.paths.logs) in began["reason"]
+        assert run.server_pids() == servers
+    run.finish()
+    run.check_ledger()
+    first = run.events("incident.began")[0]
+    assert [e for e in run.events("repair.begun") if e["at"] >= first["at"]] == [], "no budget was spent"
+    assert run.events("server.died") == run.events("trainer.died") == []
+    assert run.said().count("a disk can't be written") == len(ways), run.said()
+    assert len(list(read_lines(run.paths.metrics))) == run.steps
