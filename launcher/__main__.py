@@ -27,6 +27,7 @@ from launcher.base.errors import (
     ModelError,
     RewardImportError,
     UnsupportedModel,
+    UnsupportedSetting,
 )
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
@@ -55,6 +56,8 @@ from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASHED = 1
+NOWHERE = (UnsupportedModel, UnsupportedSetting)
+"""What no other machine would make right, so that a plan alone is refused for it too."""
 
 
 def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
@@ -248,9 +251,9 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> 
         show(config, plan, console_of_width(WIDTH))
     all_missing = find_missing(config, judged, make_plan(config, judged, shape), check_node())
     for missing in all_missing:
-        if not isinstance(missing, UnsupportedModel):
+        if not isinstance(missing, NOWHERE):
             print(f"missing here: {missing}", file=sys.stderr)
-    if nowhere := [missing for missing in all_missing if isinstance(missing, UnsupportedModel)]:
+    if nowhere := [missing for missing in all_missing if isinstance(missing, NOWHERE)]:
         return max(map(_refuse, nowhere))
     if any(isinstance(missing, DataError | RewardImportError) for missing in all_missing):
         return 0

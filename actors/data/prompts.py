@@ -17,7 +17,7 @@ from actors.data.chat_messages import SYSTEM
 from actors.data.dataset import BadRecords, DataRecord
 from launcher.base.errors import ConfigError, DataError, ModelError
 from launcher.base.rollouts import Prompt
-from launcher.config.data import NO_TEMPLATE, ChatConfig
+from launcher.config.data import NO_TEMPLATE, ChatConfig, unknown_template
 
 PROMPTS_AT_ONCE = 512
 """Tokenised in one call: batches use the fast tokenizer's threads, and bound its memory."""
@@ -177,10 +177,7 @@ class PromptWriter:
             return str(known[wanted or "default"])
         named = sorted(known) if isinstance(known, dict) else []
         if wanted is not None:
-            raise ConfigError(
-                f"chat.template={wanted} is no file, and no template of the tokenizer of {self._name!r}",
-                f"a .jinja file, {NO_TEMPLATE}, or one of: {', '.join(named) or 'none that has a name'}",
-            )
+            raise ConfigError(*unknown_template(wanted, named, tokenizer=self._name))
         if not known or named:
             of_several = f" by default, but by name: {', '.join(named)}" if named else ""
             raise ModelError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from actors.data.dataset import BadRecords, DataRecord, load_records
+from actors.data.mixture import in_epoch
 from actors.data.prompts import ChatTokenizer, build_prompts
 from actors.reward.canaries import ErrorRates
 from actors.reward.known_completions import learn_known, read_known
@@ -34,21 +35,25 @@ def check_data(
     DataError and RewardImportError; of prompts ModelError and ConfigError too.
     """
     notes = []
+    prompts, size = 0, config.train_dataset.batch_size
     room = None if context is None else context - config.gconfig.max_new_tokens
     with _user_code(config) as pool:
         for key, dataset in config.datasets().items():
             records, bad = records_of(dataset, pool, key=key)
             score = None if pool is None else pool.of(records[0].dataset).check(records[0])
-            if key == "train_dataset" and not config.train_datasets:
-                _check_staleness(config, len(records))
-            longest, left_out = _measured(records, tokenizer, room, key, config, bad)
+            longest, count, left_out = _measured(records, tokenizer, room, key, config, bad)
             tell(f"{key}: {counted(len(records), 'record')} read; {longest}; {_scored(config, pool, score)}")
+            if key.startswith("train"):
+                prompts += in_epoch(dataset.weight, count)
             if left_out:
                 notes.append(f"{key}: {counted(left_out, 'prompt')} left out, over {key}.max_length")
             if bad.count:
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
             asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
+    _check_staleness(config, prompts)
+    if prompts < size:
+        notes.append(f"train_dataset.batch_size={size}: no batch is full, as an epoch has {counted(prompts, 'prompt')}")
     return notes
 
 
@@ -59,16 +64,17 @@ def _measured(
     key: str,
     config: RunConfig,
     bad: BadRecords,
-) -> tuple[str, int]:
-    """What the longest prompt has, and how many are over the data set's max_length. Raises DataError where one that
-    isn't has no room."""
+) -> tuple[str, int, int]:
+    """What the longest prompt has, how many prompts there are, and how many more are over the data set's max_length.
+    Raises DataError where one that isn't has no room."""
     if tokenizer is None:
-        return "prompts were not measured, as there is no tokenizer here", 0
+        return "prompts were not measured, as tokenizer or chat template is missing here", len(records), 0
     longest = config.datasets()[key].max_length
     prompts, left_out = build_prompts(
         records, tokenizer, max_prompt_tokens=room, max_length=longest, key=key, chat=config.chat, bad=bad
     )
-    return f"the longest prompt has {counted(max(len(one.token_ids) for one in prompts), 'token')}", left_out
+    tokens = max(len(one.token_ids) for one in prompts)
+    return f"the longest prompt has {counted(tokens, 'token')}", len(prompts), left_out
 
 
 def _scored(config: RunConfig, pool: RewardPool | None, score: float | None) -> str:

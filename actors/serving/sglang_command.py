@@ -76,7 +76,7 @@ def command(
         if span.node_rank > 0:
             options["enable-metrics"] = None  # on a port that SGLang opens there without keys, for a health check
     options |= {key.replace("_", "-"): value for key, value in config.extra_args.items()}
-    return [*entry, *(word for key, value in options.items() for word in _words(key, value))]
+    return [*entry, *(word for key, value in options.items() for word in words_of(key, value))]
 
 
 def limited(config: SGLangConfig, entry: tuple[str, ...], *, device: str) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def limited(config: SGLangConfig, entry: tuple[str, ...], *, device: str) -> tup
     return (sys.executable, "-S", "-m", "actors.processes.memory_limit", limit, *entry)
 
 
-def _words(key: str, value: object) -> Iterator[str]:
+def words_of(key: str, value: object) -> Iterator[str]:
     """`--key value`; a flag for True, nothing for False and None, several values for a list."""
     if value is None or value is False:
         return

@@ -3,6 +3,7 @@
     LauncherError
     ├── UsageError                   the command or its surroundings are wrong; nothing was started (exit code 2)
     │   ├── ConfigError              a key: unknown, of a wrong type, out of range, or in contradiction with another
+    │   │   └── UnsupportedSetting   a value that the model, its tokenizer or SGLang takes on no machine
     │   ├── ResourceError            the machine: no GPU, too little memory, a port in use, no room on a disk
     │   ├── StorageError             a folder: missing, not writable, held by another run
     │   ├── ModelError               a model folder: missing, incomplete, damaged, without a chat template
@@ -53,6 +54,10 @@ class UsageError(LauncherError):
 
 class ConfigError(UsageError):
     """A setting can't be used."""
+
+
+class UnsupportedSetting(ConfigError):
+    """A value that goes with the model, its tokenizer or SGLang on no machine."""
 
 
 class ResourceError(UsageError):

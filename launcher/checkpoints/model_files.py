@@ -15,6 +15,7 @@ from launcher.base.errors import ModelError, UnsupportedModel
 from launcher.checkpoints.manifest import inside
 from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
 from launcher.checkpoints.tensor_files import read_entries
+from launcher.config.data import unknown_template
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -105,10 +106,7 @@ def check_tokenizer(folder: Path, *, needs_template: bool = True, template: str 
     names |= {str(one["name"]) for one in listed} if isinstance(listed, list) else set()
     names |= {"default"} if named and template_file.is_file() else set()
     if template is not None and template not in names:
-        raise ModelError(
-            f"chat.template={template} is no file, and no template of the tokenizer in {folder}",
-            f"a .jinja file, none, or one of: {', '.join(sorted(names)) or 'none that has a name'}",
-        )
+        raise ModelError(*unknown_template(template, sorted(names), tokenizer=str(folder)))
 
 
 def check_vocabulary(folder: Path, shape: ModelShape) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,20 @@ class FurtherConfig(HeldOutConfig):
 FURTHER = ("train_datasets", "valid_datasets")
 
 NO_TEMPLATE = "none"
+TEMPLATE_ENDING = ".jinja"
 WRITTEN_BY_US = ("add_generation_prompt", "chat_template", "conversation", "return_dict", "tokenize", "tools")
 """Arguments of a template that are no variables for users."""
+
+
+def unknown_template(template: str, names: Sequence[str], *, tokenizer: str) -> tuple[str, str]:
+    """What to say, and to change, of a chat.template that is no file and none of the tokenizer's `names`."""
+    without = f"leave chat.template out for that of the tokenizer in {tokenizer}"
+    if template.endswith(TEMPLATE_ENDING) or len(Path(template).parts) > 1:
+        what = f"chat.template={template}: there is no file {Path(template).absolute()}"
+        return what, f"give the path of a {TEMPLATE_ENDING} file, or {without}"
+    what = f"chat.template={template}: no template of the tokenizer in {tokenizer} has that name, and no file here"
+    known = f"one of {', '.join(names)}, or " if names else ""
+    return what, f"give {known}the path of a {TEMPLATE_ENDING} file, or {without}"
 
 
 @dataclass

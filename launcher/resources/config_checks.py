@@ -171,7 +171,11 @@ def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
     train, sglang, rollout = config.train_dataset, config.sglang, config.rollout
     for key, dataset in config.datasets().items():
-        if not dataset.path.strip():
+        _, _, name = key.partition(".")
+        if name and (not re.fullmatch(r"[A-Za-z]\w*", name) or name == "main"):
+            further = "a further data set's name has letters, digits and _"
+            yield f"{key}.path", f"{further}, and is not main, which is the first one's"
+        elif not dataset.path.strip():
             yield f"{key}.path", "a hub name, a file or a folder"
     yield from _several_datasets(config)
     if config.chat.template == NO_TEMPLATE:
@@ -207,9 +211,6 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _several_datasets(config: RunConfig) -> Iterator[tuple[str, str]]:
     train, valid = config.train_datasets, config.valid_datasets
-    for key in FURTHER:
-        if any(not re.fullmatch(r"[A-Za-z]\w*", name) or name == "main" for name in getattr(config, key)):
-            yield key, "names of letters, digits and _, but not main, which is the first data set's"
     if valid and config.valid_dataset is None:
         yield "valid_datasets", "none without valid_dataset, which is the first held-out one"
     for name in train.keys() & valid.keys():

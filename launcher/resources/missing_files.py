@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.base.errors import ConfigError, DataError, ModelError, UsageError
+from launcher.base.errors import DataError, ModelError, UnsupportedSetting, UsageError
 from launcher.checkpoints import model_files
 from launcher.checkpoints.model_shape import ModelShape, known_shape
 from launcher.config.data import DATA_ENDINGS, NO_TEMPLATE, data_ending
@@ -101,19 +101,27 @@ def _sizes_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageError
     longest = (config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
     for key, tokens in (("sglang.context_length", config.sglang.context_length), ("gconfig.max_new_tokens", longest)):
         if tokens is not None and tokens > shape.positions:
-            yield ConfigError(
+            yield UnsupportedSetting(
                 f"{key}: sequences of {tokens} tokens, but {config.actor.path} takes {shape.positions}",
                 f"at most {shape.positions} for prompt and completion together (why so few: docs/models.md)",
             )
     if strange := sorted(set(config.actor.target_modules) - shape.matrices.keys()):
-        yield ConfigError(
+        yield UnsupportedSetting(
             f"actor.target_modules: {config.actor.path} has no {', '.join(strange)}",
             f"choose of {', '.join(shape.matrices)}",
+        )
+    adapted = [min(size) for name, size in shape.matrices.items() if name in config.actor.adapted]
+    rank, most = config.actor.lora_rank, max(adapted, default=config.actor.lora_rank)
+    if config.actor.use_lora and rank > most:
+        yield UnsupportedSetting(
+            f"actor.lora_rank={rank}: of the matrices of {config.actor.path} that get an adapter none has a larger "
+            f"rank than {most} itself",
+            f"at most {most}; or actor.use_lora=false, which trains all weights",
         )
     tp = config.sglang.tp_size
     heads = f"{shape.heads} heads and {shape.kv_heads} KV heads"
     if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):
-        yield ConfigError(
+        yield UnsupportedSetting(
             f"sglang.tp_size={tp} does not divide the {heads} of {config.actor.path}", "choose a tp_size that does"
         )
 
@@ -122,7 +130,7 @@ def _models_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageErro
     """The server gets the trainer's weights, and the trainer the tokenizer's tokens: they must be of one shape."""
     server, tokenizer = model_folder(config.sglang.model_path), model_folder(config.tokenizer_path)
     if server is not None and config.sglang.model_path != config.actor.path and _shape_of(server) not in (None, shape):
-        yield ConfigError(
+        yield UnsupportedSetting(
             f"sglang.model_path={server} is of another shape than actor.path={config.actor.path}",
             "leave sglang.model_path out: it follows actor.path",
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from launcher.base.errors import ConfigError, RewardImportError, UsageError
+from launcher.base.errors import ConfigError, RewardImportError, UnsupportedSetting, UsageError
 from launcher.checkpoints.uploads import remote_of
 from launcher.config.foreign import OWN
 from launcher.config.lora import INSTALL_PEFT
@@ -64,6 +64,31 @@ except ConfigError as error:
     answer = [error.message, error.hint]
 print(json.dumps(answer))
 """
+PROBE_SERVER = """
+import argparse, json, sys
+from actors.serving import sglang_cpu
+from actors.serving.sglang_command import words_of
+sglang_cpu.prepare()  # else SGLang isn't imported without a GPU; its arguments are the same
+answer = None
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise ValueError(message)
+try:
+    from sglang.srt.server_args import ServerArgs
+except ImportError:
+    ServerArgs = None
+if ServerArgs is not None:
+    parser = Parser()
+    ServerArgs.add_cli_args(parser)
+    for name, value in json.loads(sys.argv[1]).items():
+        try:
+            parser.parse_args(["--model-path", "-", *words_of(name.replace("_", "-"), value)])
+        except ValueError as error:
+            answer = [f"sglang.extra_args.{name}={value}: SGLang says: {error}", sys.argv[2]]
+            break
+print(json.dumps(answer))
+"""
+ARGUMENTS_OF_SGLANG = "`python -m sglang.launch_server --help` lists its arguments"
 
 
 def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[NodeCheck] = ()) -> None:
@@ -107,6 +132,7 @@ def find_missing(
         *missing_webhook(config),
         *_missing_protocol(config),
         *(_missing_peft(config) if here else ()),
+        *(_refused_arguments(config) if here else ()),
     ]
 
 
@@ -118,18 +144,25 @@ def _of_none(checks: Sequence[NodeCheck]) -> str:
 def _missing_imports(config: RunConfig) -> Iterator[UsageError]:
     """The reward function: importable, and with the keyword arguments it will be given. It is not called. And an
     optimizer by import path: it is made, for a matrix of one number."""
-    yield from _tried(PROBE, config.reward.fn, f"reward.fn={config.reward.fn}", RewardImportError)
+    yield from _tried(PROBE, config.reward.fn, key=f"reward.fn={config.reward.fn}", kind=RewardImportError)
     optimizer = config.actor.optimizer
     if optimizer.type != ADAMW and config.trainer.adapter == OWN:
         key = f"actor.optimizer.type={optimizer.type}"
-        yield from _tried(PROBE_OPTIMIZER, json.dumps(asdict(optimizer)), key, ConfigError)
+        yield from _tried(PROBE_OPTIMIZER, json.dumps(asdict(optimizer)), key=key, kind=ConfigError)
 
 
-def _tried(probe: str, argument: str, key: str, kind: type[UsageError]) -> Iterator[UsageError]:
+def _refused_arguments(config: RunConfig) -> Iterator[UsageError]:
+    """Of sglang.extra_args the first that the SGLang which is installed here, if any, doesn't know or take."""
+    if extra := config.sglang.extra_args:
+        given = (json.dumps(extra), ARGUMENTS_OF_SGLANG)
+        yield from _tried(PROBE_SERVER, *given, key="sglang.extra_args", kind=UnsupportedSetting)
+
+
+def _tried(probe: str, *arguments: str, key: str, kind: type[UsageError]) -> Iterator[UsageError]:
     """Another process imports it: a user's module may import torch, take long, or end the process that imports it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", probe, argument],
+            [sys.executable, "-c", probe, *arguments],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
             stdin=subprocess.DEVNULL,
             capture_output=True,

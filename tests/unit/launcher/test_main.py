@@ -170,13 +170,21 @@ def test_a_dry_run_measures_the_prompts(command, tmp_path):
     question = {"question": "1+" * 500 + "1=?", "answer": "#### 501"}
     lines = [json.dumps({"question": "1+1=?", "answer": "#### 2"}), json.dumps(question)]
     (tmp_path / "long.jsonl").write_text("\n".join(lines))
-    asked = ("conf=arithmetic_cpu", "dry_run=true", QUICK, f"train_dataset.path={tmp_path / 'long.jsonl'}")
+    data = (f"train_dataset.path={tmp_path / 'long.jsonl'}", "train_dataset.batch_size=1")
+    asked = ("conf=arithmetic_cpu", "dry_run=true", QUICK, *data)
     code, _, err = command(*asked, "train_dataset.max_length=null")
     assert code == 2
     assert "long.jsonl:2: the prompt ('1+1+1+" in err
     code, out, err = command(*asked, "train_dataset.max_length=20")
     assert "\ntrain_dataset: 2 records read; the longest prompt has 13 tokens; the first answer" in out
     assert (code, err) == (0, "note: train_dataset: 1 prompt left out, over train_dataset.max_length\n")
+
+
+def test_a_dry_run_refuses_what_the_model_takes_on_no_machine(command):
+    asked = ("conf=arithmetic_cpu", "dry_run=true", QUICK, "actor.use_lora=true", "actor.lora_rank=129")
+    code, _, err = command(*asked)
+    assert (code, err.count("actor.lora_rank"), err.count("error: ")) == (2, 1, 1)
+    assert "missing here" not in err
 
 
 def test_a_dry_run_still_refuses_a_contradiction(command):

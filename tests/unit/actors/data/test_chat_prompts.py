@@ -58,7 +58,9 @@ def test_a_template_by_its_name(tokenizer, tmp_path):
     records = load(write(tmp_path / "d.jsonl", RECORDS[:1]))
     assert texts(tokenizer, records) == ["D0+1?"]
     assert texts(tokenizer, records, ChatConfig(template="rag")) == ["R0+1?"]
-    with pytest.raises(ConfigError, match=r"chat.template=rga is no file, and no template .*\n.*one of: default, rag"):
+    with pytest.raises(
+        ConfigError, match=r"chat.template=rga: no template of .*\n.*give one of default, rag, or the path"
+    ):
         texts(tokenizer, records, ChatConfig(template="rga"))
 
 

@@ -32,7 +32,7 @@ def made(tmp_path, monkeypatch):
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         paths = [f"train_dataset.path={tmp_path / 'main.jsonl'}", f"valid_dataset.path={tmp_path / 'held.jsonl'}"]
         paths += [f"+train_datasets.{name}.path={tmp_path / name}.jsonl" for name in files if name != "main"]
-        return compose(["conf=arithmetic_cpu", *paths, *settings])
+        return compose(["conf=arithmetic_cpu", "train_dataset.batch_size=1", *paths, *settings])
 
     return config
 
@@ -98,7 +98,8 @@ def test_columns_follow_the_first_data_set_until_given(made):
     [
         (["+train_datasets.b.weight=0"], "train_datasets.b.weight=0.0: allowed: more than 0"),
         (["+train_datasets.b.reward_fn=no"], "train_datasets.b.reward_fn=no: allowed: module:function"),
-        (["+train_datasets.main.path=x"], "names of letters, digits and _, but not main"),
+        (["+train_datasets.main.path=x"], "train_datasets.main.path=x: a further data set's name has letters"),
+        (["+valid_datasets.a-b.path=x"], "valid_datasets.a-b.path=x: a further data set's name has letters"),
         (
             ["+valid_datasets.b.path=x", "+valid_datasets.b.reward_fn=a:b", "+train_datasets.b.reward_fn=a:c"],
             "or that of",
@@ -107,6 +108,12 @@ def test_columns_follow_the_first_data_set_until_given(made):
 )
 def test_what_can_not_be_used_is_refused_with_its_key(made, settings, said):
     assert said in "\n".join(map(str, find_problems(made(*settings, b=[SAME]))))
+
+
+def test_a_further_data_set_without_a_path_is_one_message(made):
+    for name in ("main", "more"):
+        (problem,) = map(str, find_problems(made(f"+train_datasets.{name}.path=")))
+        assert problem.startswith(f"train_datasets.{name}.path='': a ")
 
 
 def test_an_unknown_key_of_a_further_data_set_is_refused(made):

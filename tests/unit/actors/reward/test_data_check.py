@@ -39,7 +39,7 @@ def check(tmp_path, monkeypatch):
     def run(records, *settings, fn="actors.reward:gsm8k_reward", **given):
         (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         words = [f"train_dataset.path={tmp_path / 'd.jsonl'}", "valid_dataset.max_items=2", f"reward.fn={fn}"]
-        return check_data(compose(["conf=arithmetic_cpu", *words, *settings]), **given)
+        return check_data(compose(["conf=arithmetic_cpu", "train_dataset.batch_size=1", *words, *settings]), **given)
 
     return run
 
@@ -73,6 +73,19 @@ def test_one_answer_is_scored(check):
     assert check([GOOD], fn="checked_rewards:silent") == []
 
 
+def test_a_batch_that_no_epoch_fills_is_told(check):
+    free = "checked_rewards:free"
+    records = [{**GOOD, "question": question} for question in "abc"]
+    assert check(records, "train_dataset.batch_size=3", fn=free) == []
+    said = ["train_dataset.batch_size=4: no batch is full, as an epoch has 3 prompts"]
+    assert check(records, "train_dataset.batch_size=4", fn=free) == said
+    assert check(records, "train_dataset.batch_size=4", "train_dataset.weight=1.4", fn=free) == []
+    tokenizer = load_tokenizer(REPOSITORY / "assets/arithmetic/model", key="tokenizer_path")
+    long = [*records, {**GOOD, "question": "1+1+1+1+1=?"}]
+    notes = check(long, "train_dataset.batch_size=4", "train_dataset.max_length=12", fn=free, tokenizer=tokenizer)
+    assert notes == ["train_dataset: 1 prompt left out, over train_dataset.max_length", *said]
+
+
 def test_a_dry_run_says_what_was_read_measured_and_scored(check):
     tokenizer = load_tokenizer(REPOSITORY / "assets/arithmetic/model", key="tokenizer_path")
     told = []
@@ -85,7 +98,7 @@ def test_a_dry_run_says_what_was_read_measured_and_scored(check):
     told.clear()
     assert check([GOOD], fn="checked_rewards:silent", tell=told.append) == []
     assert told[0] == (
-        "train_dataset: 1 record read; prompts were not measured, as there is no tokenizer here; "
+        "train_dataset: 1 record read; prompts were not measured, as tokenizer or chat template is missing here; "
         "the first answer, as it stands, is scored no answer"
     )
 

@@ -8,15 +8,16 @@ import struct
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 from launcher.base.errors import (
-    ConfigError,
     DataError,
     ModelError,
     UnsupportedModel,
+    UnsupportedSetting,
 )
 from launcher.resources import hub
 from tests.support.preflight_parts import missing, the_one
@@ -135,10 +136,12 @@ def test_whole_shards_are_sound(config, model):
 def test_a_template_that_the_tokenizer_lacks_is_named_with_those_that_it_has(config, model):
     config.chat.template = "my_template.jinja"
     said = the_one(config, ModelError)
-    assert f"chat.template=my_template.jinja is no file, and no template of the tokenizer in {model}" in said
-    assert "or one of: none that has a name" in said
+    assert f"chat.template=my_template.jinja: there is no file {Path('my_template.jinja').absolute()}\n" in said
+    assert f"leave chat.template out for that of the tokenizer in {model}" in said
+    config.chat.template = "toolz"
+    assert f"chat.template=toolz: no template of the tokenizer in {model} has that name" in the_one(config, ModelError)
     with_facts("tokenizer_config.json", chat_template=[{"name": "tools", "template": "{{ messages }}"}])(model)
-    assert "or one of: tools" in the_one(config, ModelError)
+    assert "give one of tools, or the path of a .jinja file" in the_one(config, ModelError)
     config.chat.template = "tools"
     assert missing(config) == []
 
@@ -154,7 +157,9 @@ def test_a_server_that_starts_from_another_model(config, model, tmp_path):
     config.sglang.model_path = str(other)
     assert missing(config) == []
     with_facts("config.json", intermediate_size=1)(other)
-    assert f"sglang.model_path={other} is of another shape than actor.path={model}" in the_one(config, ConfigError)
+    assert f"sglang.model_path={other} is of another shape than actor.path={model}" in the_one(
+        config, UnsupportedSetting
+    )
 
 
 def test_a_reference_is_looked_at_only_where_it_is_used(config, tmp_path):
@@ -167,17 +172,30 @@ def test_a_reference_is_looked_at_only_where_it_is_used(config, tmp_path):
 def test_sequences_longer_than_the_model_knows(config, model):
     with_facts("config.json", max_position_embeddings=128)(model)
     config.sglang.context_length = 256
-    assert "sglang.context_length: sequences of 256 tokens" in the_one(config, ConfigError)
+    assert "sglang.context_length: sequences of 256 tokens" in the_one(config, UnsupportedSetting)
 
 
 def test_adapters_on_matrices_that_the_model_has_fused(config):
     config.actor.use_lora, config.actor.target_modules = True, ["o_proj", "qkv_proj"]
-    assert "has no qkv_proj" in the_one(config, ConfigError)
+    assert "has no qkv_proj" in the_one(config, UnsupportedSetting)
+
+
+@pytest.mark.parametrize(("matrices", "most"), [([], 128), (["k_proj", "v_proj"], 64)])
+def test_an_adapter_has_no_larger_rank_than_the_largest_matrix_beside_one(config, matrices, most):
+    config.actor.use_lora, config.actor.target_modules, config.actor.lora_rank = True, matrices, most
+    assert missing(config) == []
+    config.actor.lora_rank = most + 1
+    assert f"actor.lora_rank={most + 1}: of the matrices of {config.actor.path} that get an adapter none has a " in (
+        said := the_one(config, UnsupportedSetting)
+    )
+    assert f"at most {most}; " in said
+    config.actor.use_lora = False
+    assert missing(config) == []
 
 
 def test_heads_that_tp_size_does_not_divide(config):
     config.sglang.tp_size = 3
-    assert "sglang.tp_size=3 does not divide the 4 heads" in the_one(config, ConfigError)
+    assert "sglang.tp_size=3 does not divide the 4 heads" in the_one(config, UnsupportedSetting)
 
 
 # ── the hub ──

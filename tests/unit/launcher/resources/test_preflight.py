@@ -14,6 +14,7 @@ from launcher.base.errors import (
     ResourceError,
     RewardImportError,
     StorageError,
+    UnsupportedSetting,
     UsageError,
 )
 from launcher.resources.memory_estimate import GIB
@@ -92,6 +93,37 @@ def test_a_reward_function_of_the_users_own(config, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_reward.py").write_text("print('loud')\ndef score(*, completion, **rest): return 0.0")
     config.reward.fn = "my_reward:score"
+    assert missing(config) == []
+
+
+# ── the server's arguments ──
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"watchdog_timeout": 60, "nosuch": 1}, "extra_args.nosuch=1: SGLang says: unrecognized arguments: --nosuch 1"),
+        ({"watchdog-timeout": "soon"}, "extra_args.watchdog-timeout=soon: SGLang says: argument --watchdog-timeout: "),
+        ({"enable_metri": True}, "extra_args.enable_metri=True: SGLang says: ambiguous option: --enable-metri could"),
+    ],
+)
+def test_an_argument_that_sglang_does_not_know_or_take(config, arguments, said):
+    config.sglang.extra_args = arguments
+    assert said in the_one(config, UnsupportedSetting)
+
+
+@pytest.mark.slow
+def test_arguments_that_sglang_takes_under_any_of_their_names(config):
+    known = {"watchdog_timeout": 60, "tensor-parallel-size": 1, "disable_radix_cache": True, "hos": "127.0.0.1"}
+    config.sglang.extra_args = known
+    assert missing(config) == []
+
+
+def test_where_sglang_is_not_installed_its_arguments_are_not_asked_of_it(config, tmp_path, monkeypatch):
+    (tmp_path / "sglang.py").write_text("raise ImportError('sglang')")
+    monkeypatch.syspath_prepend(tmp_path)
+    config.sglang.extra_args = {"nosuch": 1}
     assert missing(config) == []
 
 
