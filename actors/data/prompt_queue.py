@@ -117,6 +117,15 @@ class PromptQueue:
             self._first.extendleft(reversed(self._in_flight))
             self._in_flight, self._kept = {}, {}
 
+    def bring_forward(self, made: Mapping[str, Iterable[Completion]]) -> None:
+        """Of these, the prompts that were given back are taken next, with what was made of them."""
+        with self._keeping:
+            given_back = {*self._first, *self._last}
+            kept = {prompt_id: tuple(some) for prompt_id, some in made.items() if prompt_id in given_back}
+            self._first = deque([*kept, *(one for one in self._first if one not in kept)])
+            self._last = deque(one for one in self._last if one not in kept)
+            self._kept |= kept
+
     def requeue(self, ids: Iterable[str]) -> None:
         """Back to the end of this epoch's queue: they were not trained on."""
         self._last.extend(self._land(ids))

@@ -12,7 +12,7 @@ import os
 import time
 
 from launcher.base.messages import Cause, Rejection
-from launcher.base.rollouts import RolloutBatch
+from launcher.base.rollouts import Completion, RolloutBatch, RolloutGroup
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import Journal, encode
 
@@ -25,6 +25,8 @@ MOST_FILES = 20
 """That wait for their incident."""
 MOST_BATCH_BYTES = 4 * 2**20
 LONGEST_TEXT = 4000
+OF_REWARDS = frozenset({Cause.VERIFIER_BROKEN, Cause.REWARD_COLLAPSE})
+"""Why a batch is rejected whose completions may be sound."""
 
 log = logging.getLogger("trainer")
 
@@ -37,9 +39,11 @@ class Rejections:
         self._folder = journal.path.parent / "incidents" / FOLDER
         self._count = itertools.count(1)
         self.since_step: tuple[Rejection, ...] = ()
+        self._unscored: tuple[RolloutGroup, ...] = ()
 
     def add(self, batch: RolloutBatch, decision: Admission, global_step: int) -> None:
         """Record it. A batch that can't be kept is logged, and costs nothing else."""
+        self._unscored = batch.all_groups if decision.cause in OF_REWARDS else ()
         name = f"step{global_step}-{os.getpid()}-{next(self._count)}"
         rejection = Rejection(
             id=name,
@@ -62,6 +66,7 @@ class Rejections:
 
     def committed(self, step: int) -> None:
         """A step was committed: whatever spoilt a batch is over; a change of the policy is not for some steps."""
+        self._unscored = ()
         self.since_step = tuple(
             one
             for one in self.since_step
@@ -70,7 +75,18 @@ class Rejections:
 
     def restored(self) -> None:
         """The trainer holds other weights now."""
-        self.since_step = ()
+        self.since_step, self._unscored = (), ()
+
+    def to_score_again(self) -> dict[str, list[Completion]]:
+        """By prompt the completions of the batch that was rejected last, where only rewards were at fault; once. To
+        ask for after a pause: while the reward function is broken the same batch would be rejected again and again. An
+        episode's reward can't be had without playing it."""
+        groups, self._unscored = self._unscored, ()
+        return {
+            group.prompt.id: [one.completion for one in group.rollouts]
+            for group in groups
+            if not any(one.segments for one in group.rollouts)
+        }
 
     def _keep(self, batch: RolloutBatch, name: str) -> str:
         file = self._folder / f"{name}.json"

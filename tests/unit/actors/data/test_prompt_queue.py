@@ -15,9 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from actors.data import prompt_queue
 from actors.data.prompt_queue import PromptQueue
 from launcher.base.errors import CheckpointError, DataError
+from launcher.base.rollouts import Completion
 
 ROOT = Path(__file__).parents[4]
 IDS = [f"p{i}" for i in range(10)]
+MADE = Completion(token_ids=(1,), logprobs=(-1.0,), weight_version=0, finish_reason="stop")
 
 
 def queue(ids=IDS, seed=1, shuffle=True):
@@ -283,6 +285,10 @@ class EveryPromptOncePerEpoch(RuleBasedStateMachine):
         self.queue.commit(self.in_flight)
         self.in_flight = []
 
+    @rule(ids=st.sets(st.sampled_from(IDS)))
+    def bring_forward(self, ids):
+        self.queue.bring_forward(dict.fromkeys(ids, ()))
+
     @rule()
     def save(self):
         self.saved = (json.dumps(self.queue.state_dict()), self.trained.copy())
@@ -323,3 +329,16 @@ def test_what_a_state_costs_does_not_grow_with_the_data_set(monkeypatch):
     monkeypatch.setattr(prompt_queue, "_digest", lambda *parts: hashed.append(len(parts)) or digest(*parts))
     states = [queue.state_dict() for _ in range(5)]
     assert hashed == [102] and states == [states[0]] * 5
+
+
+def test_only_what_was_given_back_is_brought_forward():
+    made = {one: [MADE] for one in ("p1", "p0", "p4", "p7", "nobody")}
+    queue = PromptQueue(IDS, seed=1, shuffle=False)
+    taken = queue.take(5)
+    queue.commit(taken[:1])
+    queue.requeue(taken[1:3])
+    queue.bring_forward(made)
+    assert queue.take(3) == ["p1", "p5", "p6"], "p0 is trained on, p4 in flight, p7 waits for its turn"
+    assert [bool(queue.kept(one)) for one in made] == [True, False, False, False, False]
+    queue.requeue(["p1"])
+    assert queue.kept("p1") == ()

@@ -6,9 +6,10 @@ import pytest
 
 from actors.rollout.live_rollouts import LoopThread
 from actors.rollout.rollout_stream import RolloutStream
+from launcher.base.messages import Cause
 from launcher.policy.admission import Admission
 from tests.support.replay import Replay, group, prompts
-from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial, identical
+from tests.unit.actors.training.test_step_loop import BATCH, N_PROMPTS, SAMPLES, Trial, identical
 
 AHEAD = 2
 
@@ -21,6 +22,7 @@ class AheadReplay(Replay):
         self.ahead, self.most_batches = ahead, most_batches
         self.thread = LoopThread("ahead")
         self.stream = None
+        self.generated = 0
 
     def collect(self, queue, *, want, weight_version):
         return self.thread.call(self._collect(queue, want, weight_version))
@@ -45,14 +47,17 @@ class AheadReplay(Replay):
         return batch
 
     async def _make(self, prompt, weights, tally, kept):
+        self.generated += not kept
         made = group(prompt, SAMPLES, kept[0].weight_version if kept else weights.oldest)
         assert not kept or [one.completion for one in made.rollouts] == list(kept)
         return made
 
 
-def trial(root, **settings):
-    made = Trial(root, rollouts=AheadReplay(), recipe={"use_decoupled_loss": True}, **settings)
-    made.config.rollout.max_head_offpolicyness = AHEAD
+def trial(root, *, ahead=AHEAD, **settings):
+    rollouts = AheadReplay(ahead=ahead)
+    made = Trial(root, rollouts=rollouts, recipe={"use_decoupled_loss": True}, **settings)
+    made.rollouts = rollouts
+    made.config.rollout.max_head_offpolicyness = ahead
     made.loop._gate._rules = type(made.loop._gate._rules).of(made.config)
     return made
 
@@ -90,3 +95,57 @@ def test_of_a_rejected_batch_s_time_nothing_that_was_made_ahead_is_used(tmp_path
     assert asked[2] == (0,), "made two steps ahead"
     assert asked[3] == (2,), "made anew, at the weights of the rejection"
     assert sorted(i for r in one.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0, AHEAD])
+@pytest.mark.parametrize(
+    ("cause", "is_kept"), [(Cause.VERIFIER_BROKEN, True), (Cause.REWARD_COLLAPSE, True), (Cause.SERVER_STALE, False)]
+)
+def test_after_a_pause_a_batch_with_spoilt_rewards_is_scored_and_not_generated_again(tmp_path, ahead, cause, is_kept):
+    asked, spoilt = [], []
+
+    def ask(report):
+        asked.append(report)
+        if len(asked) == 3:
+            spoilt.extend(one.queue.in_flight[:BATCH])
+            one.loop.request_stop()
+        return Admission(admitted=len(asked) != 3, reason="0 for all", cause=cause)
+
+    one = trial(tmp_path, steps=4, ask=ask, ahead=ahead)
+    assert not one.run()
+    assert [report.global_step for report in one.reports] == [0, 1]
+    before = one.rollouts.generated
+    one.loop.allow()
+    one.loop._config.total_train_steps = 3
+    assert one.run()
+    assert (list(one.reports[2].prompt_ids) == spoilt) is is_kept
+    taken = min((ahead + 1) * BATCH, N_PROMPTS - 2 * BATCH)
+    assert one.rollouts.generated - before == taken - (BATCH if is_kept else 0)
+    one.loop._config.total_train_steps = 5
+    one.loop.allow()
+    assert one.run()
+    assert sorted(i for r in one.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+
+
+@pytest.mark.slow
+def test_a_batch_whose_scores_stay_broken_is_generated_anew_in_the_end(tmp_path):
+    """Scored again after each pause, it is first in the queue, but only the last one is, and never without a pause."""
+    asked = []
+
+    def ask(report):
+        asked.append(report)
+        if len(asked) in (3, 5):
+            one.loop.request_stop()
+        return Admission(admitted=len(asked) not in (3, 4, 5), reason="0 for all", cause=Cause.VERIFIER_BROKEN)
+
+    one = trial(tmp_path, steps=4, ask=ask, ahead=0)
+    assert not one.run()
+    assert one.rollouts.generated == 3 * BATCH
+    one.loop.allow()
+    assert not one.run()
+    assert one.rollouts.generated == 4 * BATCH, "once what was kept, then another batch"
+    one.loop.allow()
+    assert one.run()
+    assert one.rollouts.generated == 5 * BATCH
+    assert len({i for r in one.reports for i in r.prompt_ids}) == 4 * BATCH
