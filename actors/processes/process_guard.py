@@ -236,7 +236,7 @@ class Guard:
         name, _, value = self._options.mark.partition("=")
         locks = {} if self._locks is None else {VARIABLE: str(self._locks.path)}
         with self._output.entrance() as output:
-            server = subprocess.Popen(
+            self._child = subprocess.Popen(  # kept: one that is let go collects a child that has ended
                 self._options.command,
                 env={**os.environ, **locks, name: value},
                 stdin=subprocess.DEVNULL,
@@ -245,11 +245,11 @@ class Guard:
                 start_new_session=True,
                 pass_fds=() if inherit is None else (inherit,),
                 preexec_fn=lambda: die_with(me),  # this process has a single thread as yet
-            ).pid
+            )
         if inherit is not None:
             os.close(inherit)
         self._output.begin()
-        return server
+        return self._child.pid
 
     def _first_cause(self) -> EndReason:
         """Wait. Among several causes, that the server ended by itself comes first."""

@@ -105,6 +105,13 @@ def how_it_ends(world: World, victim: str) -> tuple[int | None, str]:
     }[victim]
 
 
+async def test_a_command_that_ends_at_once_was_started_and_has_its_exit_code(world):
+    for _ in range(5):
+        await world.launch("false")
+        assert (await world.process.wait_ended()).exit_code == 1
+        await world.nothing_left([])
+
+
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_whoever_is_killed_nothing_is_left(world, victim):
     await world.launch()
