@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from actors.serving.group_address import LOOPBACK, interface_with
 from actors.serving.sampling_seed import sampling_seed
-from launcher.base.addresses import is_every_interface
+from launcher.base.addresses import bound, free_port, is_every_interface
 from launcher.base.errors import ResourceError
 from launcher.config.schema import SGLangConfig
 
@@ -135,32 +134,29 @@ def _number(gpu_id: str) -> tuple[int, str]:
 def choose_port(config: SGLangConfig, index: int) -> int:
     """`sglang.port` + index, or a free one. Raises ResourceError where it is in use or the host isn't ours."""
     wanted = 0 if config.port is None else config.port + index
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: only a listener is in the way
-        try:
-            trial.bind((config.host, wanted))
-        except OSError as error:
-            raise ResourceError(
-                f"server {index} can't listen on {config.host}:{wanted or 'any port'}: {os.strerror(error.errno or 0)}",
-                "set sglang.port to a free port (null: one is found), or end what listens there (`ss -ltnp`); "
-                "sglang.host must be an address of this machine",
-            ) from error
+    try:
+        trial = bound(
+            config.host, wanted or free_port(config.host)
+        )  # as the server does: only a listener is in the way
+    except OSError as error:
+        raise ResourceError(
+            f"server {index} can't listen on {config.host}:{wanted or 'any port'}: {os.strerror(error.errno or 0)}",
+            "set sglang.port to a free port (null: one is found), or end what listens there (`ss -ltnp`); "
+            "sglang.host must be an address of this machine",
+        ) from error
+    with trial:
         address, port = trial.getsockname()[:2]
-        if is_every_interface(address):  # a name may mean that too
-            raise ResourceError(
-                f"sglang.host={config.host} is every interface of this machine: anybody could ask server {index}",
-                "set sglang.host to 127.0.0.1, or to this machine's address in the cluster's own network",
-            )
-        return int(port)
+    if is_every_interface(address):  # a name may mean that too
+        raise ResourceError(
+            f"sglang.host={config.host} is every interface of this machine: anybody could ask server {index}",
+            "set sglang.host to 127.0.0.1, or to this machine's address in the cluster's own network",
+        )
+    return int(port)
 
 
 def meeting_address(host: str) -> str:
     """`host` and a port of it that is free now, where the ranks of a server meet."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.bind((host, 0))
-        port = int(trial.getsockname()[1])
+    port = free_port(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

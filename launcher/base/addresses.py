@@ -1,9 +1,55 @@
-"""Checks of addresses and URLs that are given as settings, which are written to files and shown to people."""
+"""Free ports, and checks of addresses and URLs that are given as settings: they are written to files and shown."""
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 from urllib.parse import urlsplit
+
+ABOVE_RAY = 20_000
+"""Ray's workers take ports from 10,002 to 19,999."""
+USUALLY_GIVEN = 32_768
+GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+TRIES = 100
+
+
+def free_port(host: str = "", *, following: int = 1) -> int:
+    """A port of `host` ("": of every address) that is free, with those `following` it, for who listens there later.
+
+    It is below those that the kernel gives to whoever asks for any: one of them may be somebody's connection by then.
+    Raises OSError where `host` isn't this machine's, or where every port that was tried is taken.
+    """
+    given = int(GIVEN.read_text().split()[0])
+    end = (given if given - following > ABOVE_RAY else USUALLY_GIVEN) - following
+    draw = random.SystemRandom()
+    tries_left = TRIES
+    while True:
+        tries_left -= 1
+        first = draw.randrange(ABOVE_RAY, end)
+        try:
+            with ExitStack() as held:
+                for port in range(first, first + following):
+                    held.enter_context(bound(host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not tries_left:
+                raise
+        else:
+            return first
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket of that port, which only a listener can have taken. Raises OSError."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def is_every_interface(host: str) -> bool:

@@ -25,11 +25,11 @@ from actors.processes.forked_start import ORDERS
 from actors.processes.process_tree import Process, command_line, descendants, identify, open_files, send, wait_ended
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_server import SGLangServer
+from launcher.base.addresses import free_port
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.run_processes import GUARD, all_processes
-from tests.support.machine import free_port
 
 PROMISE_S = 10.0
 """P8 (docs/design.md): within this time no process of the server is left."""

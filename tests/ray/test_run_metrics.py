@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.addresses import free_port
 from launcher.reporting.current_status import read_now
 from launcher.reporting.run_gauges import GAUGES
 from tests.programs.supervised_run import SupervisedRun
-from tests.support.machine import free_port
 from tests.support.recipes import PROMETHEUS, dashboard_queries
 
 pytestmark = [

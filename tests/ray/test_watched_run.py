@@ -10,10 +10,10 @@ import urllib.request
 import psutil
 import pytest
 
+from launcher.base.addresses import free_port
 from launcher.run_files.run_keys import read_watch_token
 from scripts.run_control import state_of
 from tests.programs.supervised_run import SupervisedRun
-from tests.support.machine import free_port
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -1,18 +1,11 @@
 """How busy this machine is: what tests wait for grows with it. What the launcher promises in seconds does not."""
 
-import contextlib
 import os
-import random
-import socket
 import time
-from pathlib import Path
 
 QUIET_S = 0.11
 """What `_work` takes on the two quiet cores whose durations docs/testing.md has."""
 AGAIN_S = 30.0
-ABOVE_RAY = 20_000
-"""Ray's workers take ports from 10,002 to 19,999."""
-USUALLY_GIVEN = 32_768
 _measured: list[float] = []  # when, and the factor
 
 
@@ -42,19 +35,6 @@ def wait_until(holds, what=""):
         assert time.monotonic() < give_up_at, what
         time.sleep(0.01)
     return found
-
-
-def free_port(following: int = 1) -> int:
-    """A port that is free, with those `following` it, and stays so: it is below those that the kernel gives to whoever
-    asks for any. One of those may be somebody's connection by the time that a run has started."""
-    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    draw = random.SystemRandom()
-    while True:
-        first = draw.randrange(ABOVE_RAY, max(lowest_given, USUALLY_GIVEN) - following)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + following):
-                held.enter_context(socket.socket()).bind(("", port))
-            return first
 
 
 def _work() -> int:

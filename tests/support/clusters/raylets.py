@@ -22,7 +22,8 @@ from pathlib import Path
 import psutil
 
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
-from tests.support.machine import free_port, scaled
+from launcher.base.addresses import free_port
+from tests.support.machine import scaled
 
 RAY = Path(sys.executable).with_name("ray")
 

@@ -12,6 +12,7 @@ from actors.serving import group_address
 from actors.serving.group_address import LOOPBACK
 from actors.serving.server_log_tail import decisive_lines, last_line, tail
 from actors.serving.sglang_command import NodeSpan, choose_port, command, environment, limited, meeting_address, url
+from launcher.base.addresses import ABOVE_RAY, USUALLY_GIVEN
 from launcher.base.errors import ResourceError
 from launcher.config.compose import compose
 from launcher.config.schema import SGLangConfig
@@ -79,7 +80,7 @@ def test_a_part_of_a_server_over_several_nodes():
 
 def test_where_the_parts_of_a_server_meet():
     host, _, port = meeting_address("127.0.0.1").rpartition(":")
-    assert (host, 1024 <= int(port) <= 65535) == ("127.0.0.1", True)
+    assert (host, ABOVE_RAY <= int(port) < USUALLY_GIVEN) == ("127.0.0.1", True)
 
 
 def test_what_is_not_set_is_left_to_sglang():
@@ -173,7 +174,7 @@ def test_gpus_are_given_in_their_order():
 
 
 def test_a_free_port_and_a_foreign_address():
-    assert 1024 <= choose_port(CONFIG, 0) <= 65535
+    assert ABOVE_RAY <= choose_port(CONFIG, 0) < USUALLY_GIVEN, "nobody's connection takes it meanwhile"
     with pytest.raises(ResourceError, match=r"can't listen on 203\.0\.113\.1:any port") as caught:
         choose_port(dataclasses.replace(CONFIG, host="203.0.113.1"), 0)
     assert "sglang.host" in caught.value.hint

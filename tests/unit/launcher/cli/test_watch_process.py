@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from launcher.__main__ import main as launch
+from launcher.base.addresses import free_port
 from launcher.cli.watch_process import WatchProcess
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.run_keys import read_watch_token
 from launcher.run_files.run_paths import RunPaths
 from tests.support.long_run import LongRun
-from tests.support.machine import free_port
 
 WAIT_S = 120
 
