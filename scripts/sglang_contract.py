@@ -77,7 +77,7 @@ def needs() -> Iterator[Need]:
         yield Need(kind="route", name=path, files=ROUTES, use="actors/serving/sglang_client.py")
     for path, request, given in (
         ("/update_weights_from_disk", "UpdateWeightFromDiskReqInput", ("model_path",)),
-        ("/update_weights_from_tensor", "UpdateWeightsFromTensorReqInput", ("serialized_named_tensors",)),
+        ("/update_weights_from_tensor", "UpdateWeightsFromTensorReqInput", ("serialized_named_tensors", "load_format")),
         (
             "/update_weights_from_distributed",
             "UpdateWeightsFromDistributedReqInput",

@@ -24,8 +24,6 @@ from launcher.base.rollouts import Completion
 from launcher.config.schema import GenerationConfig
 
 if TYPE_CHECKING:
-    import torch
-
     from actors.serving.weight_buckets import WeightBucket
 
 CONFIGURED = ("temperature", "top_p", "top_k", "max_new_tokens", "min_new_tokens")
@@ -190,23 +188,27 @@ class SGLangClient(ServerConnection):
         self,
         url: str,
         *,
-        named_tensors: Mapping[str, torch.Tensor],
+        buckets: Sequence[WeightBucket],
         weight_version: int,
         timeout_s: float,
         tp_size: int = 1,
     ) -> None:
-        """Load Hugging Face-named tensors straight from this process, on the same machine. Requests are aborted.
+        """Load weights straight from this process's memory, on the same machine, a bucket at a time. Requests are
+        aborted.
 
-        The request carries handles, not values (see `tensor_handles.py`). Run against the CPU server only: the way for
-        CUDA tensors is SGLang's own (torch's IPC handles) and has not been run on a GPU.
-        Raises WeightsRefused where the server says no or another version afterwards.
+        A request carries a handle, not values (see `tensor_handles.py`). Until the last bucket the server has no
+        version. Raises WeightsRefused where it says no or another version afterwards; then a part of its weights may
+        be the new ones.
         """
-        from actors.serving.tensor_handles import shared  # torch, which most users of this module do without
+        from actors.serving.tensor_handles import handle_of  # torch, which most users of this module do without
 
-        with shared(named_tensors) as handles:
-            weights = {"serialized_named_tensors": [handles] * tp_size}
-            async with update_session(partial(self._answer, "POST", url, timeout_s=timeout_s, body={}, admin=True)):
-                await self._update(url, "/update_weights_from_tensor", weights, weight_version, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        async with update_session(partial(self._answer, "POST", url, timeout_s=timeout_s, body={}, admin=True)):
+            for bucket in buckets:
+                handles = [handle_of(bucket) for _ in range(tp_size)]
+                weights = {"serialized_named_tensors": handles, "load_format": "flattened_bucket"}
+                label = weight_version if bucket is buckets[-1] else None
+                await self._update(url, "/update_weights_from_tensor", weights, label, _until(deadline))
 
     async def join_update_group(
         self, url: str, *, name: str, address: str, port: int, backend: str, tp_size: int, timeout_s: float

@@ -8,24 +8,31 @@ from functools import partial
 
 import torch
 
+from actors.serving.tensor_handles import in_memory_file
+
 BUCKET_BYTES = 2**30
-"""A server takes so much memory for a bucket, twice, until it has loaded it."""
+"""A server takes so much memory for a bucket that it receives over a group, twice, until it has loaded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBucket:
-    """`names`, `dtypes` and `shapes` in the order of `flat`, a uint8 tensor [bytes] that shares no memory with them."""
+    """`names`, `dtypes` and `shapes` in the order of `flat`, a uint8 tensor [bytes] that shares no memory with them.
+
+    `file`: from where another process of this user can map `flat`; "" on a GPU.
+    """
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     flat: torch.Tensor
+    file: str
 
 
 def in_buckets(
-    weights: Iterable[tuple[str, torch.Tensor]], *, device: str, most_bytes: int = BUCKET_BYTES
+    weights: Iterable[tuple[str, torch.Tensor]], *, device: str | None = None, most_bytes: int = BUCKET_BYTES
 ) -> list[WeightBucket]:
-    """Copies of all weights on `device`, each bucket of `most_bytes` or one tensor.
+    """Copies of all weights on `device`, or where they are; each bucket of `most_bytes` or one tensor, of one dtype, so
+    that each tensor begins at a multiple of its dtype's size.
 
     Beside the copies, one bucket's tensors are held at a time: `weights` may make each when it is asked for.
     """
@@ -34,17 +41,24 @@ def in_buckets(
 
 def _parts(weights: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
     part: dict[str, torch.Tensor] = {}
+    size = 0
     for name, tensor in weights:
-        if part and sum(other.nbytes for other in part.values()) + tensor.nbytes > most_bytes:
+        if part and (size + tensor.nbytes > most_bytes or tensor.dtype != next(iter(part.values())).dtype):
             yield part
-            part = {}
+            part, size = {}, 0
         part[name] = tensor
+        size += tensor.nbytes
     if part:
         yield part
 
 
-def _bucket(part: Mapping[str, torch.Tensor], *, device: str) -> WeightBucket:
-    flat = torch.empty(sum(tensor.nbytes for tensor in part.values()), dtype=torch.uint8, device=device)
+def _bucket(part: Mapping[str, torch.Tensor], *, device: str | None) -> WeightBucket:
+    size = sum(tensor.nbytes for tensor in part.values())
+    where = torch.device(device or next(iter(part.values())).device)
+    if where.type == "cpu":
+        flat, file = in_memory_file(size)
+    else:
+        flat, file = torch.empty(size, dtype=torch.uint8, device=where), ""
     begin = 0
     for tensor in part.values():
         flat[begin : begin + tensor.nbytes].copy_(tensor.detach().contiguous().flatten().view(torch.uint8))
@@ -54,4 +68,5 @@ def _bucket(part: Mapping[str, torch.Tensor], *, device: str) -> WeightBucket:
         dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in part.values()),
         shapes=tuple(tuple(tensor.shape) for tensor in part.values()),
         flat=flat,
+        file=file,
     )

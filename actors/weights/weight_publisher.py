@@ -148,7 +148,7 @@ class WeightPublisher:
         servers = [server for server in self._pool.servers() if server.state not in OVER]
         if self._groups is not None:
             self._groups.keep([_key(server) for server in servers])
-        send = await self._prepare(version, may_share=len(servers) == 1)
+        send = await self.prepare(version)
         self._version, self._parcel = version, _Parcel(version=version, lineage=self.lineage, send=send)
         fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
         took_them = await self._wait_for(fresh)
@@ -226,9 +226,34 @@ class WeightPublisher:
     async def prepare(self, version: int) -> Send:
         """Make the current weights ready to be sent as `version`; afterwards the model may change.
 
-        It must not change until this returns. Raises WeightsRefused.
+        It must not change until this returns. It is read in a thread, for one caller at a time: that takes seconds, and
+        the loop must answer meanwhile. Raises WeightsRefused.
         """
-        return await self._prepare(version, may_share=False)
+        async with self._exporting:
+            if self._folders is not None and self._way.by_files:
+                folder = await asyncio.to_thread(self._folders.have, version)
+                self.newest = PublishedWeights(path=str(folder), version=version, lineage=self.lineage)
+                return lambda server: self._client.update_weights_from_disk(
+                    server.url, path=folder, weight_version=version, timeout_s=self._timeout_s
+                )
+            self.newest = None
+            from actors.serving.weight_buckets import in_buckets  # torch
+
+            groups = self._groups
+            device = None if groups is None else groups.device
+            buckets = await asyncio.to_thread(lambda: in_buckets(self._weights(), device=device))
+            if groups is not None:
+                return lambda server: self._send_fast(server, groups.send(server, buckets, version))
+            return lambda server: self._send_fast(
+                server,
+                self._client.update_weights_from_tensor(
+                    server.url,
+                    buckets=buckets,
+                    weight_version=version,
+                    timeout_s=self._timeout_s,
+                    tp_size=self._tp_size,
+                ),
+            )
 
     async def send_to(self, server: ServerInfo, send: Send, version: int) -> int:
         """Send prepared weights to one server, which gets no traffic until it is admitted; returns the version that it
@@ -271,42 +296,6 @@ class WeightPublisher:
             tried = "tensors" if self._groups is None else "weights over its group"
             self._folders = self._files(f"{name} failed to take {tried}: {reason}")
 
-    async def _prepare(self, version: int, *, may_share: bool) -> Send:
-        """Read the model in a thread, one caller at a time: it takes seconds, and the loop must answer meanwhile.
-
-        `may_share`: the tensors may be the model's own memory, as where the only server is waited for; of several, one
-        may be late.
-        """
-        async with self._exporting:
-            if self._folders is not None and self._way.by_files:
-                folder = await asyncio.to_thread(self._folders.have, version)
-                self.newest = PublishedWeights(path=str(folder), version=version, lineage=self.lineage)
-                return lambda server: self._client.update_weights_from_disk(
-                    server.url, path=folder, weight_version=version, timeout_s=self._timeout_s
-                )
-            self.newest = None
-            if (groups := self._groups) is not None:
-                from actors.serving.weight_buckets import in_buckets  # torch
-
-                buckets = await asyncio.to_thread(lambda: in_buckets(self._weights(), device=groups.device))
-                return lambda server: self._send_fast(server, groups.send(server, buckets, version))
-            tensors = await asyncio.to_thread(lambda: dict(self._weights()) if may_share else _copies(self._weights()))
-            return lambda server: self._send_fast(
-                server,
-                self._client.update_weights_from_tensor(
-                    server.url,
-                    named_tensors=tensors,
-                    weight_version=version,
-                    timeout_s=self._timeout_s,
-                    tp_size=self._tp_size,
-                ),
-            )
-
 
 def _key(server: ServerInfo) -> ServerKey:
     return (server.name, server.generation)
-
-
-def _copies(weights: NamedWeights) -> Mapping[str, torch.Tensor]:
-    """Copies of the float32 tensors, which share the model's memory; those of fewer bytes are copies already."""
-    return {name: tensor.clone() if tensor.dtype.itemsize == 4 else tensor for name, tensor in weights}

@@ -56,7 +56,7 @@ def server_on_gpu(config: RunConfig, shape: ModelShape, gpu_memory: int) -> tupl
         Item("KV cache", cache, f"{tokens:,} tokens, by mem_fraction_static={sglang.mem_fraction_static:g}"),
         Item("working memory", _server_working_bytes(gpu_memory), "prefill; SGLang's own estimate"),
         Item("CUDA graphs", graph_bytes(config, prefill_chunk(gpu_memory)), _graphs_of(config)),
-        *_received(config, shape, on_gpu=True),
+        *_received(config, shape),
         Item("CUDA context", CUDA_CONTEXT_BYTES, "usual"),
     )
 
@@ -95,19 +95,15 @@ def server_on_cpu(config: RunConfig, shape: ModelShape) -> tuple[Item, ...]:
         Item("weights", weights, _each(shape.parameters, BYTES[sglang.dtype])),
         Item("KV cache", pool, f"{tokens:,} tokens, by max_total_tokens"),
         Item("processes", SERVER_HOST_BYTES, "HTTP, scheduler, detokenizer; measured"),
-        *_received(config, shape, on_gpu=False),
+        *_received(config, shape),
     )
 
 
-def _received(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
-    """What a server takes beside its weights while it loads new ones (sglang 0.5.17, `WeightUpdater`): of a bucket,
-    empty tensors and the flat one; of tensors that are not on its GPU, all of them there."""
-    actor, sglang = config.actor, config.sglang
-    if actor.weight_update_mode == "xccl":
+def _received(config: RunConfig, shape: ModelShape) -> tuple[Item, ...]:
+    """What a server takes beside its weights while it loads new ones (sglang 0.5.17, `WeightUpdater`): of a bucket that
+    comes over a group, empty tensors and the flat one. One that it has a handle of it reads where it is."""
+    if config.actor.weight_update_mode == "xccl":
         return (Item("new weights", 2 * _bucket_bytes(config, shape), "a bucket of them, twice, while they load"),)
-    is_on_its_gpu = actor.dp_size == 1 and actor.device != "cpu" and sglang.gpu_fraction + actor.gpu_fraction <= 1
-    if actor.weight_update_mode == "tensor" and on_gpu and not is_on_its_gpu:
-        return (Item("new weights", _version_bytes(config, shape), "copied from elsewhere while they load"),)
     return ()
 
 
@@ -131,20 +127,18 @@ def sent(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Sent:
     """What rank 0 holds of new weights, beside files, while servers load them: one version. It is given up when all
     have it, but a server that is late, or was restarted, loads it beside the next gradients.
 
-    Tensors in the host's memory are copied once more for each server, into memory that it maps (`tensor_handles.py`).
-    Of several ranks the weights are gathered in the host's memory.
+    One rank makes a bucket's tensors before it copies them into the bucket; of several ranks the weights are gathered
+    in the host's memory, and handles are of what is there.
     """
-    actor, sglang, version = config.actor, config.sglang, _version_bytes(config, shape)
-    one_rank, gathered = actor.dp_size == 1, version if actor.dp_size > 1 else 0
-    if actor.weight_update_mode == "xccl":
-        found = Sent(version + (_bucket_bytes(config, shape) if one_rank else 0), gathered)
-    elif actor.weight_update_mode == "tensor" and on_gpu and one_rank:
-        found = Sent(version, 0)
-    elif actor.weight_update_mode == "tensor":
-        are_the_models_own = one_rank and sglang.n_servers == 1 and sglang.dtype == "float32"
-        found = Sent(0, sglang.n_servers * version + (0 if are_the_models_own else version))
+    actor, version = config.actor, _version_bytes(config, shape)
+    if actor.weight_update_mode == "disk":
+        return Sent(0, 0)
+    if actor.dp_size == 1:
+        found = Sent(version + _bucket_bytes(config, shape), 0)
+    elif actor.weight_update_mode == "xccl":
+        found = Sent(version, version)
     else:
-        found = Sent(0, 0)
+        found = Sent(0, 2 * version)
     return found if on_gpu else Sent(sum(found), 0)
 
 

@@ -22,6 +22,7 @@ from actors.rollout.group_progress import GroupProgress
 from actors.serving.completions import CompletionStream
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_client import RequestFailed
+from actors.serving.weight_buckets import in_buckets
 from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerState
 from launcher.base.rollouts import Completion
@@ -137,11 +138,15 @@ def test_weights_from_disk(serving, tmp_path):
     assert_serves(serving, weights, version)
 
 
-def test_weights_from_tensors(serving):
-    weights, version = changed_weights(0.95), serving.next_version()
+@pytest.mark.parametrize("most_bytes", [2**30, 2**17])
+def test_weights_from_tensors(serving, most_bytes):
+    """In one bucket, and in several."""
+    weights, version = changed_weights(0.95 if most_bytes > 2**20 else 0.9), serving.next_version()
+    buckets = in_buckets(weights.items(), most_bytes=most_bytes)
+    assert (len(buckets) == 1) == (most_bytes > 2**20)
     serving.run(
         lambda client: client.update_weights_from_tensor(
-            serving.url, named_tensors=weights, weight_version=version, timeout_s=deadline_s()
+            serving.url, buckets=buckets, weight_version=version, timeout_s=deadline_s()
         )
     )
     assert_serves(serving, weights, version)
@@ -170,7 +175,10 @@ def test_requests_in_flight_are_aborted_by_an_update_and_the_server_lives(servin
         ]
         await running(client, serving.url, together[0])
         await client.update_weights_from_tensor(
-            serving.url, named_tensors=changed_weights(1.0), weight_version=version, timeout_s=deadline_s()
+            serving.url,
+            buckets=in_buckets(changed_weights(1.0).items()),
+            weight_version=version,
+            timeout_s=deadline_s(),
         )
         answers = await asyncio.gather(*together, return_exceptions=True)
         late = [answer for answer in answers if isinstance(answer, Completion)]  # came when the rest was aborted

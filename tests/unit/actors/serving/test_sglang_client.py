@@ -13,6 +13,7 @@ import torch
 
 from actors.serving.completions import completion_from
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
+from actors.serving.weight_buckets import in_buckets
 from launcher.base.errors import WeightsRefused
 from launcher.config.schema import GenerationConfig
 from tests.programs import stand_in_server
@@ -236,9 +237,8 @@ async def test_weights_are_confirmed_by_the_server(server, tmp_path):
     async with client_of(server) as client:
         await client.update_weights_from_disk(server, path=tmp_path, weight_version=4, timeout_s=10)
         first = await client.model_info(server, timeout_s=10)
-        await client.update_weights_from_tensor(
-            server, named_tensors={"w": torch.ones(3)}, weight_version=5, timeout_s=10
-        )
+        buckets = in_buckets([("w", torch.ones(3))])
+        await client.update_weights_from_tensor(server, buckets=buckets, weight_version=5, timeout_s=10)
         second, completion = await client.model_info(server, timeout_s=10), await generate(client, server)
     assert (first.weight_version, first.model_path) == (4, str(tmp_path))
     assert second.weight_version == completion.weight_version == 5

@@ -7,6 +7,7 @@ import torch
 
 from actors.serving import sglang_features
 from actors.serving.sglang_client import RequestFailed, SGLangClient
+from actors.serving.weight_buckets import in_buckets
 
 ASKED = (sglang_features.updates_in_sessions, sglang_features.streams_by_length)
 FOLDER_0517 = {
@@ -57,8 +58,8 @@ def updated(monkeypatch, *, is_open, sessions=True):
     async def inside():
         async with SGLangClient() as client:
             monkeypatch.setattr(client, "_answer", lambda _, url, *rest, **keys: answer(url, *rest, **keys))
-            weights = {"w": torch.ones(2)}
-            await client.update_weights_from_tensor("s", named_tensors=weights, weight_version=5, timeout_s=5)
+            buckets = in_buckets([("w", torch.ones(2))])
+            await client.update_weights_from_tensor("s", buckets=buckets, weight_version=5, timeout_s=5)
 
     asyncio.run(inside())
     return asked, opened[0]

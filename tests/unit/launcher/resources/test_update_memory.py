@@ -40,13 +40,18 @@ def test_the_bucket_is_the_trainers():
     ("settings", "on_gpu", "expected"),
     [
         ({}, True, Sent(0, 0)),
-        ({"actor__weight_update_mode": "tensor"}, True, Sent(VERSION, 0)),
+        *(
+            (mode | settings, on_gpu, expected)
+            for mode in ({"actor__weight_update_mode": "tensor"}, {"actor__weight_update_mode": "xccl"})
+            for settings, on_gpu, expected in (
+                ({}, True, Sent(VERSION + BUCKET_BYTES, 0)),
+                ({"sglang__n_servers": 3}, False, Sent(VERSION + BUCKET_BYTES, 0)),
+                ({"sglang__dtype": "float32"}, False, Sent(2 * VERSION + BUCKET_BYTES, 0)),
+                ({"actor__dp_size": 2}, False, Sent(2 * VERSION, 0)),
+            )
+        ),
         ({"actor__weight_update_mode": "tensor", "actor__dp_size": 2}, True, Sent(0, 2 * VERSION)),
-        ({"actor__weight_update_mode": "tensor", "sglang__n_servers": 3}, False, Sent(4 * VERSION, 0)),
-        ({"actor__weight_update_mode": "tensor", "sglang__dtype": "float32"}, False, Sent(2 * VERSION, 0)),
-        ({"actor__weight_update_mode": "xccl"}, True, Sent(VERSION + BUCKET_BYTES, 0)),
         ({"actor__weight_update_mode": "xccl", "actor__dp_size": 2}, True, Sent(VERSION, VERSION)),
-        ({"actor__weight_update_mode": "xccl", "actor__dp_size": 2}, False, Sent(2 * VERSION, 0)),
     ],
 )
 def test_rank_0_holds_one_version_while_it_is_sent(settings, on_gpu, expected):
@@ -61,12 +66,11 @@ def test_rank_0_holds_one_version_while_it_is_sent(settings, on_gpu, expected):
     [
         ({}, 0),
         ({"actor__weight_update_mode": "tensor"}, 0),
-        ({"actor__weight_update_mode": "tensor", **APART}, VERSION),
-        ({"actor__weight_update_mode": "tensor", "actor__dp_size": 2}, VERSION),
+        ({"actor__weight_update_mode": "tensor", "actor__dp_size": 2}, 0),
         ({"actor__weight_update_mode": "xccl", **APART}, 2 * BUCKET_BYTES),
     ],
 )
-def test_a_server_takes_two_buckets_or_what_is_not_on_its_gpu(settings, of_a_server):
+def test_a_server_receives_a_bucket_twice_and_reads_what_it_has_a_handle_of_where_it_is(settings, of_a_server):
     assert new_weights(server_on_gpu(changed(GSM8K, **settings), QWEN, 80 * GIB)) == of_a_server
 
 
@@ -80,11 +84,12 @@ def test_a_gpu_that_has_room_for_files_may_have_none_for_tensors():
     before, after = (
         plan_of(changed(GSM8K, actor__weight_update_mode=mode), WITH_GPU, QWEN).places for mode in ("disk", "tensor")
     )
-    assert after[0].planned - before[0].planned == VERSION
+    assert after[0].planned - before[0].planned == VERSION + BUCKET_BYTES
     assert before[1].planned - after[1].planned == 3 * VERSION, "the files in the host's memory"
 
 
-def test_a_standby_is_sent_tensors_too():
+def test_a_standby_reads_the_same_bytes():
+    """Each server's were a copy of its own."""
     config = changed(GSM8K, actor__weight_update_mode="tensor", sglang__device="cpu", actor__device="cpu")
     config.sglang.max_total_tokens = 1000
     one, two = (
@@ -95,7 +100,7 @@ def test_a_standby_is_sent_tensors_too():
         )
         for standbys in (0, 1)
     )
-    assert new_weights(two.items) - new_weights(one.items) == VERSION
+    assert new_weights(two.items) == new_weights(one.items) == VERSION + BUCKET_BYTES
 
 
 @pytest.mark.parametrize(
