@@ -1,6 +1,7 @@
 """Batches made ahead of the trainer: in the order of taking, of weights that are young enough, each prompt once."""
 
 import asyncio
+import functools
 import json
 import random
 from collections import Counter
@@ -205,3 +206,35 @@ async def test_what_a_batch_cost_is_not_counted_again_for_the_next():
         batch = await world.stream.next_batch(WANT, version=0)
         world.queue.commit(batch.prompt_ids)
         assert batch.retried == WANT
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_used"),
+    [
+        ([[3]], True),
+        ([[4]], True),
+        ([[3, 4]], True),
+        ([[2]], False),
+        ([[2, 4]], False),
+        ([[5]], False),
+        ([[4, 5]], False),
+        ([[4], [4]], False),
+    ],
+    ids=str,
+)
+async def test_what_a_state_kept_is_used_where_each_token_is_of_weights_that_its_step_may_have(runs, is_used):
+    """At version 4, one batch ahead, of one sample a prompt. Newer ones than the served are of before a restore."""
+    queue, given = PromptQueue(["p000"], seed=1, shuffle=False), []
+    queue.keep(*queue.take(1), [functools.reduce(joined, [part(version, 0) for version in one]) for one in runs])
+    queue.load_state_dict(queue.state_dict())
+
+    async def make(prompt, weights, tally, kept):
+        given.extend(kept)
+        return RolloutGroup(prompt=prompt, rollouts=(Rollout(completion=part(4, 0), text="", reward=1.0),))
+
+    stream = RolloutStream(
+        make, queue, prompts(1), n_samples=1, concurrent_prompts=1, attempts=1, scored_by="", ahead=1
+    )
+    await stream.next_batch(1, version=4)
+    await stream.close()
+    assert bool(given) is is_used

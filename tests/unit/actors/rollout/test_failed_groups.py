@@ -1,0 +1,138 @@
+"""A group that fails costs a try: its prompt comes back, and after so many the run ends with its name and reason."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from actors.data.prompt_queue import PromptQueue
+from actors.rollout import rollout_stream
+from actors.rollout.rollout_stream import GroupFailed, RolloutStream
+from launcher.base.errors import RewardError, RolloutError
+from launcher.base.rollouts import Completion, Rollout, RolloutGroup
+from tests.support.replay import prompts
+
+ORDER = [*prompts(6)]
+DONE = Rollout(
+    completion=Completion(token_ids=(7,), logprobs=(-1.0,), weight_version=0, finish_reason="stop"), text="", reward=1.0
+)
+
+
+def stream_of(make, *, order=ORDER, attempts=2, concurrent=1, ahead=0, newest=None):
+    """`make(prompt, weights)` raises, waits, or returns nothing."""
+
+    async def group(prompt, weights, tally, kept):
+        await make(prompt.id, weights)
+        return RolloutGroup(prompt=prompt, rollouts=(DONE,))
+
+    return RolloutStream(
+        group,
+        PromptQueue(order, seed=1, shuffle=False),
+        prompts(len(ORDER)),
+        n_samples=1,
+        concurrent_prompts=concurrent,
+        attempts=attempts,
+        scored_by="the scorer's log",
+        ahead=ahead,
+        newest=newest,
+    )
+
+
+@pytest.mark.parametrize(
+    ("scoring", "kind", "hint"),
+    [
+        (False, RolloutError, "see llm_server-<i>.log; rollout.prompt_attempts"),
+        (True, RewardError, "the scorer's log"),
+    ],
+)
+async def test_a_prompt_that_fails_too_often_ends_the_wait_with_its_name_and_where_to_look(scoring, kind, hint):
+    asked, dropped = [], []
+
+    async def make(prompt_id, weights):
+        asked.append(prompt_id)
+        if prompt_id == "p001":
+            raise GroupFailed("it broke", scoring=scoring)
+        if prompt_id == "p003":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                dropped.append(prompt_id)
+
+    stream = stream_of(make, order=ORDER[:4], concurrent=2)
+    with pytest.raises(kind) as raised:
+        await stream.next_batch(4, version=0)
+    assert (raised.value.message, raised.value.hint) == ("prompt p001 failed 2 times in one step, last: it broke", hint)
+    assert asked.count("p001") == 2
+    assert dropped == ["p003"], "nothing is left running"
+    assert "p001" not in stream.queue.in_flight
+
+
+async def test_prompts_in_a_row_that_can_not_be_scored_end_the_wait_before_each_of_the_epoch_is_tried():
+    asked = []
+
+    async def make(prompt_id, weights):
+        asked.append(prompt_id)
+        raise GroupFailed("it broke", scoring=True)
+
+    with pytest.raises(RewardError) as raised:
+        await stream_of(make, attempts=3).next_batch(1, version=0)
+    assert raised.value.message == "3 prompts in a row could not be scored, last p002: it broke"
+    assert raised.value.hint == "the scorer's log"
+    assert asked == ORDER[:3]
+
+
+async def test_one_that_is_scored_in_between_and_a_new_batch_begin_the_count_anew():
+    does = iter("--+--+++" + "--+++")  # each of two batches meets two failures in a row, where three would end it
+
+    async def make(prompt_id, weights):
+        for _ in range(5):  # one is given back before the next one is ready
+            await asyncio.sleep(0)
+        if next(does) == "-":
+            raise GroupFailed("it broke", scoring=True)
+
+    stream = stream_of(make, attempts=3)
+    first = await stream.next_batch(4, version=0)
+    assert (first.failed, len(first.groups)) == (4, 4)
+    stream.queue.commit(first.prompt_ids)
+    last = await stream.next_batch(3, version=1)
+    assert last.failed == 2
+    assert {*first.prompt_ids, *last.prompt_ids} == {*ORDER}
+
+
+@pytest.mark.parametrize(("ahead", "generating"), [(0, [3.0, 3.0]), (1, [3.0, 7.0])])
+async def test_a_batch_says_how_long_it_was_waited_for_and_how_long_it_was_made(monkeypatch, ahead, generating):
+    """What is made ahead is made since the batch before was returned."""
+    now = 10.0
+    monkeypatch.setattr(rollout_stream, "time", SimpleNamespace(monotonic=lambda: now))
+    may_end = {"p000": asyncio.Event(), "p002": asyncio.Event()}
+
+    async def make(prompt_id, weights):
+        if prompt_id in may_end:
+            await may_end[prompt_id].wait()
+
+    stream, said = stream_of(make, ahead=ahead), []
+    for version, event in enumerate(may_end.values()):
+        waiting = asyncio.create_task(stream.next_batch(2, version=version))
+        await asyncio.sleep(0)
+        now += 3.0
+        event.set()
+        batch = await waiting
+        stream.queue.commit(batch.prompt_ids)
+        said.append((batch.seconds, batch.generating_s))
+        now += 4.0
+    await stream.close()
+    assert said == [(3.0, seconds) for seconds in generating]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_newer_weights_than_the_step_s_are_taken_only_of_what_is_made_ahead(ahead):
+    seen = []
+
+    async def make(prompt_id, weights):
+        seen.append((weights.oldest, weights.newest and weights.newest()))
+
+    stream = stream_of(make, ahead=ahead, newest=lambda: 5)
+    await stream.next_batch(2, version=4)
+    await stream.close()
+    assert {*seen} == {(4, 5 if ahead else None)}
