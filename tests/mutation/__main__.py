@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,21 +26,26 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.mutation.mutations import Mutant, mutants
-from tests.mutation.targets import TARGETS
-from tests.mutation.verdicts import LIVES, Outcome, page, read, without_reason, write
+from tests.mutation.mutations import Mutant, drawn, mutants
+from tests.mutation.targets import DRAWN, TARGETS
+from tests.mutation.verdicts import DOUBTED, LIVES, Outcome, page, read, without_reason, write
 
 QUIET = ["-s", "-p", "no:cacheprovider", "-p", "no:terminal", "-o", "timeout=0"]
 SLOWER, PATIENCE_S = 4, 10.0
-"""A change that loops for ever is noticed too: its tests take so many times longer than without it, and so much."""
+"""A change that loops for ever is noticed too: a test takes so many times longer than without it, and so much."""
 Passed = Mapping[str, tuple[float, set[int]]]
 """Of each test: how long it takes, and which lines of the module it passes."""
 
 
-def run_tests(items: Sequence[pytest.Item], each: Callable[[str, float], None] | None = None) -> bool:
-    """Until the first that fails. `each` is told how long each took."""
+def run_tests(
+    items: Sequence[pytest.Item],
+    each: Callable[[str, float], None] | None = None,
+    limit_s: Callable[[str], float] = lambda name: 900.0,
+) -> bool:
+    """Until the first that fails. `each` is told how long each took. The process ends where one takes too long."""
     for item, after in zip(items, [*items[1:], None], strict=True):
         started = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, limit_s(item.nodeid))
         if any(report.failed for report in runtestprotocol(item, nextitem=after, log=False)):
             return False
         if each is not None:
@@ -73,14 +79,14 @@ def passed_lines(path: str, items: Sequence[pytest.Item]) -> Passed:
             Path(found.name).write_text(json.dumps(passed))
             return is_green
 
-        if in_fork(work, 900.0) is not True:
+        if in_fork(work) is not True:
             done = json.loads(found.read() or "{}")
             sys.exit(f"not green as they are, after {[*done][-1:]}")
         return {name: (seconds, set(lines)) for name, (seconds, lines) in json.loads(found.read()).items()}
 
 
-def in_fork(work: Callable[[], bool], limit_s: float) -> bool | None:
-    """What `work` answers, done in a fork that has a process group of its own; None where it took too long."""
+def in_fork(work: Callable[[], bool]) -> bool | None:
+    """What `work` answers, done in a fork that has a process group of its own; None where a test took too long."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -92,16 +98,11 @@ def in_fork(work: Callable[[], bool], limit_s: float) -> bool | None:
             is_green = work()
         finally:
             os._exit(0 if is_green else 1)
-    deadline, ended, status = time.monotonic() + limit_s, 0, 0
-    while not ended and time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        time.sleep(0 if ended else 0.005)
+    _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # also servers that its tests have left
-    if not ended:
-        os.waitpid(child, 0)
-        return None
-    return status == 0
+        os.killpg(child, signal.SIGKILL)  # servers that its tests have left
+    ended = os.waitstatus_to_exitcode(status)
+    return None if ended == -signal.SIGALRM else ended == 0
 
 
 def put_in(module: types.ModuleType, mutant: Mutant) -> None:
@@ -137,9 +138,9 @@ def outcome(module: types.ModuleType, mutant: Mutant, items: Sequence[pytest.Ite
 
     def work() -> bool:
         put_in(module, mutant)
-        return run_tests(chosen)
+        return run_tests(chosen, limit_s=lambda name: PATIENCE_S + SLOWER * passed[name][0])
 
-    is_green = in_fork(work, PATIENCE_S + SLOWER * sum(passed[item.nodeid][0] for item in chosen))
+    is_green = in_fork(work)
     return Outcome.SURVIVED if is_green else Outcome.TIMED_OUT if is_green is None else Outcome.KILLED
 
 
@@ -156,11 +157,14 @@ class InPlaceOfTests:
         module = importlib.import_module(self.path.removesuffix(".py").replace("/", "."))
         assert module.__file__ is not None
         passed = passed_lines(module.__file__, session.items)
-        for mutant in mutants(Path(self.path).read_text(), module.__file__):
+        tried = mutants(Path(self.path).read_text(), module.__file__)
+        for mutant in tried if self.only else drawn(tried, DRAWN.get(self.path)):
             if self.only in mutant.name:
                 was = self.before.get(mutant.name, Outcome.SURVIVED)
-                was = self.found[mutant.name] = outcome(module, mutant, session.items, passed) if was in LIVES else was
-                if was in LIVES:
+                if was in DOUBTED:
+                    was = outcome(module, mutant, session.items, passed)
+                self.found[mutant.name] = was
+                if was in DOUBTED:
                     print(f"{self.path}:{min(mutant.lines)}: {was}: {mutant.name}", flush=True)
         return True
 
@@ -169,8 +173,9 @@ def judge(path: str, results: Path, only: str, *, again: bool) -> int:
     trial = InPlaceOfTests(path, only, read(path, results) or {} if again else {})
     code = pytest.main([*QUIET, *TARGETS[path]], plugins=[trial])
     if code == 0 and trial.found:
-        lives = sum(was in LIVES for was in trial.found.values())
-        print(f"{path}: {len(trial.found)} mutants, {lives} survived", flush=True)
+        became = Counter(trial.found.values())
+        lives, late = sum(became[was] for was in LIVES), became[Outcome.TIMED_OUT]
+        print(f"{path}: {len(trial.found)} mutants, {lives} survived, {late} timed out", flush=True)
         if not only:
             write(path, results, trial.found)
     return int(code)
@@ -181,7 +186,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", choices=[[], *TARGETS], metavar="FILE", help="of tests/mutation/targets.py")
     parser.add_argument("--only", default="", help="mutants whose name contains this; nothing is written then")
     parser.add_argument("--results", type=Path, default=Path("mutation-results"), help="a folder (%(default)s)")
-    parser.add_argument("--again", action="store_true", help="only new mutants and those that lived: tests were added")
+    parser.add_argument("--again", action="store_true", help="only those that are new, lived or timed out")
     parser.add_argument("--page", action="store_true", help="write docs/testing_mutants.md from the results")
     given = parser.parse_args()
     for path in given.files:

@@ -9,6 +9,9 @@ ROLLOUT = "tests/unit/actors/rollout"
 EPISODES = "tests/unit/actors/episodes"
 QUEUE = ("prompt_queue", "kept_answers", "mixture")
 POOL = ("server_pool", "pool_news", "pool_probes")
+HEDGES = ("hedged_requests", "kept_tokens", "leaving_servers")
+ENGINE = ("rollout", "unanswered", "leaving_servers", "kept_tokens", "weights_meanwhile")
+STEPS = ("step_loop", "spoilt_batches", "disk_refusals", "step_memory", "beside_the_steps")
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
     *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states", "may_pass", "undone_restore")),
@@ -65,27 +68,23 @@ TARGETS: dict[str, list[str]] = {
     "actors/episodes/transcript.py": [f"{EPISODES}/test_transcript.py"],
     "actors/data/prompt_queue.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],
-    "actors/rollout/hedged_requests.py": [f"{ROLLOUT}/test_{name}.py" for name in ("hedged_requests", "kept_tokens")],
+    "actors/rollout/hedged_requests.py": [f"{ROLLOUT}/test_{name}.py" for name in HEDGES],
     "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
     "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_request_retry.py"],
-    "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
+    "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_{name}.py" for name in ENGINE],
     "actors/rollout/rollout_stream.py": [
-        f"{ROLLOUT}/test_{name}.py" for name in ("rollout_stream", "dynamic_sampling")
+        f"{ROLLOUT}/test_{name}.py" for name in ("rollout_stream", "dynamic_sampling", "failed_groups")
     ],
     "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in POOL],
     "actors/rollout/stream_pace.py": [f"{ROLLOUT}/test_stream_pace.py"],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
-    "actors/training/step_loop.py": [
-        "tests/unit/actors/training/test_step_loop.py",
-        "tests/unit/actors/training/test_spoilt_batches.py",
-    ],
+    "actors/training/step_loop.py": [f"tests/unit/actors/training/test_{name}.py" for name in STEPS],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],
 }
 
-NOT_RUN = (
-    "actors/rollout/hedged_requests.py",
-    "actors/rollout/rollout_engine.py",
-    "actors/rollout/rollout_stream.py",
-    "actors/training/step_loop.py",
-)
-"""Not tried as a whole yet: their tests train a model, start servers or draw long runs. --only tries single ones."""
+DRAWN = {
+    "actors/rollout/hedged_requests.py": 30,
+    "actors/rollout/rollout_engine.py": 30,
+    "actors/training/step_loop.py": 30,
+}
+"""Modules whose tests take long: so many of their mutants are tried, drawn by their names. --only tries any of them."""
