@@ -61,19 +61,20 @@ def _keys_by_path(paths: dict[str, str]) -> dict[str, str]:
 
 def _missing_model(path: str, keys: str, check: Callable[[Path], None]) -> Iterator[UsageError]:
     folder = model_folder(path)
-    if folder is not None:
-        found = list(_problems(check, folder))
-        in_cache = not Path(path).is_dir()
-        if found and not (in_cache and not hub.why_unavailable(path, kind="model")):
-            yield from found
+    found = [] if folder is None else list(_problems(check, folder))
+    if folder is not None and (not found or Path(path).is_dir()):
+        yield from found
     elif path and Path(path).exists():
         yield ModelError(f"the model {keys}={path} is a file", "name the Hugging Face folder that holds it")
     elif not hub.is_hub_name(path):
         yield ModelError(f"the model {keys}={path} does not exist", "name a Hugging Face folder, or a model of the hub")
-    elif reason := hub.why_unavailable(path, kind="model"):
+    elif (reason := hub.why_unavailable(path, kind="model")) and found:
+        yield from (type(one)(f"{one.message}, and not had from the hub: {reason}", one.hint) for one in found)
+    elif reason:
         yield ModelError(
             f"the model {keys}={path} is not on this machine: not in the Hugging Face cache, and {reason}",
-            f"with network: hf download {path}; without: copy its folder here and set actor.path to it",
+            f"with network: hf download {path}, into the folder that HF_HOME names; without: copy its folder here and "
+            "set actor.path to it",
         )
 
 
@@ -153,6 +154,12 @@ def _missing_dataset(path: str, keys: str) -> Iterator[UsageError]:
             )
     elif not hub.is_hub_name(path):
         yield DataError(f"the data set {keys}={path} does not exist", "name a file, a folder, or a data set of the hub")
+    elif refusal := hub.why_not_kept("dataset"):
+        yield DataError(
+            f"the data set {keys}={path} can't be read: {refusal}",
+            "`datasets` locks it there whenever it reads: set HF_HOME (or HF_DATASETS_CACHE) to a folder that may be "
+            "written, or give a .parquet or .jsonl file of it",
+        )
     elif not hub.is_cached_dataset(path) and (reason := hub.why_unavailable(path, kind="dataset")):
         yield DataError(
             f"the data set {keys}={path} is not on this machine: not in the cache of `datasets`, and {reason}",
