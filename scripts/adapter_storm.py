@@ -43,11 +43,12 @@ from scripts.faults import areal_rig, trl_rig
 from scripts.faults.run_processes import LiveServer, find_servers
 from scripts.faults.started_run import Driver, started
 from scripts.health.recorded_run import read_view
+from scripts.run_control import send as send_request
 
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
 ZERO, STAYS, OOM = "zero", "zero-stays", "oom"
-OUTSIDE, FOR_A_PERSON = "health.outside_weights", 3
+OUTSIDE, WAITS = "health.outside_weights", "rewards.awaited"
 ENDS_IT, STARTS = frozenset({"kill", "stop", OOM}), "trainer.starting"
 HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
@@ -100,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
         default=["kill", "any", "stop"],
         help="of the trainer's process, of any process of its tree, or of a server of the launcher's (trainer.rung="
         "servers), which `update` kills while it loads weights; oom: the trainer gets no more memory; zero: rewards, "
-        "until that is noticed (only of a run of this tool's own); zero-stays, the last: until the run has ended for a "
-        "person, and the same command goes on; nothing: a run to compare with",
+        "until that is noticed (only of a run of this tool's own); zero-stays: until a restore has not helped and the "
+        "run waits for a mend; nothing: a run to compare with",
     )
     parser.add_argument("--total", type=int, default=80, help="steps of a run of this tool's own")
     parser.add_argument("--output", type=Path, help="folder of a run of this tool's own, which is kept")
@@ -114,8 +115,6 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     first, last = given.steps
     if last - first < len(given.faults):
         raise UsageError(f"--steps {first} {last} has no room for {len(given.faults)} faults", "give a wider range")
-    if STAYS in given.faults[:-1]:
-        raise UsageError(f"--faults {STAYS} ends the run", "give it once, as the last")
     settings, broken = _made(given, settings)
     if {ZERO, STAYS} & set(given.faults) and broken is None:
         raise UsageError("--faults zero: the reward function is not this tool's", "use areal with AREAL_RIG, or trl")
@@ -137,18 +136,13 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
             costs.append(_cost(paths, log, begin, moment, fault))
             print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
-    goes_on = True
-    if broken is not None and given.faults[-1:] == [STAYS]:
-        broken.unlink(missing_ok=True)
-        with started(words, paths) as run:
-            ended_by, exit_code = exit_code, run.wait()
-        goes_on = _resumed_before(paths, ended_by)
+    goes_on = STAYS not in given.faults or _resumed_before(paths)
     steps = [number_of(line.get("global_step")) for line in current_lines(read_lines(paths.metrics))]
     is_whole = steps == list(range(int(steps[0]), int(steps[0]) + len(steps))) if steps else False
     left = len([*bearing(mark_of(paths)), *find_servers(paths)])
     once = "each once" if is_whole else "with gaps"
     print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left, {_learned(paths)}: {paths.logs}")
-    were_sent = len(costs) + (STAYS in given.faults) == len(given.faults)
+    were_sent = len(costs) == len(given.faults)
     return SURVIVED if exit_code == 0 and goes_on and is_whole and not left and were_sent else LOST
 
 
@@ -215,25 +209,21 @@ def _strike(
     chance: random.Random,
     broken: Path | None,
 ) -> float | None:
-    """Unix seconds of the fault, of `zero` of its detection, of `oom` of the trainer's end; None where the run ended
+    """Unix seconds of the fault, of `zero` of its mend, of `oom` of the trainer's end; None where the run ended
     before."""
-    if fault == ZERO:
+    if fault in (ZERO, STAYS):
         assert broken is not None
         broken.touch()
         first, began = _last_step(paths) + 1, time.time()
-        _wait(run, lambda: any(_is_collapse(event, began) for event in read_lines(paths.events)))
+        _wait(run, lambda: any(_is_known(fault, event, began) for event in read_lines(paths.events)))
         broken.unlink(missing_ok=True)
+        if fault == STAYS and run.poll() is None:
+            send_request(paths, "resume", reason="rewards are mended")
         print(
             f"rewards at 0 in steps {first} to {_last_step(paths)}, noticed after {time.time() - began:.1f} s",
             flush=True,
         )
         return time.time() if run.poll() is None else None
-    if fault == STAYS:
-        assert broken is not None
-        broken.touch()
-        print(f"rewards at 0 from step {_last_step(paths) + 1} on", flush=True)
-        run.wait()
-        return None
     while run.poll() is None:
         if fault not in SERVER_SIGNALS:
             hit = _target(fault, paths, adapter, run, chance)
@@ -254,17 +244,16 @@ def _strike(
     return None
 
 
-def _resumed_before(paths: RunPaths, exit_code: int) -> bool:
-    """Whether a run that ended for a person, by this exit code, since restored weights did not earn what they had, has
-    begun again before the onset."""
+def _resumed_before(paths: RunPaths) -> bool:
+    """Whether the run has begun again before the onset, once restored weights did not earn what they had."""
     why, onset, resumed = "", math.nan, math.nan
     for event in read_lines(paths.events):
         if event.get("event") == OUTSIDE:
             why, onset, resumed = str(event.get("reason")), number_of(event.get("onset_step")), math.nan
         elif event.get("event") == "trainer.restored" and math.isnan(resumed):
             resumed = number_of(event.get("global_step"))
-    print(f"exit code {exit_code}: {why}; fell at step {onset:g}, goes on after step {resumed:g}", flush=True)
-    return exit_code == FOR_A_PERSON and resumed < onset
+    print(f"{why}; fell at step {onset:g}, goes on after step {resumed:g}", flush=True)
+    return resumed < onset
 
 
 def _starve(hit: Process, run: Driver) -> bool:
@@ -276,8 +265,11 @@ def _starve(hit: Process, run: Driver) -> bool:
     return process_state(hit.pid)[0] in ENDED
 
 
-def _is_collapse(event: Record, moment: float) -> bool:
+def _is_known(fault: str, event: Record, moment: float) -> bool:
+    """Whether the run knows of rewards at 0, or of such that stay."""
     is_new = number_of(event.get("time")) >= moment
+    if fault == STAYS:
+        return is_new and event.get("event") == WAITS
     return is_new and event.get("event") == "incident.began" and event.get("cause") == "reward_collapse"
 
 

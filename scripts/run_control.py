@@ -109,7 +109,7 @@ def send(
     Raises UsageError for a size that can't be, StorageError where this user may not ask.
     """
     asked = _asked(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
-    request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=reason)
+    request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=reason, at=time.time())
     if what == "scale":
         request = dataclasses.replace(request, **_size(servers, leaves, paths, asked))
     else:

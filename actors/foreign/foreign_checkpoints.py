@@ -12,23 +12,27 @@ from pathlib import Path
 
 from actors.foreign.foreign_process import run_to_end
 from actors.supervision.run_history import RunHistory
-from launcher.adapters.foreign_health import NOT_OURS, Unproven, facts_of, why_not_whole
+from launcher.adapters.foreign_health import NOT_OURS, Unproven, facts_of, points_of, why_not_whole
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
 from launcher.base.errors import ModelError, RunError
 from launcher.base.messages import Incident
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
+from launcher.policy.reward_health import has_learned
 from launcher.run_files.journal import Record, number_of
 from launcher.run_files.run_paths import RunPaths
 
 ASIDE = "set_aside"
+DAMAGED, CONDEMNED, SUPERSEDED, CONTRADICTED = "damaged", "condemned", "superseded", "contradicted"
+"""Why one is set aside, in its new name."""
 Moved = list[tuple[Path, Path]]
 """Each path with its new one."""
 
 
 class ForeignCheckpoints:
-    """`resume_from` chooses, `clear` moves the others; both record what they find. `put_back` undoes the last clear."""
+    """`resume_from` chooses, `clear` moves the others; both record what they find. `put_back` undoes the last clear.
+    `unproven`: which are passed over at the next start."""
 
     def __init__(
         self,
@@ -39,10 +43,9 @@ class ForeignCheckpoints:
         are_ours: bool,
         unproven: Unproven | None = None,
     ) -> None:
-        """`are_ours`: the run has started the command before, so what is not whole is what it left. `unproven`: which
-        are not resumed from at the next start."""
+        """`are_ours`: the run has started the command before, so what is not whole is what it left."""
         self.are_ours = are_ours
-        self._unproven = unproven
+        self.unproven = unproven
         self._config = config
         self._paths = RunPaths.of(config)
         self._adapter = adapter
@@ -54,13 +57,13 @@ class ForeignCheckpoints:
 
     def started(self) -> None:
         """What lies there from now on is the run's own, and made after a start from what was sound."""
-        self.are_ours, self._unproven = True, None
+        self.are_ours, self.unproven = True, None
 
     def proven(self, lines: Sequence[Record]) -> Sequence[Record]:
         """The lines of metrics.jsonl without those of steps that the next start undoes."""
-        if self._unproven is None:
+        if self.unproven is None:
             return lines
-        return [line for line in lines if number_of(line.get("global_step")) <= self._unproven.restored_step]
+        return [line for line in lines if number_of(line.get("global_step")) <= self.unproven.restored_step]
 
     def path_of(self, step: int) -> Path | None:
         found = self._of(step)
@@ -92,7 +95,8 @@ class ForeignCheckpoints:
             choice = self._choice([one for one in self._usable if one.has_optimizer], lines, incident)
             if choice.global_step in (None, FIRST_WEIGHTS):
                 choice = self._choice(self._usable, lines, incident)
-            if (unproven := self._unproven) is not None and choice.global_step == FIRST_WEIGHTS:
+            unproven = self.unproven
+            if unproven is not None and choice.global_step == FIRST_WEIGHTS and not self._may_begin_anew(lines):
                 raise RunError(
                     f"no checkpoint is left from before step {unproven.onset_step}; {unproven.why}",
                     f"choose one by hand, also of {ASIDE}/, or begin anew with another trial_name",
@@ -107,6 +111,14 @@ class ForeignCheckpoints:
             self._history.found_damaged(choice.global_step, (chosen.changed_at,), problem)
             self._problems[chosen.path] = problem
 
+    def _may_begin_anew(self, lines: Sequence[Record]) -> bool:
+        """Where known answers accused the reward function, and nothing was learned before: a contradicted restore shows
+        less (P12)."""
+        unproven, config = self.unproven, self._config
+        if unproven is None or unproven.since is not None or not config.restore.begin_anew:
+            return False
+        return not has_learned(points_of(lines), unproven.onset_step, config.reward_health)
+
     @property
     def _usable(self) -> Sequence[FoundCheckpoint]:
         return [one for one in self._found if not one.no_resume]
@@ -115,9 +127,9 @@ class ForeignCheckpoints:
         self._found = await asyncio.to_thread(self._adapter.checkpoints)
         whys = {one.path: why_not_whole(one, lines) for one in self._found}
         self._problems = {path: why for path, why in whys.items() if why}
-        if self._unproven is not None:
-            kept_out = [one.path for one in self._found if self._unproven.holds_of(one)]
-            self._problems = dict.fromkeys(kept_out, self._unproven.why) | self._problems
+        if self.unproven is not None:
+            kept_out = [one.path for one in self._found if self.unproven.holds_of(one)]
+            self._problems = dict.fromkeys(kept_out, self.unproven.why) | self._problems
 
     def _choice(
         self, among: Sequence[FoundCheckpoint], lines: Sequence[Record], incident: Incident | None
@@ -144,9 +156,7 @@ class ForeignCheckpoints:
         self._moved = []
         for one in self._found:
             if one.step > after or one.path in self._problems:
-                is_unproven = self._unproven is not None and self._problems.get(one.path) == self._unproven.why
-                is_damaged = one.path in self._problems and not is_unproven
-                why = "damaged" if is_damaged else "condemned" if is_condemned else "superseded"
+                why = self._why_aside(one, is_condemned=is_condemned)
                 try:
                     for path in (one.path, *one.with_it):
                         self._moved.append(await asyncio.to_thread(set_aside, path, why, one.path.parent / ASIDE))
@@ -159,8 +169,15 @@ class ForeignCheckpoints:
             name = "checkpoint.condemned" if is_condemned else "checkpoint.set_aside"
             self._history.event(name, subject="checkpoints", reason=f"after step {after}", checkpoints=names)
 
+    def _why_aside(self, one: FoundCheckpoint, *, is_condemned: bool) -> str:
+        if (unproven := self.unproven) is not None and self._problems.get(one.path) == unproven.why:
+            return CONTRADICTED if unproven.is_made_by_it(one) else SUPERSEDED
+        if one.path in self._problems:
+            return DAMAGED
+        return CONDEMNED if is_condemned else SUPERSEDED
+
     async def put_back(self) -> None:
-        """Those that were whole, where nothing has taken their place."""
+        """Those that were whole; what a contradicted trainer has written in their place is set aside."""
         back = []
         if self._was_prepared and (command := self._adapter.preparation(None)) is not None:
             self._was_prepared = False
@@ -168,8 +185,10 @@ class ForeignCheckpoints:
             if exit_code != 0:
                 self._history.event("checkpoint.prepared", subject="checkpoints", reason=f"not taken back: {said}")
         for path, target in self._moved:
-            if target.exists() and not path.exists() and ".damaged-" not in target.name:
+            if target.exists() and not any(f".{why}-" in target.name for why in (DAMAGED, CONTRADICTED)):
                 try:
+                    if path.exists():
+                        await asyncio.to_thread(set_aside, path, CONTRADICTED, path.parent / ASIDE)
                     await asyncio.to_thread(target.rename, path)
                 except OSError:  # it stays where it is, and is not among the names
                     continue

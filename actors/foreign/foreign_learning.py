@@ -40,11 +40,7 @@ class LearningWatch:
             if why := restore_contradicted(points[-1], saved, None, self._settings):
                 facts: dict[str, object] = {"onset_step": self._onset_step, "global_step": restored}
                 self._history.event("health.outside_weights", subject="environment", reason=why, **facts)
-                raise OutsideWeights(
-                    why,
-                    "repair what changed beside the weights, and start the same command again: it resumes from the "
-                    f"newest checkpoint from before step {self._onset_step}",
-                )
+                raise OutsideWeights(why, onset_step=self._onset_step)
         verdict = judge_rewards(points, self._settings, restored_step=restored)
         if (verdict.level is Level.ALERT) != self._is_alerted and verdict.level is not Level.BREAK:
             self._is_alerted = not self._is_alerted

@@ -83,9 +83,11 @@ class ForeignSteps:
             self._log.append(self._unwritten[0])
             self._unwritten.pop(0)
 
-    def withdraw(self) -> None:
-        """Forget what `write` has not appended: a line of an earlier step would undo those that came after it."""
+    def withdraw(self, paths: RunPaths) -> None:
+        """Forget what `write` has not appended: a line of an earlier step would undo those that came after it. The
+        steps that events and lines on the disk leave standing stand again. Raises JournalError."""
         self._unwritten.clear()
+        self.lines = standing_lines(paths)
 
     def reports_since(self, since: int) -> Sequence[StepReport]:
         """Those committed after the first `since` of this actor's process."""

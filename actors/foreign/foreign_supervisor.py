@@ -3,6 +3,7 @@
     start ─► watch ─► exit code 0 ───────────────────────────────────────► FINISHED
       ▲        ├────► ended otherwise, hung: the newest whole checkpoint ─┐
       │        ├────► rewards fell, not finite: one from before the onset ┤ ─► budget spent ─► ERRORED
+      │        ├────► the weights are not the cause: wait for a mend ─────┤
       └────────┼──────────────────────────────────────────────────────────┘
                └────► asked to stop ─────────────────────────────────────► ABORTED
 
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from actors.foreign.foreign_faults import DOING, TRAINER, ForeignFault, OutsideWeights, fault_of_end, last_words
@@ -23,28 +24,28 @@ from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import TreeWatch, kill, start, within
 from actors.foreign.foreign_progress import ProgressWatch
 from actors.foreign.foreign_steps import ForeignSteps
+from actors.foreign.mend_wait import MendWait
+from actors.foreign.step_source import StepSource
 from actors.processes.guarded_process import Ended, GuardedProcess
-from actors.serving.server_log_tail import size_of
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import unproven_of, was_started
-from launcher.adapters.text_tail import TextTail
 from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Cause, Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt
-from launcher.policy.incident_policy import OF_LEARNING, Ending, Trouble
-from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
+from launcher.policy.incident_policy import OF_LEARNING, Ending
+from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, last_of, number_of
 from launcher.run_files.run_paths import RunPaths
 
 LOST = "its trainer's process has ended, and the command lives on"
-ONLY_RESTORES = frozenset({Rung.RETRY})
+Made = TypeVar("Made")
 
 
 class ForeignSupervisor:
@@ -75,10 +76,10 @@ class ForeignSupervisor:
         self._artifacts = ArtifactCollector(paths, pids=lambda: {TRAINER: self.pid} if self.pid else {})
         self._incidents = IncidentTracker(history, self._artifacts)
         self._asked = asyncio.Event()
+        shared = (self._adapter, history, self._incidents, self.steps, self._checkpoints)
+        self._mend = MendWait(config, paths, *shared, self._asked, clock)
         self._process: GuardedProcess | None = None
-        self._tail = TextTail(self._source)
-        self._rest = ""
-        self._log_start = 0
+        self._source = StepSource(self._adapter, paths.trainer_log)
         self._start_step = FIRST_WEIGHTS
         self._learning = LearningWatch(config.reward_health, history)
         self._told: set[str] = set()
@@ -88,10 +89,6 @@ class ForeignSupervisor:
     def pid(self) -> int:
         """Of the command, 0 where none runs."""
         return 0 if self._process is None or self._process.ended is not None else self._process.pid
-
-    @property
-    def _source(self) -> Path:
-        return self._adapter.source or self._paths.trainer_log
 
     # ── what a person may ask ──
 
@@ -122,13 +119,6 @@ class ForeignSupervisor:
             if history.ending is not None:
                 return self._outcome(history.ending, history.ending_reason)
             return await self._supervise(was_begun)
-        except OutsideWeights as error:
-            trouble = Trouble(cause=Cause.OUTSIDE_WEIGHTS, subject="environment", reason=error.message)
-            self._incidents.opened(trouble, "the restore is undone, and the run ends for a person", self._clock())
-            await self._stop()
-            self.steps.withdraw()  # the step that showed it: what the restore had undone stands again
-            await self._checkpoints.put_back()
-            return self._end(TerminalStatus.ERRORED, str(error))
         except RunError as error:
             return self._end(TerminalStatus.ERRORED, str(error))
         finally:
@@ -140,30 +130,50 @@ class ForeignSupervisor:
 
     async def _supervise(self, was_begun: bool) -> RunOutcome:
         """Raises RunError: the run must halt."""
-        proven = self._checkpoints.proven(self.steps.lines)
-        fault = await self._left_by_a_predecessor() if was_begun else self._learning.find(proven, self._clock())
+        fault = await self._or_mended(self._left_by_a_predecessor() if was_begun else self._found_at_first())
         while not self._asked.is_set():
-            step = await self._repair(fault) if fault else await self._checkpoints.resume_from(self.steps.lines, None)
-            await self._checkpoints.prepare(step, self.steps.lines)
-            await self._checkpoints.clear(after=step, is_condemned=fault is not None and fault.incident is not None)
-            if self._asked.is_set():
-                break
-            try:
-                await self._start(step, is_again=fault is not None)
-            except ServerError as error:
-                fault = ForeignFault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=error.message)
-                continue
-            ended = await self._watch()
+            ended = await self._or_mended(self._incarnation(fault))
             if isinstance(ended, RunOutcome):
                 return ended
             fault = ended
         return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
 
+    async def _found_at_first(self) -> ForeignFault | None:
+        await self._mend.check_first()
+        return self._learning.find(self._checkpoints.proven(self.steps.lines), self._clock())
+
+    async def _or_mended(self, doing: Coroutine[Any, Any, Made]) -> Made | None:
+        """None where it showed that the weights are not what changed, and that is to be tried again (P12)."""
+        try:
+            return await doing
+        except OutsideWeights as error:
+            await self._stop()
+            await self._mend.wait(error)
+            return None
+
+    async def _incarnation(self, fault: ForeignFault | None) -> ForeignFault | RunOutcome:
+        """From the choice of what it resumes from to its end. Raises RunError."""
+        step = await self._repair(fault) if fault else await self._checkpoints.resume_from(self.steps.lines, None)
+        await self._checkpoints.prepare(step, self.steps.lines)
+        await self._checkpoints.clear(after=step, is_condemned=fault is not None and fault.incident is not None)
+        if self._asked.is_set():
+            return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
+        self._owe_proof(step)
+        await self._mend.started()
+        try:
+            await self._start(step, is_again=fault is not None or self._process is not None)
+        except ServerError as error:
+            return ForeignFault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=error.message)
+        return await self._watch()
+
     async def _left_by_a_predecessor(self) -> ForeignFault:
-        """Its supervisor was killed, and the command with it. What it had reported by then is read first."""
+        """Its supervisor was killed, and the command with it. What it had reported by then is read first. Raises
+        OutsideWeights where a mend was awaited, or is to be."""
+        self._mend.resumed()
+        self._owe_proof(FIRST_WEIGHTS if self.steps.last_step is None else self.steps.last_step)
         began = await asyncio.to_thread(last_of, self._paths.events, "trainer.starting", self._journal.attempt)
         if began:
-            self._tail = TextTail(self._source, int(number_of(began.get("at_byte"), 0.0)))
+            self._source.begin(int(number_of(began.get("at_byte"), 0.0)))
             if (fault := await self._take_all(known=self.steps.last_step)) is not None:
                 return fault
         reason = "the actor that ran it ended, and the command with it"
@@ -171,43 +181,32 @@ class ForeignSupervisor:
             cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=reason
         )
 
+    def _owe_proof(self, step: int) -> None:
+        if (onset_step := self._mend.onset_step) is not None:
+            self._learning.restored(step, onset_step)
+
     async def _repair(self, fault: ForeignFault) -> int:
         """Stop what is left, and wait as the budget asks for; the step to resume from. Raises RunError."""
         history, now = self._history, self._clock()
-        onset_step = None if fault.incident is None else fault.incident.onset_step
+        if fault.cause is Cause.REWARD_COLLAPSE:
+            await self._stop()
+            await self._mend.accuse(fault.reason, fault.onset_step)
         if history.state is not RunState.INITIALIZING:
             history.enter(RunState.REPAIRING, fault.reason)
         if fault.subject not in {one.subject for one in history.incidents.open.values()}:
-            trouble = Trouble(cause=fault.cause, subject=fault.subject, reason=fault.reason, onset_step=onset_step)
-            self._incidents.opened(trouble, DOING[fault.cause], now)
+            self._incidents.opened(fault.trouble, DOING[fault.cause], now)
         if fault.cause is Cause.TRAINER_HANG:
             await within(EVIDENCE_S, self._asked)
         await self._stop()
-        repair = next_repair(
-            fault.cause,
-            fault.subject,
-            history.attempts,
-            self._config.restart,
-            now=now,
-            progress_at=self._progress.at(TRAINER),
-            without=ONLY_RESTORES,
-        )
+        repair = fault.next_repair(history.attempts, self._config.restart, now, self._progress.at(TRAINER))
         if repair.rung is Rung.HALT:
             raise RunError(repair.reason, await asyncio.to_thread(last_words, self._paths.trainer_log))
         step = await self._checkpoints.resume_from(self.steps.lines, fault.incident)
-        attempt = RepairAttempt(
-            at=now,
-            cause=fault.cause,
-            subject=fault.subject,
-            rung=repair.rung,
-            onset_step=onset_step,
-            restored_step=step,
-        )
-        history.attempted(attempt)
+        history.attempted(fault.attempt(repair.rung, now, step))
         await history.flush()
         await within(repair.not_before - self._clock(), self._asked)
         if fault.incident is not None:
-            self._learning.restored(step, onset_step)
+            self._learning.restored(step, fault.onset_step)
         return step
 
     async def _start(self, step: int, *, is_again: bool) -> None:
@@ -218,10 +217,9 @@ class ForeignSupervisor:
             history.event("trainer.restored", subject=TRAINER, reason=reason, global_step=step)
         self.steps.begin(step)
         self._checkpoints.started()
-        self._start_step, self._rest = step, ""
-        self._tail = TextTail(self._source, size_of(self._source))
-        self._log_start = size_of(self._paths.trainer_log)
-        facts: dict[str, object] = {"with_overrides": {}, "at_byte": self._tail.offset}
+        self._start_step = step
+        self._source.begin()
+        facts: dict[str, object] = {"with_overrides": {}, "at_byte": self._source.at_byte}
         history.event("trainer.starting", subject=TRAINER, reason=f"{self._adapter.reads} is read", **facts)
         await history.flush()
         began, self._process = self._clock(), None
@@ -291,14 +289,14 @@ class ForeignSupervisor:
             self._close_incidents("training is done")
             how = "its trainer has ended" if ended is None else f"the command ended with exit code {exit_code}"
             return self._end(TerminalStatus.FINISHED, f"{how}; {what}")
-        fault = await asyncio.to_thread(fault_of_end, self._paths.trainer_log, self._log_start, exit_code, why)
+        fault = await asyncio.to_thread(fault_of_end, self._paths.trainer_log, self._source.log_start, exit_code, why)
         facts: dict[str, object] = {"pid": process.pid, "exit_code": exit_code}
         self._history.event("trainer.died", subject=TRAINER, reason=fault.reason, **facts)
         return fault
 
     async def _take_all(self, *, known: int | None = None) -> ForeignFault | None:
         """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""
-        seen, self._rest = await asyncio.to_thread(lambda: self._adapter.read(self._rest + self._tail.read()))
+        seen = await asyncio.to_thread(self._source.read)
         fault = await self._take([one for one in seen if known is None or one.step > known])
         await asyncio.to_thread(self.steps.write)
         return fault

@@ -37,20 +37,12 @@ class CommandAdapter:
         self._at = _checkpoint_pattern(settings)
 
     def missing(self) -> Iterator[UsageError]:
-        cwd, words = self._cwd, self.command(None).words
-        if not cwd.is_dir():
+        if not self._cwd.is_dir():
             yield StorageError(
-                f"trainer.cwd={cwd} is no folder", "create it, or set trainer.cwd to the project's folder"
+                f"trainer.cwd={self._cwd} is no folder", "create it, or set trainer.cwd to the project's folder"
             )
             return
-        path = str(self._settings.env.get("PATH", os.environ.get("PATH", os.defpath)))
-        executable = cwd / words[0] if "/" in words[0] else words[0]
-        if shutil.which(executable, path=path) is None:
-            key = "trainer.python" if words[0] == self._settings.python else "trainer.command"
-            yield ResourceError(f"{key}: {words[0]} can't be run here", f"install it, or set {key} to the path of one")
-        script = next((cwd / word for word in words[1:2] if word.endswith(".py")), None)
-        if script is not None and not script.is_file():
-            yield StorageError(f"trainer.command: {script} is no file", "give the script's path below trainer.cwd")
+        yield from missing_program("trainer.command", self.command(None).words, self._settings)
         if self.source is not None and not self.source.parent.is_dir() and self.source.parent.parent != self._cwd:
             yield StorageError(
                 f"trainer.metrics: {self.source.parent} is no folder", "give the path that the command writes to"
@@ -191,6 +183,27 @@ def _may_be_finite(value: object) -> bool:
         return math.isfinite(float(str(value)))
     except ValueError:
         return True
+
+
+def missing_program(key: str, words: Sequence[str], settings: ForeignTrainerConfig) -> Iterator[UsageError]:
+    """Why the words of a setting can't be run in `trainer.cwd`."""
+    cwd, path = Path(settings.cwd), str(settings.env.get("PATH", os.environ.get("PATH", os.defpath)))
+    executable = cwd / words[0] if "/" in words[0] else words[0]
+    if shutil.which(executable, path=path) is None:
+        named = "trainer.python" if words[0] == settings.python else key
+        yield ResourceError(f"{named}: {words[0]} can't be run here", f"install it, or set {named} to the path of one")
+    script = next((cwd / word for word in words[1:2] if word.endswith(".py")), None)
+    if script is not None and not script.is_file():
+        yield StorageError(f"{key}: {script} is no file", "give the script's path below trainer.cwd")
+
+
+def reward_check(settings: ForeignTrainerConfig) -> tuple[str, ...] | None:
+    """The words of `trainer.reward_check`; None where there is none. Raises ConfigError."""
+    if settings.reward_check is None:
+        return None
+    first, *rest = split_words("trainer.reward_check", settings.reward_check)
+    is_python = settings.python is not None and PYTHON.fullmatch(first)
+    return (settings.python if is_python and settings.python else first, *rest)
 
 
 def split_words(key: str, text: str | None) -> list[str]:

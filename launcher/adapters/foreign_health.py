@@ -76,20 +76,23 @@ def find_damage(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unproven:
-    """Checkpoints that a start after a contradicted restore passes over: those trained on the rewards that fell, from
-    `onset_step` on, and those that the contradicted incarnation has made, after `restored_step` and since `since`
-    (unix seconds). They are not condemned: the weights were not what changed."""
+    """Checkpoints that a start passes over where the weights are not what changed: those trained on the rewards that
+    fell, from `onset_step` on, and those that the contradicted incarnation has made, after `restored_step` and since
+    `since` (unix seconds; None: known answers showed it, and no restore). They are not condemned."""
 
     onset_step: int
     restored_step: int
-    since: float
+    since: float | None
 
     @property
     def why(self) -> str:
         return f"later ones were trained on the rewards that fell at step {self.onset_step}"
 
     def holds_of(self, one: FoundCheckpoint) -> bool:
-        return one.step >= self.onset_step or (one.step > self.restored_step and one.changed_at >= self.since)
+        return one.step >= self.onset_step or self.is_made_by_it(one)
+
+    def is_made_by_it(self, one: FoundCheckpoint) -> bool:
+        return self.since is not None and one.step > self.restored_step and one.changed_at >= self.since
 
 
 def unproven_of(paths: RunPaths) -> Unproven | None:
@@ -99,9 +102,11 @@ def unproven_of(paths: RunPaths) -> Unproven | None:
         match event.get("event"):
             case "trainer.starting":
                 found, began = None, number_of(event.get("time"), 0.0)
-            case "health.outside_weights" if isinstance(onset_step := event.get("onset_step"), int):
-                restored = int(number_of(event.get("global_step"), onset_step))
-                found = Unproven(onset_step=onset_step, restored_step=restored, since=began)
+            case "health.outside_weights" | "health.verifier_broken" as name:
+                if isinstance(onset_step := event.get("onset_step"), int):
+                    restored = int(number_of(event.get("global_step"), onset_step))
+                    since = began if name == "health.outside_weights" else None
+                    found = Unproven(onset_step=onset_step, restored_step=restored, since=since)
     return found
 
 

@@ -67,6 +67,11 @@ class ForeignTrainerConfig:
         "it begins anew; null: it has none",
     )
     tracker_text: str = setting("*", "what is written there; * is the step")
+    reward_check: str | None = setting(
+        None,
+        "a command, run in cwd with its environment, that ends with exit code 0 where the reward function scores known "
+        "answers as it should: asked before the first start, and where rewards fell before anything is restored",
+    )
     stop_s: float = setting(10.0, "from SIGTERM to SIGKILL where it is stopped; it may save meanwhile", DEADLINE)
     num_cpus: float = setting(1.0, "CPUs that Ray reserves for it (bookkeeping, not a limit)", NATURAL)
     num_gpus: float = setting(0.0, "GPUs that Ray reserves for it; 0: none, and it sees those of its node", NATURAL)

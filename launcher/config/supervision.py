@@ -59,6 +59,13 @@ class RewardHealthConfig:
     canary_silent_rounds: int = setting(2, "in a row in which one is not scored: broken", COUNT)
     canary_clear_rounds: int = setting(5, "in a row, all sound, after which a broken one is believed again", COUNT)
     verifier_patience_s: float = setting(600.0, "that a broken reward function may take to be repaired", DEADLINE)
+    mend_wait_s: float = setting(
+        60.0,
+        "before another project's trainer, whose rewards fell for a cause outside its weights, is tried again; doubles "
+        "with each try",
+        POSITIVE,
+    )
+    mend_patience_s: float = setting(7200.0, "that the mend of such a cause may take; then the run halts", DEADLINE)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.adapters.areal_settings import AREAL, ArealSettings, areal_settings
+from launcher.adapters.command_adapter import missing_program, reward_check
 from launcher.adapters.foreign_health import NOT_OURS, was_started, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
@@ -78,6 +79,8 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     else:
         yield f"in {trainer.cwd}; servers, rollouts and gate are its own"
     yield f"steps: {adapter.source or 'its output'}, by {adapter.reads}"
+    if (check := reward_check(trainer)) is not None:
+        yield f"rewards: where they fall, {shlex.join(check)} says whether the reward function is at fault"
     yield from adapter.plan()
     yield f"after a failure it is restarted up to {config.restart.restore} times without progress"
 
@@ -85,9 +88,10 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
 def find_missing_for_command(config: RunConfig) -> list[UsageError]:
     """Everything that keeps it from starting here. On a cluster elsewhere, its folder can't be seen."""
     is_here = config.cluster.address == "local"
-    adapter = adapter_of(config.trainer)
+    adapter, check = adapter_of(config.trainer), reward_check(config.trainer)
     return [
         *(adapter.missing() if is_here else ()),
+        *(missing_program("trainer.reward_check", check, config.trainer) if is_here and check else ()),
         *(_model(config) if config.trainer.rung == SERVERS else ()),
         *(_checkpoints(config, adapter) if is_here else ()),
         *missing_login(config),

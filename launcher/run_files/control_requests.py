@@ -34,13 +34,14 @@ class ControlRequest(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEntry:
     """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are;
-    `leaves`: which of them are not to be among those."""
+    `leaves`: which of them are not to be among those. `at`: unix seconds, so that asking again is another request."""
 
     wish: ControlRequest
     by: str
     reason: str = ""
     servers: int | None = None
     leaves: tuple[str, ...] = ()
+    at: float = 0.0
 
     @property
     def description(self) -> str:
@@ -77,6 +78,7 @@ def wanted(paths: RunPaths) -> RequestEntry | None:
             reason=reason,
             servers=None if servers is None else max(1, int(servers)),
             leaves=tuple(map(str, data.get("leaves", ()))),
+            at=float(data.get("at", 0.0)),
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from scripts import check_health, report
+from launcher.run_files.journal import current_lines, read_lines
+from scripts import check_health, report, run_control
 from tests.support.foreign.foreign_run import PROGRAM, ForeignRun
 
 pytestmark = pytest.mark.timeout(900)
@@ -101,23 +102,53 @@ def test_nobody_outlives_a_killed_driver_and_the_same_command_resumes(tmp_path):
     assert "nothing to do" in run.said()
 
 
-def test_a_cause_outside_the_weights_condemns_no_checkpoint(tmp_path):
-    run = begin(tmp_path, steps=120, words="--every 1")
+def test_rewards_that_are_mended_while_it_waits_cost_no_step_and_no_checkpoint(tmp_path):
+    settings = ("reward_health.mend_wait_s=1", "restart.restore=1")
+    run = begin(tmp_path, steps=120, words="--every 1", settings=settings)
+    with run:
+        run.wait_steps(45)
+        (tmp_path / "environment").touch()
+        run.wait_until(lambda: len(run.events("rewards.awaited")) == 3, "two more tries were contradicted")
+        assert run.trainer_pid() is None and run_control.state_of(run.paths)[0] == "PAUSED"
+        assert check_health.main([str(run.paths.logs)]) == 1
+        (tmp_path / "environment").unlink()
+        assert run.wait_end() == 0, run.said()
+        assert run.tree() == []
+    assert "what changed is not the weights" in run.said()
+    assert run.incidents() == [("reward_collapse", False), ("outside_weights", True)]
+    (onset_step,) = {event["onset_step"] for event in run.events("health.outside_weights")}
+    resumed = [event["global_step"] for event in run.events("trainer.restored")]
+    assert resumed[1:] == [onset_step - 1] * 3, "the newest that was sound"
+    assert [event["seconds"] for event in run.events("rewards.awaited")] == [1.0, 2.0, 4.0]
+    assert len(run.events("repair.begun")) == 1, "no budget is spent by waiting"
+    assert_sound(run, 120)
+
+
+def test_rewards_that_stay_broken_end_the_run_for_a_person_and_the_same_command_goes_on(tmp_path):
+    settings = ("reward_health.mend_wait_s=600", "reward_health.mend_patience_s=1")
+    run = begin(tmp_path, steps=120, words="--every 1", settings=settings)
     with run:
         run.wait_steps(45)
         (tmp_path / "environment").touch()
         assert run.wait_end() == 3, run.said()
-        assert "what changed is not the weights" in run.said()
         assert run.tree() == []
+    assert "not mended within reward_health.mend_patience_s=1" in " ".join(run.said().split())
     assert run.events("checkpoint.reinstated")
-    onset_step = run.events("health.outside_weights")[0]["onset_step"]
-    (tmp_path / "environment").unlink()
-    with run:
+    assert run.incidents() == [("reward_collapse", False), ("outside_weights", False)]
+    run.words = [word for word in run.words if "mend_patience_s" not in word]
+    with run:  # not mended yet: the first step is asked, and nothing is given up
+        run.wait_until(lambda: run.events("rewards.awaited")[1:], "it waits")
+        (tmp_path / "environment").unlink()
+        assert run_control.main(["resume", str(run.paths.logs)]) == 0
         assert run.wait_end() == 0, run.said()
-    resumed = run.events("trainer.restored")[-1]
-    assert (resumed["attempt"], resumed["global_step"] < onset_step) == (2, True)
-    assert run.steps() == list(range(1, 121))
-    assert learned(tmp_path, 120) == undisturbed(120)
+    assert_sound(run, 120)
+
+
+def assert_sound(run, steps):
+    """Each step once, none on rewards that were broken, and no restore condemned what it had to leave."""
+    rewards = [line["rollout/reward"] for line in current_lines(read_lines(run.paths.metrics))]
+    assert run.steps() == list(range(1, steps + 1)) and min(rewards) > 0.1
+    assert learned(run.folder, steps) == undisturbed(steps)
 
 
 def test_a_command_that_fails_each_time_ends_the_run_with_its_own_words(tmp_path):

@@ -8,7 +8,17 @@ import pytest
 from actors.processes.process_tree import identify
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.adapter_storm import Cost, _cost, _has_stepped, _learned, _resumed_before, _starve, cost_of, main
+from scripts.adapter_storm import (
+    Cost,
+    _cost,
+    _has_stepped,
+    _is_known,
+    _learned,
+    _resumed_before,
+    _starve,
+    cost_of,
+    main,
+)
 
 TOOK = [(1.0, 0), (2.0, 1), (3.0, 2), (13.0, 1), (14.0, 2), (15.0, 3), (16.0, 4)]
 LINES = [{"time": moment, "global_step": step} for moment, step in TOOK]
@@ -68,14 +78,8 @@ def test_rewards_are_broken_only_where_the_reward_function_is_this_tools(capsys,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rewards_that_stay_at_0_end_the_run_and_so_come_last(capsys, tmp_path):
-    assert main(["trl", "--faults", "zero-stays", "kill", "--output", str(tmp_path / "runs")]) == 2
-    assert "zero-stays ends the run → give it once, as the last" in " ".join(capsys.readouterr().err.split())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("exit_code", "resumed", "is_right"), [(3, 9, True), (3, 14, False), (0, 9, False)])
-def test_a_contradicted_restore_goes_on_from_before_the_onset(tmp_path, exit_code, resumed, is_right):
+@pytest.mark.parametrize(("resumed", "is_right"), [(9, True), (14, False)])
+def test_a_contradicted_restore_goes_on_from_before_the_onset(tmp_path, resumed, is_right):
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
     paths.prepare()
     for event, facts in (
@@ -84,7 +88,15 @@ def test_a_contradicted_restore_goes_on_from_before_the_onset(tmp_path, exit_cod
         ("trainer.restored", {"global_step": resumed}),
     ):
         append_line(paths.events, {"time": 1.0, "event": event, **facts})
-    assert _resumed_before(paths, exit_code) is is_right
+    assert _resumed_before(paths) is is_right
+
+
+def test_rewards_that_stay_at_0_are_mended_once_the_run_waits_for_that():
+    collapse = {"time": 2.0, "event": "incident.began", "cause": "reward_collapse"}
+    waits = {"time": 2.0, "event": "rewards.awaited"}
+    assert [_is_known(fault, collapse, 1.0) for fault in ("zero", "zero-stays")] == [True, False]
+    assert [_is_known(fault, waits, 1.0) for fault in ("zero", "zero-stays")] == [False, True]
+    assert not _is_known("zero-stays", waits, 3.0)
 
 
 def test_more_faults_than_steps_are_refused_before_anything_is_started(capsys, tmp_path):

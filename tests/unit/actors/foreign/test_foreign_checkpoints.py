@@ -13,6 +13,7 @@ from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.errors import RunError
 from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
+from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal, name_of
 from tests.unit.launcher.adapters.test_areal_adapter import older, trainer
@@ -138,12 +139,44 @@ def test_nothing_is_begun_anew_where_none_from_before_the_onset_is_left(tmp_path
         asyncio.run(found.resume_from(lines(26), None))
 
 
-def test_what_the_next_start_passes_over_is_set_aside_and_not_as_damaged(tmp_path, history, unproven):
+@pytest.mark.parametrize(("is_old", "why"), [(True, "superseded"), (False, "contradicted")])
+def test_what_the_next_start_passes_over_is_set_aside_and_not_as_damaged(tmp_path, history, unproven, is_old, why):
     top, _ = make_areal(tmp_path / "out", [4, 24], recover_step=9)
+    if is_old:
+        for one in (top / "default" / str(name_of(24)), *(top / "default" / str(name_of(24))).iterdir()):
+            os.utime(one, (unproven.since - 60,) * 2)
     found = checkpoints(tmp_path, history, unproven)
     assert asyncio.run(found.resume_from(lines(26), None)) == 9
     asyncio.run(found.clear(after=9, is_condemned=False))
-    assert [path.name for path in (top / "default" / "set_aside").iterdir()] == [f"{name_of(24)}.superseded-1"]
+    assert [path.name for path in (top / "default" / "set_aside").iterdir()] == [f"{name_of(24)}.{why}-1"]
+    asyncio.run(found.put_back())
+    assert (top / "default" / str(name_of(24))).exists() is is_old
+
+
+def test_what_a_contradicted_trainer_wrote_gives_its_place_to_what_was_there(tmp_path, history):
+    top, _ = make_areal(tmp_path / "out", [4, 14], recover_step=9)
+    found, own = checkpoints(tmp_path, history), top / "default" / str(name_of(14))
+    asyncio.run(found.resume_from(lines(16), None))
+    asyncio.run(found.clear(after=9, is_condemned=True))
+    own.mkdir()
+    asyncio.run(found.put_back())
+    assert (own / "config.json").exists()
+    assert [path.name for path in (top / "default" / "set_aside").iterdir()] == [f"{name_of(14)}.contradicted-1"]
+
+
+@pytest.mark.parametrize(("rise", "begins_anew"), [(0.0, True), (0.02, False)])
+def test_from_rewards_that_known_answers_accuse_a_run_that_had_learned_nothing_begins_anew(
+    tmp_path, history, rise, begins_anew
+):
+    make_areal(tmp_path / "out", [], recover_step=24)
+    unproven = Unproven(onset_step=20, restored_step=19, since=None)
+    found = checkpoints(tmp_path, history, unproven)
+    seen = [{**line, "rollout/reward": 0.2 + rise * line["global_step"]} for line in lines(25)]
+    if begins_anew:
+        assert asyncio.run(found.resume_from(seen, None)) == FIRST_WEIGHTS
+    else:
+        with pytest.raises(RunError, match="no checkpoint is left from before step 20"):
+            asyncio.run(found.resume_from(seen, None))
 
 
 def test_what_can_not_be_prepared_ends_the_run_with_its_reason(tmp_path, history):

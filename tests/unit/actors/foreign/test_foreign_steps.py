@@ -50,9 +50,10 @@ def test_a_restore_that_was_a_mistake_has_undone_no_step_and_the_one_that_showed
     journal.record("trainer.restored", subject="trainer", global_step=1)
     steps.begin(1)
     assert steps.take(StepSeen(step=2, reward=0.0), 9.0)
-    steps.withdraw()
-    steps.write()
     journal.record("health.outside_weights", subject="environment", onset_step=5, global_step=1)
+    steps.withdraw(paths)
+    steps.write()
+    assert [line["global_step"] for line in steps.lines] == [1, 2, 3, 4, 5]
     assert [line["global_step"] for line in standing_lines(paths)] == [1, 2, 3, 4, 5]
     journal.record("trainer.restored", subject="trainer", global_step=4)
     again = ForeignSteps(paths, 2)

@@ -46,6 +46,16 @@ def test_the_plan_names_the_rung_the_command_and_how_it_resumes(tmp_path):
     assert "starts from the beginning" in "\n".join(plan_lines(config_of(tmp_path, "trainer.checkpoints=null")))
 
 
+def test_a_reward_check_that_can_not_be_run_is_refused_by_its_name(tmp_path):
+    asked = "trainer.reward_check='python3 check.py'"
+    (said,) = missing(tmp_path, asked)
+    assert said == f"trainer.reward_check: {tmp_path}/check.py is no file"
+    assert missing(tmp_path, "trainer.reward_check=no-such-program")[0].startswith("trainer.reward_check: no-such-")
+    (tmp_path / "check.py").touch()
+    assert missing(tmp_path, asked) == []
+    assert "python3 check.py says whether the reward function" in "\n".join(plan_lines(config_of(tmp_path, asked)))
+
+
 def test_nothing_is_missing_and_nothing_is_made(tmp_path):
     assert missing(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

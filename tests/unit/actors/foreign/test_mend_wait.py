@@ -1,0 +1,171 @@
+"""Rewards that break outside the weights, and are mended while the run waits: the supervisor with a small trainer
+(tests/programs/foreign_trainer.py), real processes, no Ray. With the driver: tests/ray/foreign/test_foreign_trainer.py.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+
+import pytest
+
+from actors.foreign.foreign_process import mark_of
+from actors.foreign.foreign_supervisor import ForeignSupervisor
+from actors.foreign.reward_check import why_broken
+from actors.processes.process_tree import bearing
+from actors.supervision.run_history import RunHistory
+from launcher.adapters.trainer_adapter import adapter_of
+from launcher.base.messages import TerminalStatus
+from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.schema import RunConfig
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
+from launcher.run_files.journal import Journal, current_lines, read_lines
+from launcher.run_files.run_paths import RunPaths
+from tests.support.foreign.foreign_run import PROGRAM
+from tests.support.machine import scaled
+
+STEPS = 60
+CHECK = "import os, sys\nos.path.exists('environment') and sys.exit('4 is not 4')"
+"""The known answer is scored wrongly while the rewards are broken."""
+
+
+@pytest.fixture
+def paths(tmp_path):
+    made = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    made.prepare()
+    made.keys.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def config(tmp_path):
+    shutil.copy(PROGRAM, tmp_path)
+    (tmp_path / "check.py").write_text(CHECK)
+    made = RunConfig(experiment_name="e", trial_name="t")
+    made.cluster.fileroot = str(tmp_path / "runs")
+    made.restart.restore = 1
+    made.reward_health.zero_breaker_steps = 4
+    made.reward_health.mend_wait_s = 600.0
+    made.trainer = ForeignTrainerConfig(
+        adapter="command",
+        command=f"{sys.executable} {PROGRAM.name} --steps {STEPS} --metrics log.jsonl --step-s 0.05 --every 1",
+        cwd=str(tmp_path),
+        metrics="log.jsonl",
+        checkpoints="out/step-*",
+        checkpoint_file="state.json",
+        resume="--resume *",
+    )
+    return made
+
+
+def supervisor_of(config, paths):
+    journal = Journal(paths.events, 1, time.time)
+    history = RunHistory.read(journal, paths.events, 1, clock=time.monotonic, node="n")
+    return ForeignSupervisor(config, paths, journal, history, {})
+
+
+def events(paths, *names):
+    return [event for event in read_lines(paths.events) if event["event"] in names]
+
+
+async def until(holds, running):
+    give_up_at = time.monotonic() + scaled(120)
+    while not (found := holds()):
+        assert time.monotonic() < give_up_at and not running.done()
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def waiting(config, paths, tmp_path):
+    """A run whose rewards broke at about step 25, until it waits."""
+    supervisor = supervisor_of(config, paths)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
+    (tmp_path / "environment").touch()
+    await until(lambda: events(paths, "rewards.awaited"), running)
+    return running
+
+
+def resume(paths, at=1.0):
+    ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a test", at=at))
+
+
+def causes(paths):
+    return [(event["cause"], event["is_mended"]) for event in events(paths, "incident.ended")]
+
+
+def assert_sound(outcome, paths, tmp_path):
+    assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, STEPS)
+    lines = current_lines(read_lines(paths.metrics))
+    assert [line["global_step"] for line in lines] == list(range(1, STEPS + 1))
+    assert min(line["rollout/reward"] for line in lines) > 0.1
+    weight = 1
+    for step in range(1, STEPS + 1):
+        weight = (weight * 31 + step) % 1_000_003
+    assert json.loads((tmp_path / "out" / f"step-{STEPS}" / "state.json").read_text())["weight"] == weight
+    assert bearing(mark_of(paths)) == [] and not events(paths, "checkpoint.damaged")
+
+
+@pytest.mark.slow
+def test_with_a_check_nothing_is_restored_before_the_reward_function_is_mended(config, paths, tmp_path):
+    config.trainer.reward_check = f"{sys.executable} check.py"
+
+    async def run():
+        running = await waiting(config, paths, tmp_path)
+        resume(paths)  # by somebody who is mistaken: the check says so
+        await until(lambda: bearing(mark_of(paths)), running)
+        assert not events(paths, "trainer.restored", "checkpoint.condemned")
+        (tmp_path / "environment").unlink()
+        resume(paths, at=2.0)
+        return await running
+
+    assert_sound(asyncio.run(run()), paths, tmp_path)
+    assert causes(paths) == [("verifier_broken", True)]
+    (broken,) = events(paths, "health.verifier_broken")
+    assert broken["reason"] == "trainer.reward_check ended with exit code 1: 4 is not 4"
+    assert [event["global_step"] for event in events(paths, "trainer.restored")] == [broken["onset_step"] - 1]
+    assert not events(paths, "repair.begun", "checkpoint.condemned"), "no budget is spent, and nothing given up"
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_while_it_waits_is_followed_by_one_that_waits_on(config, paths, tmp_path):
+    async def run():
+        killed = await waiting(config, paths, tmp_path)
+        killed.cancel()
+        await asyncio.gather(killed, return_exceptions=True)
+        kept = [line for line in read_lines(paths.events) if line.get("reason") != "the run was over first"]
+        paths.events.write_text("".join(json.dumps(line) + "\n" for line in kept))  # as one that was killed leaves it
+        follower = asyncio.create_task(supervisor_of(config, paths).run())
+        await until(lambda: len(events(paths, "rewards.awaited")) == 2, follower)
+        assert bearing(mark_of(paths)) == []
+        (tmp_path / "environment").unlink()
+        resume(paths)
+        return await follower
+
+    assert_sound(asyncio.run(run()), paths, tmp_path)
+    assert causes(paths) == [("reward_collapse", False), ("outside_weights", True)]
+    assert [event["seconds"] for event in events(paths, "rewards.awaited")] == [600.0, 1200.0]
+
+
+@pytest.mark.slow
+def test_a_reward_function_that_is_broken_before_the_first_step_starts_nothing(config, paths, tmp_path):
+    config.trainer.reward_check = f"{sys.executable} check.py"
+    (tmp_path / "environment").touch()
+    outcome = asyncio.run(supervisor_of(config, paths).run())
+    assert outcome.status is TerminalStatus.ERRORED
+    assert "exit code 1: 4 is not 4; the trainer was not started" in outcome.reason
+    assert not events(paths, "trainer.starting")
+
+
+def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass(config, paths):
+    async def why(check):
+        config.trainer.reward_check = check
+        return await why_broken(config, paths, adapter_of(config.trainer), asyncio.Event())
+
+    config.reward.setup_timeout = 0.5
+    assert asyncio.run(why("sleep 60")) == "trainer.reward_check did not end within reward.setup_timeout=0.5"
+    assert bearing(mark_of(paths)) == []
+    config.reward.setup_timeout = 60.0
+    assert asyncio.run(why("true")) == asyncio.run(why(None)) == ""
+    assert "trainer.reward_check ended with exit code 127" in asyncio.run(why("no-such-program"))
