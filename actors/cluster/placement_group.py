@@ -77,8 +77,7 @@ class RunPlacement:
     def options_of_standby(self, name: str, config: RunConfig) -> dict[str, Any]:
         """Of the trainer's other actor, in the bundle of rank 0: it reserves nothing, as only one of the two works, and
         gets as many threads."""
-        threads = {"env_vars": {"OMP_NUM_THREADS": str(max(1, int(config.actor.num_cpus)))}}
-        return {**self.options(rank_name(0)), "name": name, "num_cpus": 0, "num_gpus": 0, "runtime_env": threads}
+        return {**self.options(rank_name(0)), "name": name, **_nothing_reserved(config)}
 
     def has(self, name: str) -> bool:
         """Whether an actor of that name has a placement; a server that joins later has none."""
@@ -95,6 +94,10 @@ class RunPlacement:
         """
         further = (self.options(one.name) for one in self.placements if one.kind == RANK and one.index > 0)
         return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
+
+    def further_ranks_of_standby(self, config: RunConfig) -> tuple[Mapping[str, Any], ...]:
+        """Those of the trainer's other actor, each in the bundle of its rank, without a reservation too."""
+        return tuple({**options, **_nothing_reserved(config)} for options in self.further_ranks())
 
     @property
     def servers_on_gpu(self) -> bool:
@@ -118,6 +121,11 @@ class RunPlacement:
             for index, bundle in enumerate(self.bundles)
             for name in bundle.names
         }
+
+
+def _nothing_reserved(config: RunConfig) -> dict[str, Any]:
+    threads = {"env_vars": {"OMP_NUM_THREADS": str(max(1, int(config.actor.num_cpus)))}}
+    return {"num_cpus": 0, "num_gpus": 0, "runtime_env": threads}
 
 
 def cluster_nodes(config: RunConfig) -> tuple[NodeResources, ...]:

@@ -44,7 +44,10 @@ def show(package: str) -> None:
 
 
 class LowPriorityImport:
-    """Imports `module` in a thread of its own, whose priority ends with it: without a privilege it can't be raised."""
+    """Imports `module` in a thread of its own, whose priority ends with it: without a privilege it can't be raised.
+
+    `niceness`: above this process's; 0 changes nothing.
+    """
 
     def __init__(self, module: str, niceness: int) -> None:
         self._module, self._niceness = module, niceness
@@ -70,7 +73,7 @@ class LowPriorityImport:
         return True
 
     def _work(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+        os.nice(self._niceness)  # on Linux of the calling thread
         try:
             importlib.import_module(self._module)
         except ImportError as error:

@@ -3,6 +3,9 @@
 A rank that ended, hangs or failed ends the group: `lost` names it with the reason, callers get a TrainerError, and the
 trainer's view carries it to the Coordinator, which restarts the trainer's process and with it every rank. A collective
 may wait for the lost rank, out of reach of any exception; if nobody ends this process, it ends itself after a while.
+
+A parked trainer has such a group too, which has not met. Torch is imported by what meets: the ranks start, and import,
+beside the imports of rank 0.
 """
 
 from __future__ import annotations
@@ -17,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from actors.model.rank_collectives import MeetingPlace, RankGroup
 from actors.processes.process_tree import process_state
-from actors.ranks.trainer_rank import RankLocation, TrainerRank
+from actors.ranks.trainer_rank import TrainerRank
 from launcher.base.errors import TrainerError
+from launcher.base.rank_location import RankLocation
 from launcher.config.schema import RunConfig
 from launcher.policy.observation_history import STOPPED
 from launcher.resources.hardware import OomKillWatch
@@ -31,7 +33,10 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 if TYPE_CHECKING:
+    import torch
+
     from actors.model.model_part import ModelPart
+    from actors.model.rank_collectives import RankGroup
 
 LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0
@@ -53,16 +58,28 @@ log = logging.getLogger("trainer")
 
 
 class RankController:
-    """`size` counts this process too. The ranks are started at once, and asked for when they `meet`."""
+    """`size` counts this process too. The ranks start at once; they are parked until `begin`, and asked for when they
+    `prepare` or `meet`. `where`: each of them, once they are there."""
 
     def __init__(
-        self, config: RunConfig, paths: RunPaths, journal: Journal, options: Sequence[Mapping[str, Any]]
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        journal: Journal,
+        options: Sequence[Mapping[str, Any]],
+        *,
+        niceness: int = 0,
+        gpus: Sequence[str] = (),
     ) -> None:
         """`options`: Ray's, of each rank but the first: placement and resources. A name among them is not used, as a
-        rank of the incarnation before may still have it.
+        rank of the incarnation before may still have it. `niceness`: of their imports. `gpus`: of each that is parked.
         """
         self.size = config.actor.dp_size
         self.lost = ""
+        self.where: Sequence[RankLocation] = ()
+        self._config = config
+        self._before: Sequence[RankLocation] = ()
+        self._is_begun = False
         self._journal = journal
         self._start_s = config.health.trainer_first_s
         self._silence_s = config.health.trainer_silence_s
@@ -72,22 +89,43 @@ class RankController:
         self._losing = threading.Lock()
         self._is_closed = threading.Event()
         self._joining: list[Any] = []
-        self._where: list[RankLocation] = []
         self._kills = OomKillWatch()
         nameless = [{key: value for key, value in own.items() if key != "name"} for own in options]
+        if len(nameless) != self.size - 1:
+            raise TrainerError(f"{len(nameless)} places for the {self.size - 1} trainer ranks beside the first")
+        whose = gpus or [""] * len(nameless)
         self._ranks: list[Any] = [
-            TrainerRank.options(max_restarts=0, max_task_retries=0, **own).remote(config, paths, rank)  # type: ignore[attr-defined]
-            for rank, own in enumerate(nameless, start=1)
+            TrainerRank.options(max_restarts=0, max_task_retries=0, **own).remote(config, paths, rank, niceness, its)  # type: ignore[attr-defined]
+            for rank, (own, its) in enumerate(zip(nameless, whose, strict=True), start=1)
         ]
-        if len(self._ranks) != self.size - 1:
-            raise TrainerError(f"{len(self._ranks)} places for the {self.size - 1} trainer ranks beside the first")
+        self._prepared = [rank.prepare.remote() for rank in self._ranks]
 
-    def meet(self, device: torch.device) -> RankGroup:
-        """Wait for all, and make one group of them. Raises TrainerError."""
+    def begin(self, config: RunConfig, before: Sequence[RankLocation]) -> None:
+        """They are the trainer's from now on, with the settings of `config`. `before`: the ranks of the incarnation
+        before, each of which is gone before its successor takes memory of its GPU."""
+        self._config, self._before, self._is_begun = config, before, True
+
+    def hurry(self) -> None:
+        """Their imports have the usual priority from now on, where that is allowed."""
+        for rank in self._ranks:
+            rank.hurry.remote()
+
+    def answers(self, within_s: float) -> bool:
+        """Whether all answer now."""
         try:
-            self._where = ray.get([rank.where.remote() for rank in self._ranks], timeout=self._start_s)
+            ray.get([rank.ping.remote() for rank in self._ranks], timeout=within_s)
+        except RayError:
+            return False
+        return not self.lost
+
+    def prepare(self) -> None:
+        """Wait until all have imported what takes long, watched as soon as they are there. Raises TrainerError."""
+        if self.where:
+            return
+        try:
+            self.where = tuple(ray.get([rank.where.remote() for rank in self._ranks], timeout=self._start_s))
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
-            ray.get([rank.prepare.remote() for rank in self._ranks], timeout=self._start_s)
+            ray.get(self._prepared, timeout=self._start_s)
         except GetTimeoutError as error:
             raise TrainerError(
                 f"the trainer's {self.size} ranks have not started within {self._start_s:g} s",
@@ -96,13 +134,21 @@ class RankController:
             ) from error
         except RayError as error:
             raise TrainerError(f"a trainer rank did not start: {said(error)}") from error
+
+    def meet(self, device: torch.device) -> RankGroup:
+        """Wait for all, and make one group of them. Raises TrainerError."""
+        from actors.model.rank_collectives import MeetingPlace, RankGroup
+
+        self.prepare()
         here = ray.get_runtime_context().get_node_id()
-        own, *others = self._addresses([here, *(where.node for where in self._where)])
+        own, *others = self._addresses([here, *(where.node for where in self.where)])
+        before: Sequence[RankLocation | None] = self._before or [None] * len(self._ranks)
         self._working_since = time.monotonic()
         try:
             place = MeetingPlace(own, size=self.size, timeout_s=self._start_s)
             self._joining = [
-                rank.join.remote(place.meeting, address) for rank, address in zip(self._ranks, others, strict=True)
+                rank.join.remote(self._config, place.meeting, address, was)
+                for rank, address, was in zip(self._ranks, others, before, strict=True)
             ]
             group = RankGroup(place.meeting, 0, own_address=own, device=device, place=place)
         finally:
@@ -111,8 +157,8 @@ class RankController:
             "trainer.ranks_met",
             subject="trainer",
             reason=f"{self.size} ranks",
-            pids=[os.getpid(), *(where.pid for where in self._where)],
-            nodes=[here, *(where.node for where in self._where)],
+            pids=[os.getpid(), *(where.pid for where in self.where)],
+            nodes=[here, *(where.node for where in self.where)],
         )
         return group
 
@@ -129,6 +175,8 @@ class RankController:
 
         Raises TrainerError where a rank is lost, and what rank 0's part raises. After either, all ranks are lost.
         """
+        import torch
+
         with self._turn:
             if self.lost:
                 raise TrainerError(self.lost)
@@ -209,17 +257,17 @@ class RankController:
                 continue
             silent_s += LOOK_S
             pings[rank] = (pending, silent_s)
-            is_stopped = process_state(self._where[rank - 1].pid)[0] == STOPPED and self._is_here(rank)
+            is_stopped = process_state(self.where[rank - 1].pid)[0] == STOPPED and self._is_here(rank)
             if silent_s > self._silence_s * (1 if is_stopped else SILENCE_FACTOR):
                 return f"{self._name(rank)} does not answer for {silent_s:.0f} s" + is_stopped * ", it is stopped"
         return ""
 
     def _name(self, rank: int) -> str:
-        where = self._where[rank - 1]
+        where = self.where[rank - 1]
         return f"trainer rank {rank} (process {where.pid} of node {where.node[:8]})"
 
     def _is_here(self, rank: int) -> bool:
-        return self._where[rank - 1].node == ray.get_runtime_context().get_node_id()
+        return self.where[rank - 1].node == ray.get_runtime_context().get_node_id()
 
     def _memory(self) -> str:
         killed = self._kills.risen()
@@ -232,7 +280,8 @@ class RankController:
             self.lost = reason
         self._is_lost.set()
         log.error("%s", reason)
-        self._journal.record("trainer.rank_lost", subject="trainer", reason=reason)
+        if self._is_begun:
+            self._journal.record("trainer.rank_lost", subject="trainer", reason=reason)
 
     def _end_if_held_up(self) -> None:
         give_up_at = time.monotonic() + GRACE_S

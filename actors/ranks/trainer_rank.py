@@ -2,7 +2,7 @@
 
 Rank 0 (actors/ranks/rank_controller.py) orders each operation. A rank ends with the trainer's process and with its
 raylet, and when rank 0 has not pinged it for long, as behind a broken network. It is never restarted alone: all ranks
-restart together.
+restart together. Those of a parked trainer are parked too: they have imported everything, and `join` is what is left.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from actors.cluster.fencing import bind_to_cluster
-from actors.model.lean_imports import lean_imports
+from actors.model.lean_imports import LowPriorityImport, lean_imports
+from actors.processes.process_tree import process_state
 from launcher.base.errors import TrainerError
+from launcher.base.rank_location import RankLocation
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
 
@@ -30,27 +31,27 @@ LEASE_S = 120.0
 """Without a ping of rank 0, after which a rank ends. Longer than rank 0 waits for an answer."""
 FORGOTTEN = 8
 """Exit code of a rank whose lease has ended."""
+GONE_S = 20.0
+"""How long this rank's process of the incarnation before is waited for; Ray ends it with its trainer."""
+SOON_S = 0.02
+NO_PROCESS = (None, "Z", "X")
+"""States of /proc: none is seen, it has ended and nobody has asked how, it is just going."""
 
 log = logging.getLogger("trainer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLocation:
-    """The id of its node in the cluster, and its process there."""
-
-    node: str
-    pid: int
 
 
 @ray.remote(concurrency_groups={"work": 1, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
 class TrainerRank:
     """`where`, `prepare`, `join`, then `do`; `stay` ends when this rank can't continue."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, rank: int) -> None:
+    def __init__(self, config: RunConfig, paths: RunPaths, rank: int, niceness: int, gpus: str) -> None:
+        """`niceness`: of the imports. `gpus`: where they are another process's until this one joins, "" for Ray's."""
         bind_to_cluster(config)
-        self._config = config
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus
         self._paths = paths
         self._rank = rank
+        self._imports = LowPriorityImport("actors.model.model_part", niceness)
         self._part: ModelPart | None = None
         self._is_over = threading.Event()
         self._failure = ""
@@ -59,11 +60,17 @@ class TrainerRank:
 
     @ray.method(concurrency_group="ctl")
     def where(self) -> RankLocation:
-        return RankLocation(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return RankLocation(node=ray.get_runtime_context().get_node_id(), pid=os.getpid(), gpus=gpus)
 
     @ray.method(concurrency_group="ctl")
     def ping(self) -> None:
         self._asked_at = time.monotonic()
+
+    @ray.method(concurrency_group="ctl")
+    def hurry(self) -> None:
+        """The trainer has ended while this one is being parked."""
+        self._imports.hurry()
 
     @ray.method(concurrency_group="life")
     def stay(self) -> None:
@@ -78,23 +85,24 @@ class TrainerRank:
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
         with lean_imports():
-            import actors.model.model_part  # noqa: F401
+            self._imports.run()
         log.info("rank %d: process %d", self._rank, os.getpid())
 
     @ray.method(concurrency_group="work")
-    def join(self, meeting: Meeting, own_address: str) -> None:
-        """Meet the others, and take the own slice of the model."""
+    def join(self, config: RunConfig, meeting: Meeting, own_address: str, before: RankLocation | None) -> None:
+        """Meet the others, and take the own slice of the model. `before`: this rank in the incarnation before."""
         from actors.model.model_part import ModelPart
         from actors.model.rank_collectives import RankGroup
         from actors.model.torch_settings import training_device
 
         try:
-            device = training_device(self._config.actor)
+            self._let_go(before)
+            device = training_device(config.actor)
             group = RankGroup(meeting, self._rank, own_address=own_address, device=device)
             self._part = ModelPart(
-                self._config.actor,
-                self._config.ref,
-                temperature=self._config.gconfig.temperature,
+                config.actor,
+                config.ref,
+                temperature=config.gconfig.temperature,
                 device=device,
                 sources=None,
                 group=group,
@@ -114,6 +122,17 @@ class TrainerRank:
         except Exception as error:
             self._fail(work, error)
             raise
+
+    def _let_go(self, before: RankLocation | None) -> None:
+        """What it holds of the GPU is free once its process is gone."""
+        if before is None or before.node != ray.get_runtime_context().get_node_id():
+            return
+        give_up_at = time.monotonic() + GONE_S
+        while process_state(before.pid)[0] not in NO_PROCESS:
+            if time.monotonic() > give_up_at:
+                log.warning("rank %d: process %d, which was this rank, lives", self._rank, before.pid)
+                return
+            time.sleep(SOON_S)
 
     def _fail(self, work: str, error: Exception) -> None:
         """Any error ends this rank: the others may be waiting in the middle of the operation."""

@@ -180,7 +180,7 @@ class ActionExecutor:
                 return {"pid": self._trainer.view.pid}
             case ParkTrainer():
                 standby = self._observer.the_standby()
-                return {"pid": await standby.park(self._history.overrides, self._trainer.view.gpus)}
+                return {"pid": await standby.park(self._history.overrides, self._trainer.view)}
             case UnparkTrainer():
                 await self._observer.the_standby().end()
             case RestoreTrainer(global_step=step, onset_step=onset_step):

@@ -58,10 +58,13 @@ class RunActors:
         config, paths, attempt, placed = self._config, self._paths, self._attempt, self._placed
         for name in server_names(config):
             self._servers[name] = self._new_server(name)
-        ranks = {"rank_options": placed.further_ranks()} if config.actor.dp_size > 1 else {}
         for number, name in enumerate(trainer_names(config)):
-            options = placed.options(RANK_0) if number == 0 else placed.options_of_standby(name, config)
-            self._trainers[name] = self._new(Trainer, options, config, paths, attempt, has_monitor=True, **ranks)
+            options, further = placed.options(RANK_0), placed.further_ranks()
+            if number > 0:
+                options, further = placed.options_of_standby(name, config), placed.further_ranks_of_standby(config)
+            self._trainers[name] = self._new(
+                Trainer, options, config, paths, attempt, has_monitor=True, rank_options=further
+            )
         self.trainer = self._trainers[RANK_0]
         watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
         self._monitor = self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, paths, attempt)

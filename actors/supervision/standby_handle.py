@@ -113,10 +113,10 @@ class StandbyHandle:
             await self.probe.refresh()
             await asyncio.sleep(NEW_S)
 
-    async def park(self, overrides: Overrides, gpus: str) -> int:
-        """Its process. Raises LauncherError. `gpus`: the trainer's."""
+    async def park(self, overrides: Overrides, trainer: TrainerView) -> int:
+        """Its process. Raises LauncherError. `trainer`: whose GPUs it is to have, and its ranks."""
         await self._until_new(is_needed=self.state is StandbyTrainer.HUNG)
-        call = self.actor.stand_by.remote(dict(overrides), gpus, NICENESS)
+        call = self.actor.stand_by.remote(dict(overrides), trainer.gpus, NICENESS, trainer.ranks)
         pid: int = await answer(call, within_s=PARK_S, of="the standby trainer")
         await self.probe.refresh()
         return pid

@@ -27,6 +27,7 @@ from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of, finding_of
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, Incident, Overrides, TrainerReady, TrainerView, Verdict
+from launcher.base.rank_location import RankLocation
 from launcher.config.supervision import HealthConfig
 from launcher.policy.exit_cause import ExitFinding, find_trainer_cause
 from launcher.policy.memory_backoff import Lengths
@@ -62,18 +63,16 @@ class TrainerHandle:
         self.view = NOTHING
         self.lengths = Lengths()
         self.order: OrderState = NoOrder()
-        self._end = ProcessEnd()
-        self.actor, self._standby = actor, standby
-        self._ended, self._changed = ended, changed
-        self._log, self._log_read = log, 0
-        self._load_s = health.trainer_first_s
-        self._look_s = health.look_interval_s
+        self.actor, self._standby, self._end = actor, standby, ProcessEnd()
+        self._ended, self._changed, self._log, self._log_read = ended, changed, log, 0
+        self._load_s, self._look_s = health.trainer_first_s, health.look_interval_s
         self._liveness = TrainerWatch(health)
         self._lease_s, self._fenced_until = lease_s, 0.0
         self._kills = OomKillWatch()
         self._watched, self._busy, self._busy_since = ProcessId("", 0), "", 0.0
         self._fault = TrainerFault()
         self._run: asyncio.Task[None] | None = None
+        self._ranks: tuple[RankLocation, ...] = ()
         self.probe = ActorProbe(self._ask_view, heard=self._take_view)
 
     # ── seeing ──
@@ -111,6 +110,7 @@ class TrainerHandle:
         if self.view.pid and view.node != self.view.node:
             self.fence()
         self.view = view
+        self._ranks = view.ranks or self._ranks
         self.lengths = self.lengths.updated(view.longest_sequence, view.largest_micro_batch)
         if view.is_started:
             self._kills.look(view.pid if is_here(view.node) else None)
@@ -242,14 +242,14 @@ class TrainerHandle:
 
     async def start(self, overrides: Overrides) -> TrainerReady:
         """Have an empty process load everything; one that isn't is ended, and a parked or another empty one starts."""
-        self.order = StartOrdered()
+        self.order, before = StartOrdered(), self._ranks
         try:
             await asyncio.sleep(max(0.0, self._fenced_until - time.monotonic()))
             await self._until_empty(or_ended=True)
             await self._take_over()
             await self._until_empty()
             self._end = ProcessEnd(self._end.process)
-            ready: TrainerReady = await self._within_load_s(self.actor.start.remote(dict(overrides)))
+            ready: TrainerReady = await self._within_load_s(self.actor.start.remote(dict(overrides), before))
             return ready
         except LauncherError as error:
             told = "" if isinstance(error, ActorAway) else error.message
@@ -307,25 +307,25 @@ class TrainerHandle:
             await self.probe.refresh()
 
     async def _until_empty(self, *, or_ended: bool = False) -> None:
-        if or_ended and self._has_ended:
-            return  # a question to one that Ray restarts is answered after a second or two
         give_up_at, killed = time.monotonic() + RESTART_S, 0
-        await self.probe.refresh()
-        while not (or_ended and self._has_ended) and (
-            self._is_not_there() or self.view.is_started or bool(self.view.busy)
-        ):
-            is_silent = not self.probe.is_fresh(ANSWER_S)
-            if (not self._is_not_there() and self.view.pid != killed) or (is_silent and killed == 0):
+        while not (or_ended and self._has_ended):
+            await self._hear(or_ended)
+            is_there = self.view.pid != 0 and not self._has_ended
+            if (or_ended and self._has_ended) or (is_there and not self.view.is_started and not self.view.busy):
+                return
+            if (is_there and self.view.pid != killed) or (killed == 0 and not self.probe.is_fresh(ANSWER_S)):
                 killed = self.view.pid
                 await asyncio.to_thread(ray.kill, self.actor, no_restart=False)
             if time.monotonic() > give_up_at:
                 self.order = OrderOverdue(f"no empty trainer process within {RESTART_S:g} s")
                 raise TrainerError(self.order.reason)
             await asyncio.sleep(SOON_S)
-            await self.probe.refresh()
 
-    def _is_not_there(self) -> bool:
-        return self.view.pid == 0 or self._has_ended
+    async def _hear(self, or_ended: bool) -> None:
+        """A question to one that Ray restarts is answered after a second or two: its end says as much, sooner."""
+        asked = self.probe.tasks.start(self.probe.refresh())
+        while not asked.done() and not (or_ended and self._has_ended):
+            await asyncio.wait([asked], timeout=SOON_S)
 
     def _await_run(self) -> None:
         if self._run is None or self._run.done():

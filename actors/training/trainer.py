@@ -5,13 +5,14 @@ one server, which may take long. `__init__` does nothing that can fail: Ray neve
 raised. Torch is imported in the actor's process only, so the driver, which imports this module, starts seconds sooner.
 
 A process that Ray has restarted is empty, and reports that, until `start` and `restore` are called. `stand_by` parks an
-empty one, so that its `start` takes a moment.
+empty one, so that its `start` takes a moment. Its further ranks are parked with it, and all anew when one of them ends.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -25,9 +26,11 @@ from actors.cluster.fencing import bind_to_cluster, holds_lease
 from actors.cluster.node_identity import this_node
 from actors.model.lean_imports import LowPriorityImport, lean_imports
 from actors.processes.log_drain import LogDrain
+from actors.ranks.rank_controller import RankController
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, Snapshot, TrainerEnd, TrainerReady, TrainerView
+from launcher.base.rank_location import RankLocation
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canary_policy import CanaryRound
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 GATE_TIMEOUT_S = 10.0
 """For one answer of the monitor; it is asked again for as long as it takes."""
 MONITOR = "health_monitor"
+TRAINING = "actors.training.training"
+RANKS_S = 1.0
+"""A parked rank that takes longer to answer when it is needed does not take over: all ranks start cold."""
 
 
 @ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 16})  # type: ignore[call-overload]  # annotated wrongly upstream
@@ -66,29 +72,35 @@ class Trainer:
         self._rank_options = rank_options
         self._training: Training | None = None
         self._parts: TrainingParts | None = None
+        self._ranks: RankController | None = None
         self._is_parked = False
         self._imports: LowPriorityImport | None = None
         self._busy = ""
         self._printed: LogDrain | None = None
 
     @ray.method(concurrency_group="train")
-    def stand_by(self, overrides: Overrides, gpus: str, niceness: int) -> int:
+    def stand_by(self, overrides: Overrides, gpus: str, niceness: int, ranks: Sequence[RankLocation] = ()) -> int:
         """Import what takes long, at `niceness`, and on a CPU load what `start` with these settings would load.
 
-        Returns its pid. `gpus`: those that the trainer has. Nothing is put there, nor is CUDA initialized.
+        Returns its pid. `gpus`: those that the trainer has, as those of its `ranks`. Nothing is put there, nor is CUDA
+        initialized. Raises TrainerError where an own rank does not start.
         """
-        if self._training is not None or self._is_parked:
+        if self._training is not None or self._stands_by():
             return os.getpid()
         self._busy = "parking"
         try:
             self._print_to_log()
             if gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
-            with lean_imports():
-                self._imports = LowPriorityImport("actors.training.training", niceness)
-                self._imports.run()
-                if not gpus:
-                    self._parts = self._load_ahead(with_overrides(self._config, overrides))
+            self._start_ranks(niceness, [rank.gpus for rank in ranks])
+            if TRAINING not in sys.modules:
+                with lean_imports():
+                    self._imports = LowPriorityImport(TRAINING, niceness)
+                    self._imports.run()
+                    if not gpus:
+                        self._parts = self._load_ahead(with_overrides(self._config, overrides))
+            if self._ranks is not None:
+                self._ranks.prepare()
             self._is_parked = True
         finally:
             self._busy = ""
@@ -97,11 +109,14 @@ class Trainer:
     @ray.method(concurrency_group="ctl")
     def hurry(self) -> bool:
         """The trainer has ended while this one is being parked. Whether its imports have the usual priority now."""
+        if self._ranks is not None:
+            self._ranks.hurry()
         return self._imports is not None and self._imports.hurry()
 
     @ray.method(concurrency_group="train")
-    def start(self, overrides: Overrides) -> TrainerReady:
-        """Load everything, once in a process. `overrides`: settings that a repair has changed."""
+    def start(self, overrides: Overrides, before: Sequence[RankLocation] = ()) -> TrainerReady:
+        """Load everything, once in a process. `overrides`: settings that a repair has changed. `before`: the further
+        ranks of the trainer that ended."""
         if self._training is not None:
             return self._training.ready()
         self._busy = "starting"
@@ -109,12 +124,20 @@ class Trainer:
             self._print_to_log()
             config = with_overrides(self._config, overrides)
             ask = ask_monitor if self._has_monitor else None
+            if self._ranks is None or not self._ranks.answers(RANKS_S):
+                self._start_ranks()  # which import beside this one
+            if self._ranks is not None:
+                self._ranks.begin(config, before)
             with nullcontext() if self._is_parked else lean_imports():
                 from actors.training.training import Training
 
                 self._training = Training(
-                    config, self._paths, self._attempt, ask=ask, rank_options=self._rank_options, parts=self._parts
+                    config, self._paths, self._attempt, ask=ask, crew=self._ranks, parts=self._parts
                 )
+        except BaseException:
+            if self._ranks is not None:
+                self._ranks.close()  # they have met, or may have: another start needs others
+            raise
         finally:
             self._busy, self._parts = "", None
         return self._training.ready()
@@ -130,6 +153,19 @@ class Trainer:
             with self._printed.entrance() as entrance:
                 print_to(os.dup(entrance))
             self._printed.begin()
+
+    def _stands_by(self) -> bool:
+        return self._is_parked and (self._ranks is None or not self._ranks.lost)
+
+    def _start_ranks(self, niceness: int = 0, gpus: Sequence[str] = ()) -> None:
+        """In place of those that were there; none where this process is the only one."""
+        if self._ranks is not None:
+            self._ranks.close()
+        if self._config.actor.dp_size > 1:
+            journal = Journal(self._paths.events, self._attempt, time.time)
+            self._ranks = RankController(
+                self._config, self._paths, journal, self._rank_options, niceness=niceness, gpus=gpus
+            )
 
     def _load_ahead(self, config: RunConfig) -> TrainingParts | None:
         from actors.training.training_parts import TrainingParts, can_be_loaded_ahead
@@ -149,10 +185,11 @@ class Trainer:
     def view(self) -> TrainerView:
         """Always answers, in an empty process too."""
         if self._training is None:
-            view = TrainerView(pid=os.getpid(), busy=self._busy, is_parked=self._is_parked)
+            view = TrainerView(pid=os.getpid(), busy=self._busy, is_parked=self._stands_by())
         else:
             view = self._training.view()
-        return replace(view, node=this_node(), gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        ranks = () if self._ranks is None else tuple(self._ranks.where)
+        return replace(view, node=this_node(), gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""), ranks=ranks)
 
     @ray.method(concurrency_group="ctl")
     def allow(self) -> None:

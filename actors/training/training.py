@@ -6,13 +6,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 from actors.data.prompt_queue import PromptQueue
-from actors.ranks.rank_controller import RankController
+from actors.model.policy_model import Crew
 from actors.reward.canaries import CanaryRounds, ErrorRates, make_canaries
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.recorded_answers import RecordedAnswers
@@ -66,11 +64,11 @@ class Training:
         attempt: int,
         *,
         ask: Ask | None = None,
-        rank_options: Sequence[Mapping[str, Any]] = (),
+        crew: Crew | None = None,
         parts: TrainingParts | None = None,
     ) -> None:
         """Load model, data and reward function. `ask`: the HealthMonitor. `parts`: loaded while this process was
-        parked. Raises the UsageErrors of each, and TrainerError where the ranks that `rank_options` places don't meet.
+        parked. Raises the UsageErrors of each, and TrainerError where the ranks of `crew` don't meet.
         """
         self._config = config
         self._paths = paths
@@ -81,7 +79,6 @@ class Training:
         self._thread = LoopThread("rollouts")
         self._reward = RewardPool(config.reward, config.own_rewards())  # its processes start while the model loads
         if parts is None or parts.config != config:
-            crew = RankController(config, paths, self._journal, rank_options) if config.actor.dp_size > 1 else None
             parts = TrainingParts.load(config, self._journal, reward=self._reward, crew=crew)
         self._model, self._data = parts.model, parts.data
         weights_lock = threading.RLock()

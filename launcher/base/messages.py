@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from launcher.base.disk_faults import Refusal
 from launcher.base.gpu_names import GpuName
+from launcher.base.rank_location import RankLocation
 
 
 class ServerState(enum.StrEnum):
@@ -189,15 +190,13 @@ class TrainerView:
     """The state of the trainer that its repair needs.
 
     `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: ordered to step;
-    `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
-    `in_flight`: the requests that each is answering; `loading`: those that the trainer itself is sending weights,
-    perhaps beside a step. `is_at_gate`: it waits for the HealthMonitor. `progress`: any number that changes while it
-    gets on. `weights`: the newest that are in a folder. `rejections`: batches that were turned away since the last
-    step. `slow`: servers that are alive and slow, with the reason. `node`: that `pid` is of. `largest_micro_batch`:
-    of the batches so far, in tokens, padding included; 0 before the first. `refusal`: the write that made the loop
-    stop, because a disk refused it; None once it is allowed to step again. `is_parked`: an empty process that has
-    imported what takes long. `gpus`: those that it may use, as CUDA_VISIBLE_DEVICES has them, "" for none.
-    `is_saving`: a checkpoint is being written, perhaps beside a step.
+    `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each confirmed. `in_flight`:
+    the requests that each answers. `loading`: those that the trainer sends weights. `is_at_gate`: it waits for the
+    HealthMonitor. `progress`: any number that changes while it gets on. `weights`: the newest in a folder.
+    `rejections`: batches turned away since the last step. `slow`: servers that are, and why. `node`: that `pid` is of.
+    `largest_micro_batch`: so far, in tokens, padding included. `refusal`: the write that stopped the loop, as a disk
+    refused it; None once it may step again. `is_parked`: an empty process that has imported what takes long. `gpus`:
+    its own, as CUDA_VISIBLE_DEVICES has them. `ranks`: beside the first. `is_saving`: it writes a checkpoint.
     """
 
     pid: int
@@ -229,6 +228,7 @@ class TrainerView:
     node: str = ""
     is_parked: bool = False
     gpus: str = ""
+    ranks: tuple[RankLocation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ class RecoveryConfig:
     standby_trainers: int | None = setting(
         None,
         "processes with everything imported, and on a CPU the model and the prompts loaded, which take over when the "
-        "trainer ends; null: 1 where memory allows, 0 otherwise, and with several ranks",
+        "trainer or one of its ranks ends; of each rank one. null: 1 where memory allows",
         Between(0, 1, why="as the one that ended is the next to stand by"),
     )
     quarantine_gpus: bool = setting(

@@ -1,4 +1,4 @@
-"""Adds the parked trainer to a plan: whether there is one, and what memory it takes. Pure."""
+"""Adds the parked trainer to a plan: whether there is one, and what memory it takes, of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ KEY = "recovery.standby_trainers"
 
 
 def with_standby_trainer(config: RunConfig, hardware: Hardware, plan: RunPlan) -> RunPlan:
-    """The plan with one beside rank 0, where it was asked for, or where it was left to the plan and has room."""
+    """The plan with one beside each rank, where it was asked for, or where it was left to the plan and has room."""
     wanted = config.recovery.standby_trainers
     if wanted == 0:
         return plan
-    rank = next(process for process in plan.processes if process.placement.kind == RANK)
-    on_gpu = bool(rank.placement.gpus)
-    items = () if plan.shape is None else memory_estimate.standby_trainer(config, plan.shape, on_gpu=on_gpu)
-    placement = dataclasses.replace(rank.placement, name="standby trainer", kind=STANDBY, cpus=0, n_gpus=0, gpus=())
-    parked = PlannedProcess(placement=placement, items=items)
+    ranks = [process for process in plan.processes if process.placement.kind == RANK]
+    parked = tuple(_beside(rank, config, plan) for rank in ranks)
     why_not = _why_not(config, hardware, plan, parked)
     if wanted is None and why_not:
         return noted(plan, f"no trainer stands by: {why_not} ({KEY}=null)")
-    places = tuple(_with(place, parked) for place in plan.places)
+    places = tuple(dataclasses.replace(one, planned=one.planned + _bytes_on(one, parked)) for one in plan.places)
     how = "null: 1, as memory allows it" if wanted is None else "1"
-    note = f"a second trainer process, parked after the first step, takes over when the trainer ends ({KEY}={how})"
-    processes = (*plan.processes, parked)
+    whose = "a second trainer process" if len(ranks) == 1 else f"a second process of each of {len(ranks)} trainer ranks"
+    note = f"{whose}, parked after the first step, takes over when the trainer ends ({KEY}={how})"
+    processes = (*plan.processes, *parked)
     return dataclasses.replace(noted(plan, note), processes=processes, places=places, standby_trainers=1)
 
 
-def _why_not(config: RunConfig, hardware: Hardware, plan: RunPlan, parked: PlannedProcess) -> str:
-    if config.actor.dp_size > 1:
-        return "of several ranks none is parked"
+def _beside(rank: PlannedProcess, config: RunConfig, plan: RunPlan) -> PlannedProcess:
+    on_gpu = bool(rank.placement.gpus)
+    items = () if plan.shape is None else memory_estimate.standby_trainer(config, plan.shape, on_gpu=on_gpu)
+    name = "standby trainer" if config.actor.dp_size == 1 else f"parked-{rank.placement.index}"
+    placement = dataclasses.replace(rank.placement, name=name, kind=STANDBY, cpus=0, n_gpus=0, gpus=())
+    return PlannedProcess(placement=placement, items=items)
+
+
+def _why_not(config: RunConfig, hardware: Hardware, plan: RunPlan, parked: tuple[PlannedProcess, ...]) -> str:
     if config.cluster.address != "local" and not plan.is_described:
         return "the memory of a running cluster's machines is not known here"
-    host = next((place for place in plan.places if _is_host_of(place, parked)), None)
-    if host is None:
+    hosts = [place for place in plan.places if _bytes_on(place, parked)]
+    if not hosts:
         return "its memory is not known before the model is here"
-    left = host.headroom if plan.is_described else min(host.headroom, hardware.memory_free - host.planned)
-    gib = memory_estimate.GIB
-    return "" if parked.bytes <= left else f"it takes {parked.bytes / gib:.1f} GiB and {left / gib:.1f} GiB are left"
+    for host in hosts:
+        left = host.headroom if plan.is_described else min(host.headroom, hardware.memory_free - host.planned)
+        takes, gib = _bytes_on(host, parked), memory_estimate.GIB
+        if takes > left:
+            return f"it takes {takes / gib:.1f} GiB and {left / gib:.1f} GiB are left"
+    return ""
 
 
-def _with(place: MemoryPlace, parked: PlannedProcess) -> MemoryPlace:
-    more = parked.bytes if _is_host_of(place, parked) else 0
-    return dataclasses.replace(place, planned=place.planned + more)
-
-
-def _is_host_of(place: MemoryPlace, parked: PlannedProcess) -> bool:
-    return place.gpu is None and place.node == parked.placement.node
+def _bytes_on(place: MemoryPlace, parked: tuple[PlannedProcess, ...]) -> int:
+    """0 for a GPU: nothing is parked there."""
+    return sum(one.bytes for one in parked if place.gpu is None and place.node == one.placement.node)

@@ -1,5 +1,5 @@
 """A run on two trainer ranks, each of which is killed, one while it starts and one stopped: all begin anew together,
-where they were."""
+where they were. Where ranks are parked, those that are take over, whichever rank it was."""
 
 import contextlib
 import os
@@ -13,6 +13,7 @@ from tests.programs.supervised_run import SupervisedRun
 
 STEPS = 9
 RANKS = 2
+PARKED = "recovery.standby_trainers=1"
 
 
 class Ranks:
@@ -32,6 +33,20 @@ class Ranks:
             with contextlib.suppress(psutil.Error):  # ended since
                 if "TrainerRank" in " ".join(process.cmdline()):
                     found.append(process.pid)
+        return found
+
+    def parked(self) -> list[int]:
+        """The pids of those that wait to take over, rank 0 first, once they are all there."""
+        found: list[int] = []
+
+        def are_parked() -> bool:
+            begun, done = self._run.events("trainer.parking"), self._run.events("trainer.parked")
+            others = set(self.starting()) - set(self.lives()[-1])
+            if done and done[-1]["time"] > begun[-1]["time"] and done[-1]["pid"] != self.lives()[-1][0]:
+                found[:] = [done[-1]["pid"], *others]
+            return len(found) == RANKS
+
+        self._run.wait_until(are_parked, "they are parked")
         return found
 
     def wait_life(self, number: int) -> list[int]:
@@ -83,3 +98,27 @@ def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path):
         assert all(mended for _, _, mended in run.incidents().values())
         assert len(ranks.lives()) == 4
         assert len(fourth) == RANKS
+
+
+@pytest.mark.timeout(900)
+def test_parked_ranks_take_over_from_whichever_rank_is_lost_and_others_are_parked_next(tmp_path):
+    with SupervisedRun(tmp_path, steps=3000, servers=1, ranks=RANKS, settings=(PARKED,)) as run:
+        ranks = Ranks(run)
+        first = ranks.wait_life(1)
+        parked = ranks.parked()
+        run.kill(parked[1])
+        run.wait_until(lambda: len(run.events("trainer.parked")) == 2, "a parked rank that ended is replaced")
+        again = ranks.parked()
+        assert again[0] == parked[0] and again[1] != parked[1], "the first of them stayed"
+        assert ranks.lives() == [first] and run.events("trainer.rank_lost") == [], "the trainer is not touched"
+        for life, lost in enumerate((1, 0), start=1):
+            waiting = ranks.parked()
+            ranks.hit(ranks.wait_life(life)[lost], signal.SIGKILL, life=life)
+            assert ranks.wait_life(life + 1) == waiting, "no process was started for it"
+        took_over = [event["actor"] for event in run.events("trainer.took_over")]
+        assert took_over == ["trainer-standby", "trainer"]
+        run.stop()
+        run.wait_gone()
+        run.check_ledger()
+        assert [line["global_step"] for line in run.ledger()] == list(range(run.steps)), "no step was taken twice"
+        assert [cause for cause, _, _ in run.incidents().values()] == [Cause.TRAINER_CRASH] * 2

@@ -12,6 +12,7 @@ from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import TrainerError
 from launcher.base.messages import TrainerView
+from launcher.base.rank_location import RankLocation
 from launcher.config.supervision import HealthConfig
 from launcher.policy.observed import StandbyTrainer
 from tests.support.fake_actors import FakeActor, never
@@ -35,7 +36,8 @@ class Trainers:
         self.actors = {name: self._actor(name, **methods) for name in self.views}
 
     def _actor(self, name, **methods):
-        return FakeActor(view=lambda: self._view(name), start="ready", run=never, **{"hurry": False, **methods})
+        usual = {"start": "ready", "run": never, "hurry": False}
+        return FakeActor(view=lambda: self._view(name), **{**usual, **methods})
 
     async def _view(self, name):
         if name == "first" and self.ended:
@@ -149,6 +151,41 @@ async def test_one_that_hangs_is_ended_before_the_parked_one_takes_over(monkeypa
     assert (trainers.killed, trainers.started()) == (["first"], ["other"])
 
 
+async def test_the_end_of_one_that_is_killed_is_enough_though_ray_answers_for_its_successor_much_later(monkeypatch):
+    """A question that is asked between the two waits for the new process, and the parked one is ready now."""
+    trainers = Trainers()
+    async with trainers.handles() as (trainer, _):
+
+        def kill(actor, no_restart):
+            trainers.killed.append("first")
+            trainers.views["first"] = None
+            asyncio.run_coroutine_threadsafe(end(), loop)
+
+        async def end():
+            await asyncio.sleep(0.05)  # it is being asked by then
+            trainer._end = trainer_handle.ProcessEnd(trainer._process)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(trainer_handle.ray, "kill", kill)
+        for name in ("ANSWER_S", "RESTART_S"):
+            monkeypatch.setattr(trainer_handle, name, 3600.0)
+        await trainer.start({})
+    assert (trainers.killed, trainers.started()) == (["first"], ["other"])
+
+
+async def test_each_rank_is_parked_for_its_gpu_and_a_successor_knows_who_must_be_gone_before_it_loads():
+    ranks = (RankLocation(node="here", pid=11, gpus="5"), RankLocation(node="there", pid=12, gpus="0"))
+    given = []
+    trainers = Trainers(stand_by=lambda *arguments: given.append(arguments) or 2, start=lambda *its: given.append(its))
+    trainers.views["first"] = dataclasses.replace(STEPPING, gpus="4", ranks=ranks)
+    async with trainers.handles() as (trainer, standby):
+        await standby.park({}, trainer.view)
+        trainers.end_first(trainer)
+        trainer._take_view((trainer.actor, TrainerView(pid=5, node="here"), 0))  # the empty process that Ray started
+        await trainer.start({})
+    assert given == [({}, "4", standby_handle.NICENESS, ranks), ({}, ranks)]
+
+
 async def test_one_that_can_not_be_ended_is_not_replaced(monkeypatch):
     trainers = Trainers()
     monkeypatch.setattr(trainer_handle.ray, "kill", lambda actor, no_restart: None)
@@ -240,7 +277,7 @@ async def test_one_that_is_stopped_while_it_is_parked_is_ended_and_another_one_i
         trainers.views["other"] = None
         while standby.state is not StandbyTrainer.HUNG:
             await standby.probe.refresh()
-        await standby.park({}, "")
+        await standby.park({}, STEPPING)
         assert standby.state is StandbyTrainer.EMPTY  # the fake stays empty; the order reached it
     assert (trainers.killed, trainers.actors["other"].calls.count("stand_by")) == (["other"], 1)
 

@@ -8,7 +8,7 @@ from launcher.config.supervision import RecoveryConfig
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import make_plan
-from launcher.resources.standby_trainer import with_standby_trainer
+from launcher.resources.standby_trainer import STANDBY, with_standby_trainer
 from tests.support.preflight_parts import NO_GPU, changed, printed
 from tests.unit.launcher.resources.test_plan_standbys import SMALL
 from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, QWEN
@@ -50,6 +50,18 @@ def test_beside_a_gpu_it_takes_memory_of_the_host_alone():
     ]
 
 
+def test_of_several_ranks_each_has_one_and_the_memory_of_each_is_counted():
+    config = changed(ARITHMETIC, actor__dp_size=2, train_dataset__batch_size=4)
+    without, plan = plans(config, NO_GPU, SMALL)
+    beside = [one for one in plan.processes if one.placement.kind == STANDBY]
+    assert [one.placement.name for one in beside] == ["parked-0", "parked-1"]
+    needed = host(without).planned
+    assert host(plan).planned == needed + 2 * beside[0].bytes
+    assert "a second process of each of 2 trainer ranks" in plan.notes[-1]
+    for_one = Hardware(gpus=(), cpus=2, memory=64 * GIB, memory_free=needed + beside[0].bytes, no_gpu="none")
+    assert plans(config, for_one, SMALL)[1].standby_trainers == 0, "half of a parked trainer takes over from nobody"
+
+
 def test_a_host_that_is_too_small_for_it_has_none_and_the_run_goes_on_without():
     without, plan = plans(ARITHMETIC, NO_GPU, SMALL)
     needed = host(without).planned
@@ -64,7 +76,6 @@ def test_a_host_that_is_too_small_for_it_has_none_and_the_run_goes_on_without():
 @pytest.mark.parametrize(
     ("config", "shape", "why"),
     [
-        (changed(GSM8K, actor__dp_size=2), QWEN, "of several ranks none is parked"),
         (changed(GSM8K, cluster__address="auto"), QWEN, "running cluster"),
         (GSM8K, None, "not known before the model is here"),
     ],

@@ -1,0 +1,146 @@
+"""The ranks of a parked trainer: when they take over, when others are started, and whom each waits for."""
+
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from actors.processes.process_tree import process_state
+from actors.ranks import trainer_rank
+from actors.ranks.trainer_rank import TrainerRank
+from actors.training import trainer as trainer_module
+from actors.training.trainer import TRAINING, Trainer
+from launcher.base.errors import TrainerError
+from launcher.base.rank_location import RankLocation
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_paths import RunPaths
+
+BEFORE = (RankLocation(node="here", pid=11, gpus="5"),)
+PARKED = (RankLocation(node="here", pid=21, gpus="5"),)
+
+
+class Controller:
+    """In the place of the RankController; `made` are all, `mute` the next to be asked."""
+
+    made: ClassVar[list["Controller"]] = []
+    mute = False
+
+    def __init__(self, config, paths, journal, options, *, niceness, gpus):
+        self.options, self.niceness, self.gpus = options, niceness, gpus
+        self.lost, self.where, self.calls = "", (), []
+        self.made.append(self)
+
+    def prepare(self):
+        self.where = PARKED
+
+    def begin(self, config, before):
+        self.calls.append(("begin", config, before))
+
+    def answers(self, within_s):
+        return not self.mute
+
+    def close(self):
+        self.calls.append("close")
+
+
+class FakeTraining:
+    fails = False
+
+    def __init__(self, config, paths, attempt, *, ask, crew, parts):
+        if self.fails:
+            raise TrainerError("no model")
+        self.crew = crew
+
+    def ready(self):
+        return self.crew
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    module = ModuleType(TRAINING)
+    module.Training = FakeTraining
+    monkeypatch.setitem(sys.modules, TRAINING, module)
+    monkeypatch.setattr(trainer_module, "RankController", Controller)
+    monkeypatch.setattr(trainer_module, "bind_to_cluster", lambda config: None)
+    monkeypatch.setattr(trainer_module, "this_node", lambda: "here")
+    monkeypatch.setattr(Controller, "made", [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = RunConfig(experiment_name="exp")
+    config.cluster.fileroot, config.actor.dp_size = str(tmp_path), 2
+    made = Trainer.__ray_metadata__.modified_class(config, RunPaths.of(config), 1, rank_options=("options",))
+    made._printed = object()  # what the user's code prints is this test's
+    return made
+
+
+def test_the_ranks_of_a_parked_trainer_import_as_gently_as_it_and_take_over_with_it(trainer):
+    trainer.stand_by({}, "", 5, BEFORE)
+    (parked,) = Controller.made
+    assert (parked.options, parked.niceness, parked.gpus) == (("options",), 5, ["5"])
+    assert (trainer.view().is_parked, trainer.view().ranks) == (True, PARKED)
+    assert trainer.start({}, BEFORE) is parked
+    assert parked.calls == [("begin", trainer._config, BEFORE)]
+    assert Controller.made == [parked], "no rank is started anew"
+
+
+def test_a_parked_trainer_that_lost_a_rank_is_none_until_all_its_ranks_are_parked_anew(trainer):
+    trainer.stand_by({}, "", 5, BEFORE)
+    trainer.stand_by({}, "", 5, BEFORE)
+    assert len(Controller.made) == 1, "one that is parked stays so"
+    Controller.made[0].lost = "trainer rank 1 ended"
+    assert not trainer.view().is_parked
+    trainer.stand_by({}, "", 5, BEFORE)
+    assert trainer.view().is_parked
+    lost, new = Controller.made
+    assert lost.calls == ["close"]
+    assert trainer.start({}) is new
+
+
+def test_parked_ranks_that_do_not_answer_when_they_are_needed_are_left_for_new_ones(trainer, monkeypatch):
+    trainer.stand_by({}, "", 5, BEFORE)
+    monkeypatch.setattr(Controller, "mute", True)
+    cold = trainer.start({}, BEFORE)
+    assert Controller.made == [Controller.made[0], cold]
+    assert Controller.made[0].calls == ["close"]
+    assert (cold.niceness, cold.gpus, cold.calls) == (0, (), [("begin", trainer._config, BEFORE)])
+
+
+def test_a_start_that_fails_leaves_no_rank(trainer, monkeypatch):
+    monkeypatch.setattr(FakeTraining, "fails", True)
+    with pytest.raises(TrainerError, match="no model"):
+        trainer.start({})
+    assert Controller.made[0].calls[-1] == "close"
+
+
+def test_a_rank_begins_when_its_process_of_the_incarnation_before_is_gone(monkeypatch):
+    rank = object.__new__(TrainerRank.__ray_metadata__.modified_class)
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(trainer_rank.ray, "get_runtime_context", lambda: context)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as before:
+        looks = []
+
+        def sleep(seconds):
+            looks.append(process_state(before.pid)[0])
+            if len(looks) == 3:
+                before.kill()
+
+        monkeypatch.setattr(trainer_rank, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+        rank._let_go(None)
+        rank._let_go(RankLocation(node="there", pid=before.pid))
+        assert looks == [], "of another node its pid says nothing"
+        rank._let_go(RankLocation(node="here", pid=before.pid))
+        assert len(looks) >= 3
+        assert process_state(before.pid)[0] in ("Z", None)
+
+
+def test_a_process_that_does_not_end_is_not_waited_for_for_ever(monkeypatch, caplog):
+    rank = object.__new__(TrainerRank.__ray_metadata__.modified_class)
+    rank._rank = 1
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(trainer_rank.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(trainer_rank, "GONE_S", 0.0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as before:
+        rank._let_go(RankLocation(node="here", pid=before.pid))
+        before.kill()
+    assert f"process {before.pid}, which was this rank, lives" in caplog.text
