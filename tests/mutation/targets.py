@@ -9,7 +9,7 @@ ROLLOUT = "tests/unit/actors/rollout"
 EPISODES = "tests/unit/actors/episodes"
 QUEUE = ("prompt_queue", "kept_answers", "mixture")
 POOL = ("server_pool", "pool_news", "pool_probes")
-HEDGES = ("hedged_requests", "kept_tokens", "leaving_servers")
+HEDGES = ("hedged_moments", "hedged_requests", "kept_tokens")
 ENGINE = ("rollout", "unanswered", "leaving_servers", "kept_tokens", "weights_meanwhile")
 STEPS = ("step_loop", "spoilt_batches", "disk_refusals", "step_memory", "beside_the_steps")
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
@@ -83,7 +83,6 @@ TARGETS: dict[str, list[str]] = {
 }
 
 DRAWN = {
-    "actors/rollout/hedged_requests.py": 30,
     "actors/rollout/rollout_engine.py": 30,
     "actors/training/step_loop.py": 30,
 }

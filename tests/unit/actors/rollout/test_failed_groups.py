@@ -38,6 +38,12 @@ def stream_of(make, *, order=ORDER, attempts=2, concurrent=1, ahead=0, newest=No
     )
 
 
+async def some_turns():
+    """So that one is given back before the next one, which waits for its place, is ready."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize(
     ("scoring", "kind", "hint"),
     [
@@ -50,6 +56,7 @@ async def test_a_prompt_that_fails_too_often_ends_the_wait_with_its_name_and_whe
 
     async def make(prompt_id, weights):
         asked.append(prompt_id)
+        await some_turns()
         if prompt_id == "p001":
             raise GroupFailed("it broke", scoring=scoring)
         if prompt_id == "p003":
@@ -86,8 +93,7 @@ async def test_one_that_is_scored_in_between_and_a_new_batch_begin_the_count_ane
     does = iter("--+--+++" + "--+++")  # each of two batches meets two failures in a row, where three would end it
 
     async def make(prompt_id, weights):
-        for _ in range(5):  # one is given back before the next one is ready
-            await asyncio.sleep(0)
+        await some_turns()
         if next(does) == "-":
             raise GroupFailed("it broke", scoring=True)
 
