@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,30 @@ def _limit(folder: Path, limit_name: str, usage_name: str, prefix: str) -> tuple
     return float(limit), float(read_text(folder / f"memory.{usage_name}") or 0) - cached
 
 
+def room_for_processes(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[float, str]:
+    """How many processes and threads may still be started here, and what limits them; (inf, "") without a limit.
+
+    The kernel counts each thread: of the cgroup, and, but for root, of the account on this machine.
+    """
+    found = [(math.inf, "")]
+    for folder in (*_folders_v2(root, own), *_folders_v1(root, own, "pids")):
+        limit = read_text(folder / "pids.max")
+        if limit.isdigit():
+            found.append((int(limit) - int(read_text(folder / "pids.current") or 0), f"{folder}/pids.max is {limit}"))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.getuid() and soft != resource.RLIM_INFINITY:
+        found.append((soft - _threads_of(os.getuid()), f"ulimit -u is {soft}"))
+    return min(found)
+
+
+def _threads_of(account: int) -> int:
+    count = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # ended since
+            count += process.num_threads() if process.uids().real == account else 0
+    return count
+
+
 def _folders_v2(root: Path, own: Path) -> Iterator[Path]:
     """The cgroup that `own` names, and those around it."""
     lines = read_text(own).splitlines()
@@ -144,11 +169,11 @@ def memory_folders_v1(pid: int) -> Iterator[Path]:
     return _folders_v1(CGROUP_ROOT, PROC / str(pid) / "cgroup")
 
 
-def _folders_v1(root: Path, own: Path) -> Iterator[Path]:
+def _folders_v1(root: Path, own: Path, controller: str = "memory") -> Iterator[Path]:
     """In a container the mounted root is its own, whatever its path is."""
     lines = (line.split(":", 2) for line in read_text(own).splitlines())
-    path = next((words[2] for words in lines if len(words) == 3 and "memory" in words[1].split(",")), "/")
-    mounted = root / "memory"
+    path = next((words[2] for words in lines if len(words) == 3 and controller in words[1].split(",")), "/")
+    mounted = root / controller
     folder = mounted / path.strip("/")
     while folder.is_relative_to(mounted):
         yield folder

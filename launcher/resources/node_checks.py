@@ -22,10 +22,14 @@ from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
 from launcher.resources import toolchain
 from launcher.resources.gpu_checks import NodeCheck, Stops, check_gpus
+from launcher.resources.hardware import room_for_processes
 from launcher.resources.memory_estimate import GIB
 
 LEAST_SHARED_MEMORY = GIB
 """What NCCL's own documentation has a container given; Docker's default is 64 MiB."""
+LEAST_THREADS = 400
+"""Processes and threads of `conf=arithmetic_cpu`: 395 at most, on two cores, with one server and a parked trainer (26
+November 2026). Each further server takes about 85, and Ray more where there are more cores."""
 KEEPS_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 LOCAL_RANK = "LOCAL_RANK"
 DEVICE_ORDER, AS_NVML = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
@@ -50,6 +54,7 @@ def check_node() -> tuple[NodeCheck, ...]:
         check_caches(os.environ),
         *check_variables(os.environ),
         check_shared_memory(),
+        check_processes(*room_for_processes()),
     )
 
 
@@ -197,3 +202,15 @@ def check_shared_memory(folder: Path = MEMORY_BACKED) -> NodeCheck:
     remedy = "docker: --shm-size=16g or --ipc=host; Kubernetes: an emptyDir with medium: Memory; else free some of it"
     need = f"{seen}; NCCL needs {LEAST_SHARED_MEMORY / GIB:g} GiB"
     return NodeCheck(name=str(folder), seen=need, stops=Stops.SEVERAL, remedy=remedy)
+
+
+def check_processes(room: float, limit: str) -> NodeCheck:
+    """Where no thread can be started, Ray aborts, each process of its own with a page of addresses."""
+    if not limit:
+        return NodeCheck(name="processes", seen="no limit")
+    seen = f"room for {room:.0f} more processes and threads ({limit})"
+    if room >= LEAST_THREADS:
+        return NodeCheck(name="processes", seen=seen)
+    need = f"{seen}; the smallest run takes {LEAST_THREADS}"
+    remedy = "raise it (ulimit -u 8192; docker: --pids-limit=-1), or end other processes of this account"
+    return NodeCheck(name="processes", seen=need, stops=Stops.EVERY, remedy=remedy)

@@ -1,6 +1,7 @@
 """What a node has beside its GPUs: packages, compilers, variables, shared memory."""
 
 import contextlib
+import math
 import os
 import shutil
 from types import SimpleNamespace
@@ -8,13 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.config.compose import compose
-from launcher.resources import node_checks, toolchain
+from launcher.resources import hardware, node_checks, toolchain
 from launcher.resources.gpu_checks import Stops
+from launcher.resources.hardware import room_for_processes
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.node_checks import (
     check_caches,
     check_node,
     check_packages,
+    check_processes,
     check_shared_memory,
     check_tools,
     check_variables,
@@ -153,3 +156,39 @@ def test_looking_makes_nothing(tmp_path, monkeypatch):
     assert check_node()
     assert list(tmp_path.iterdir()) == []
     assert dict(os.environ) == before
+
+
+# ── processes ──
+
+
+@pytest.mark.parametrize(
+    ("room", "limit", "stops"),
+    [
+        (float("inf"), "", Stops.NONE),
+        (400, "ulimit -u is 4096", Stops.NONE),
+        (399, "ulimit -u is 4096", Stops.EVERY),
+    ],
+)
+def test_room_for_the_processes_of_a_run(room, limit, stops):
+    """Without it Ray aborts, with a page of addresses and no word for a person."""
+    check = check_processes(room, limit)
+    assert (check.stops, limit in check.seen) == (stops, True)
+    assert bool(check.remedy) is (stops is Stops.EVERY)
+
+
+def test_the_tightest_limit_of_processes_is_found(tmp_path, monkeypatch):
+    inner = tmp_path / "cgroup" / "slurm" / "job"
+    inner.mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("0::/slurm/job\n")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert room_for_processes(tmp_path / "cgroup", own) == (math.inf, "")
+
+    (inner / "pids.max").write_text("max\n")
+    (inner.parent / "pids.max").write_text("512\n")
+    (inner.parent / "pids.current").write_text("400\n")
+    assert room_for_processes(tmp_path / "cgroup", own) == (112, f"{inner.parent}/pids.max is 512")
+
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # nobody's
+    monkeypatch.setattr(hardware.resource, "getrlimit", lambda _: (100, 100))
+    assert room_for_processes(tmp_path / "cgroup", own) == (100, "ulimit -u is 100")
