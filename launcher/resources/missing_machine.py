@@ -10,6 +10,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -20,6 +21,7 @@ from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import HELD, RunPlan, lacks, smallest_gpu_gib
+from launcher.resources.weight_way_checks import other_ways
 from launcher.run_files.run_keys import webhook_url
 from launcher.run_files.run_paths import RunPaths
 
@@ -50,6 +52,16 @@ def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan, remedy: s
     if plan.devices[0] == "cpu" and config.sglang.device != "cpu":  # the latter was checked with the configuration
         for key, allowed in token_pool_on_cpu(config, "cpu"):
             yield ConfigError(f"{key}=null: {allowed}", "no GPU was found for sglang.device=auto")
+    if "auto" in devices.values():  # what is named was checked with the configuration
+        for key, allowed in other_ways(_with_devices(config, plan)):
+            given = config.actor.weight_update_mode
+            yield ConfigError(f"{key}={given}: {allowed}", f"set {key}=disk, or change what is named")
+
+
+def _with_devices(config: RunConfig, plan: RunPlan) -> RunConfig:
+    servers_on, trainer_on = plan.devices
+    sglang, actor = replace(config.sglang, device=servers_on), replace(config.actor, device=trainer_on)
+    return replace(config, sglang=sglang, actor=actor)
 
 
 def _of_size(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
+import json
 import math
 import pickle
 import socket
@@ -11,8 +13,9 @@ import aiohttp
 import pytest
 import torch
 
+from actors.serving import tensor_handles
 from actors.serving.completions import completion_from
-from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
+from actors.serving.sglang_client import NO_VERSION, RequestFailed, Sampling, SGLangClient
 from actors.serving.weight_buckets import in_buckets
 from launcher.base.errors import WeightsRefused
 from launcher.config.schema import GenerationConfig
@@ -242,6 +245,24 @@ async def test_weights_are_confirmed_by_the_server(server, tmp_path):
         second, completion = await client.model_info(server, timeout_s=10), await generate(client, server)
     assert (first.weight_version, first.model_path) == (4, str(tmp_path))
     assert second.weight_version == completion.weight_version == 5
+
+
+async def test_a_bucket_is_a_request_with_a_handle_for_each_rank_and_the_last_brings_the_version(monkeypatch):
+    asked, numbers = [], itertools.count()
+    monkeypatch.setattr(tensor_handles, "handle_of", lambda bucket: f"{bucket.names[0]}{next(numbers)}")
+
+    async def answer(_, url, path, timeout_s, body=None, **rest):
+        if body:
+            assert path == "/update_weights_from_tensor" and body["load_format"] == "flattened_bucket"
+            assert body["abort_all_requests"] and not body["flush_cache"]
+            asked.append((body["serialized_named_tensors"], body["weight_version"]))
+        return json.dumps({"model_path": "m", "weight_version": asked[-1][1]}).encode()
+
+    buckets = in_buckets([("a", torch.ones(3)), ("b", torch.ones(3))], most_bytes=12)
+    async with SGLangClient() as client:
+        monkeypatch.setattr(client, "_answer", answer)
+        await client.update_weights_from_tensor("s", buckets=buckets, weight_version=5, timeout_s=10, tp_size=2)
+    assert asked == [(["a0", "a1"], NO_VERSION), (["b2", "b3"], "5")]
 
 
 async def test_weights_that_the_server_does_not_take_are_refused(server, tmp_path):

@@ -144,6 +144,20 @@ def test_fewer_gpus_than_are_booked(config):
     assert "GPUs: 3 are needed and 1 found" in the_one(config, ResourceError, WITH_GPU)
 
 
+def test_devices_that_are_found_may_leave_no_way_for_tensors(config):
+    """With auto nothing was said, and a handle's device number means another GPU in the server."""
+    two = replace(WITH_GPU, gpus=WITH_GPU.gpus * 2)
+    config.sglang.device = config.actor.device = "auto"
+    config.sglang.gpu_fraction = config.actor.gpu_fraction = 1.0
+    assert missing(config, two) == []
+    config.actor.weight_update_mode = "tensor"
+    said = the_one(config, ConfigError, two)
+    assert "actor.weight_update_mode=tensor: disk or xccl with sglang.gpu_fraction=1 and actor.gpu_fraction=1" in said
+    assert missing(config) == [], "both are on the CPU"
+    config.sglang.gpu_fraction = config.actor.gpu_fraction = 0.5
+    assert missing(config, two) == []
+
+
 def test_too_little_memory_on_the_gpu(config):
     config.sglang.device = config.actor.device = "cuda"
     config.sglang.gpu_fraction = config.actor.gpu_fraction = 0.5
