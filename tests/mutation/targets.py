@@ -10,7 +10,7 @@ EPISODES = "tests/unit/actors/episodes"
 QUEUE = ("prompt_queue", "kept_answers", "mixture")
 POOL = ("server_pool", "pool_news", "pool_probes")
 HEDGES = ("hedged_moments", "hedged_requests", "kept_tokens")
-ENGINE = ("rollout", "unanswered", "leaving_servers", "kept_tokens", "weights_meanwhile")
+ENGINE = ("scripted_answers", "rollout", "unanswered", "leaving_servers", "kept_tokens", "weights_meanwhile")
 STEPS = ("step_loop", "spoilt_batches", "disk_refusals", "step_memory", "beside_the_steps")
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
@@ -83,7 +83,6 @@ TARGETS: dict[str, list[str]] = {
 }
 
 DRAWN = {
-    "actors/rollout/rollout_engine.py": 30,
     "actors/training/step_loop.py": 30,
 }
 """Modules whose tests take long: so many of their mutants are tried, drawn by their names. --only tries any of them."""
