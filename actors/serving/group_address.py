@@ -10,8 +10,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def group_address(config: RunConfig) -> str:
-    """This node's side: loopback on one node, on several the address by which the cluster knows it."""
-    if config.actor.weight_update_mode != "xccl" or config.cluster.n_nodes == 1:
+    """This node's side: loopback in a cluster of the run's own, in a running one, which may place it over several nodes
+    whatever cluster.n_nodes asks for, the address by which that knows it."""
+    if config.actor.weight_update_mode != "xccl" or config.cluster.address == "local":
         return LOOPBACK
     from ray.util import get_node_ip_address  # Ray, which most users of this module do without
 

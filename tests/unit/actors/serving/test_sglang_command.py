@@ -155,11 +155,14 @@ def test_a_group_with_the_trainer_is_met_on_the_interface_of_the_nodes_address(d
     assert {name: value for name, value in given.items() if name.endswith("_SOCKET_IFNAME")} == expected
 
 
-def test_servers_and_trainer_meet_on_loopback_but_over_several_nodes(monkeypatch):
+def test_servers_and_trainer_meet_on_loopback_but_in_a_running_cluster(monkeypatch):
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.9.0.1")
     cluster, over = compose(["conf=gsm8k_h200_cluster"]), {"actor__weight_update_mode": "xccl"}
     assert group_address.group_address(cluster) == LOOPBACK, "no group at all"
-    assert group_address.group_address(changed(cluster, **over, cluster__n_nodes=1)) == LOOPBACK
+    own = {"cluster__address": "local", "cluster__n_nodes": 1}
+    assert group_address.group_address(changed(cluster, **over, **own)) == LOOPBACK
+    one = changed(cluster, **over, cluster__n_nodes=1)
+    assert group_address.group_address(one) == "10.9.0.1", "it is placed on as many nodes as it needs"
     assert group_address.group_address(changed(cluster, **over)) == "10.9.0.1"
 
 
