@@ -9,9 +9,9 @@ ROLLOUT = "tests/unit/actors/rollout"
 EPISODES = "tests/unit/actors/episodes"
 QUEUE = ("prompt_queue", "kept_answers", "mixture")
 POOL = ("server_pool", "pool_news", "pool_probes")
-HEDGES = ("hedged_moments", "hedged_requests", "kept_tokens")
+HEDGES = ("hedged_moments", "kept_tokens")
 ENGINE = ("scripted_answers", "rollout", "unanswered", "leaving_servers", "kept_tokens", "weights_meanwhile")
-STEPS = ("step_loop", "spoilt_batches", "disk_refusals", "step_memory", "beside_the_steps")
+STEPS = ("step_loop", "spoilt_batches", "disk_refusals", "step_memory", "beside_the_steps", "steps_ahead")
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
     *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states", "may_pass", "undone_restore")),

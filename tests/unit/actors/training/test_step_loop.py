@@ -186,6 +186,10 @@ def test_every_prompt_is_trained_on_once_in_each_epoch_and_folders_count_from_ze
     assert said == {"UNKNOWN"}, "also saved at the pause for a collapse, they were all called HEALTHY"
 
 
+def test_without_a_number_of_steps_there_are_as_many_as_its_epochs_have(tmp_path):
+    assert Trial(tmp_path, steps=None).loop.total_steps == 5 * 5
+
+
 def test_what_was_committed_is_saved_when_the_servers_are_lost(tmp_path):
     def publish(version):
         if version == 6:
@@ -217,17 +221,17 @@ def test_a_loop_paused_at_the_gate_steps_on_as_if_nothing_had_been(tmp_path):
     whole = Trial(tmp_path / "whole", steps=8)
     whole.run()
     trial = None
-    paused_at = iter([4])
+    paused_at = iter([5])
 
     def ask(report):
-        if report.weight_versions == (4,) and next(paused_at, None):
+        if report.weight_versions == (5,) and next(paused_at, None):
             trial.loop.request_stop(save=False)
             raise Stopped
         return Admission(admitted=True, reason="sound")
 
     trial = Trial(tmp_path / "paused", steps=8, ask=ask)
     assert not trial.run()
-    assert trial.loop.next_step == 4
+    assert trial.loop.next_step == 5
     assert [c.global_step for c in trial.store.list()] == [3]  # the rhythm's own: the pause saved nothing
     assert not trial.run(), "it was not allowed to go on"
     trial.loop.allow()
