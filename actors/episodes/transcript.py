@@ -9,6 +9,7 @@ root begins. What the model wrote is never decoded and encoded again. Pure: no H
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ Message = Mapping[str, object]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Turn:
     """One answer of the model. `messages`: the chat up to it, and itself; `given`: the tokens between the turn before
-    and the answer. `tools`: as the client gave them."""
+    and the answer, which count as of its weights. `tools`: as the client gave them."""
 
     before: Turn | None
     messages: tuple[Message, ...]
@@ -67,6 +68,7 @@ def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
         tokens: list[int] = []
         logprobs: list[float] = []
         own: list[bool] = []
+        versions: list[int] = []
         for turn in leaf.path:
             is_new = id(turn) not in counted
             counted.add(id(turn))
@@ -74,11 +76,15 @@ def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
                 tokens += part
                 own += [is_own] * len(part)
                 logprobs += turn.completion.logprobs if is_own else [0.0] * len(part)
+            of_answer = _versions(turn.completion)
+            versions += [of_answer[0]] * len(turn.given) + of_answer
         first = own.index(True)
         segments.append(
             Segment(
                 prompt=tuple(tokens[:first]),
-                completion=_joined([turn.completion for turn in leaf.path], tokens[first:], logprobs[first:]),
+                completion=_joined(
+                    [turn.completion for turn in leaf.path], tokens[first:], logprobs[first:], versions[first:]
+                ),
                 own=tuple(own[first:]),
             )
         )
@@ -89,15 +95,25 @@ def whole_completion(turns: Sequence[Turn]) -> Completion:
     """All that the model made in an episode, in the order of its turns; cut where its last answer was."""
     made = [turn.completion for turn in turns]
     tokens = [token for completion in made for token in completion.token_ids]
-    return _joined(made, tokens, [value for completion in made for value in completion.logprobs])
+    logprobs = [value for completion in made for value in completion.logprobs]
+    return _joined(made, tokens, logprobs, [version for completion in made for version in _versions(completion)])
 
 
-def _joined(made: Sequence[Completion], tokens: Sequence[int], logprobs: Sequence[float]) -> Completion:
-    """At the oldest of the versions; `server` names all who made a part."""
+def _versions(completion: Completion) -> list[int]:
+    """Of each token."""
+    return [version for version, tokens in completion.runs for _ in range(tokens)]
+
+
+def _joined(
+    made: Sequence[Completion], tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+) -> Completion:
+    """`versions` of each token; `server` names all who made a part."""
+    runs = tuple((version, len(list(same))) for version, same in itertools.groupby(versions))
     return Completion(
         token_ids=tuple(tokens),
         logprobs=tuple(logprobs),
-        weight_version=min(completion.weight_version for completion in made),
+        weight_version=min(versions),
+        versions=runs if len(runs) > 1 else (),
         finish_reason=made[-1].finish_reason,
         server=" ".join(dict.fromkeys(name for completion in made for name in completion.server.split())),
     )

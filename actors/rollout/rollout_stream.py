@@ -161,7 +161,7 @@ class RolloutStream:
     async def _group(self, prompt_id: str, weights: Weights, kept: Sequence[Completion]) -> RolloutGroup:
         async with self._slots:
             group = await self._make(self._prompts[prompt_id], weights, self._tally, kept)
-        if self._ahead:
+        if self._ahead and not any(rollout.segments for rollout in group.rollouts):  # an episode is played anew
             self.queue.keep(prompt_id, [rollout.completion for rollout in group.rollouts])
         return group
 

@@ -135,8 +135,6 @@ def _against_staleness(config: RunConfig) -> Iterator[str]:
     if config.trainer.adapter != OWN:
         yield f"with trainer.adapter={config.trainer.adapter}: that trainer has settings of its own"
         return
-    if config.rollout.episode is not None:
-        yield "with rollout.episode: an episode can't be continued on other weights"
     if config.actor.recompute_logprob and not config.actor.use_decoupled_loss:
         yield (
             "with actor.recompute_logprob=true, which hides that older weights made the tokens; or "

@@ -342,3 +342,30 @@ async def test_a_key_opens_one_episode_while_it_lasts(server):
 def test_a_function_that_can_t_play_is_refused(server, agent, said):
     with pytest.raises(RewardImportError, match=said):
         play(server, agent)
+
+
+@pytest.mark.slow
+def test_episodes_are_played_ahead_of_the_trainer_and_anew_after_a_resume(server):
+    """A state has no rewards, and an episode's can't be had without playing it."""
+
+    async def scenario():
+        async with engine(server, config_of("two_turns")) as (rollouts, _):
+            items = prompts(4)
+            queue = PromptQueue([*items], seed=1, shuffle=False)
+            stream = rollouts.stream(
+                queue, items, n_samples=2, sampling=SAMPLING, concurrent_prompts=4, ahead=1, newest=lambda: 0
+            )
+            first = await stream.next_batch(2, version=0)
+            assert first.prompt_ids == ("p0", "p1") and queue.in_flight == ("p0", "p1", "p2", "p3")
+            while not all(task.done() for task in stream._running):
+                await asyncio.sleep(0.01)
+            state = queue.state_dict()
+            queue.commit(first.prompt_ids)
+            second = await stream.next_batch(2, version=0)
+            assert second.seconds < second.generating_s
+            return first, second, state
+
+    first, second, state = asyncio.run(scenario())
+    assert second.prompt_ids == ("p2", "p3")
+    assert all(rollout.turns == 2 for rollout in (*first.rollouts, *second.rollouts))
+    assert state["first"] == ["p0", "p1", "p2", "p3"] and "kept" not in state

@@ -1,5 +1,7 @@
 """Turns, branches and edited histories: what the model wrote is kept as it was generated, and counts once."""
 
+import dataclasses
+
 import pytest
 
 from actors.episodes.transcript import Turn, find_turn, segments_of, whole_completion
@@ -35,6 +37,8 @@ def test_a_second_turn_adds_the_tokens_between_and_its_own():
     assert segment.own == (True, True, False, False, True)
     assert segment.completion.logprobs == (-0.10, -0.11, 0.0, 0.0, -0.12)
     assert (segment.completion.weight_version, segment.completion.server) == (3, "http://a http://b")
+    assert segment.completion.versions == ((4, 2), (3, 3)), "what is given counts as of the answer that it is given for"
+    assert whole_completion([first, second]).versions == ((4, 2), (3, 1))
     assert second.token_ids == (1, 2, 10, 11, 3, 4, 12)
     assert whole_completion([first, second]).token_ids == (10, 11, 12)
 
@@ -47,6 +51,18 @@ def test_branches_share_a_beginning_that_is_trained_on_once():
     assert (other.prompt, other.completion.token_ids, other.own) == ((1, 10, 3), (12,), (True,))
     trained = [t for s in (one, other) for t, own in zip(s.completion.token_ids, s.own, strict=True) if own]
     assert sorted(trained) == sorted(whole_completion([first, left, right]).token_ids)
+    assert one.completion.runs == ((4, 3),)
+
+
+def test_an_answer_that_newer_weights_continued_and_one_that_they_made_have_their_versions():
+    cut = dataclasses.replace(made(11, 12, 13, version=5), versions=((5, 1), (6, 2)))
+    first = turn(None, (1,), made(10, version=5))
+    second = turn(first, (2,), cut)
+    branch = turn(first, (3, 4), made(14, version=7))
+    one, other = segments_of([first, second, branch])
+    assert (one.completion.weight_version, one.completion.versions) == (5, ((5, 3), (6, 2)))
+    assert (other.prompt, other.completion.runs) == ((1, 10, 3, 4), ((7, 1),)), "its beginning is trained on above"
+    assert whole_completion([first, second, branch]).versions == ((5, 2), (6, 2), (7, 1))
 
 
 def test_messages_continue_the_longest_turn_that_they_begin_with():

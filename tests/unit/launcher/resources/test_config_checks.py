@@ -84,11 +84,6 @@ def test_out_of_range(settings, said):
     [
         (
             ARITHMETIC,
-            {"rollout__max_head_offpolicyness": 2, "rollout__episode": "a:b"},
-            "rollout.max_head_offpolicyness=2: 0 with rollout.episode",
-        ),
-        (
-            ARITHMETIC,
             {"rollout__max_head_offpolicyness": 2, "actor__recompute_logprob": True},
             "rollout.max_head_offpolicyness=2: 0 with actor.recompute_logprob=true",
         ),
