@@ -1,5 +1,6 @@
 """Groups without a signal are left out and replaced: each prompt is used up once per epoch, trained on or filtered."""
 
+import asyncio
 import dataclasses
 from collections import Counter
 
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data.prompt_queue import PromptQueue
-from launcher.base.rollouts import mean_of
+from actors.rollout.rollout_stream import RolloutStream
+from launcher.base.rollouts import Rollout, RolloutGroup, mean_of
 from launcher.policy.routing import may_take
 from tests.support.replay import digits, prompts
-from tests.unit.actors.rollout.test_rollout_stream import PROMPTS, WANT, World, epochs_of
+from tests.unit.actors.rollout.test_rollout_stream import PROMPTS, WANT, World, epochs_of, part
 
 
 def has_signal(prompt_id, share):
@@ -108,3 +110,45 @@ async def test_rewards_of_what_was_left_out_count_in_the_figures_of_the_batch():
     assert {rollout.reward for group in batch.filtered for rollout in group.rollouts} == {0.0}
     assert len(batch.rollouts) == 2 * len(batch.all_groups)
     assert mean_of([rollout.reward for rollout in batch.rollouts]) < 0.5
+
+
+class Three:
+    """Prompts of which those in `flat` have no signal when they are answered, once they `may_end`."""
+
+    def __init__(self, *, most):
+        self.flat, self.may_end = {"p000"}, asyncio.Event()
+        self.queue = PromptQueue([*prompts(3)], seed=1, shuffle=False)
+        more = {"n_samples": 2, "concurrent_prompts": 3, "attempts": 1, "scored_by": "", "most_batches": most}
+        self.stream = RolloutStream(self.make, self.queue, prompts(3), **more)
+
+    async def make(self, prompt, weights, tally, kept):
+        if prompt.id != "p000":
+            await self.may_end.wait()
+        rewards = (0.0, float(prompt.id not in self.flat))
+        return RolloutGroup(
+            prompt=prompt, rollouts=tuple(Rollout(completion=part(0, 0), text="", reward=reward) for reward in rewards)
+        )
+
+
+@pytest.mark.parametrize(
+    ("most", "trained", "filtered"), [(None, ("p000", "p001"), ()), (2, ("p001", "p002"), ("p000",))]
+)
+async def test_a_flat_group_is_trained_on_where_none_is_replaced(most, trained, filtered):
+    three = Three(most=most)
+    three.may_end.set()
+    batch = await three.stream.next_batch(2, version=0)
+    assert (batch.prompt_ids, batch.filtered_ids) == (trained, filtered)
+
+
+async def test_a_prompt_that_was_flat_before_a_stop_is_judged_by_what_is_made_of_it_then():
+    three = Three(most=2)
+    waiting = asyncio.create_task(three.stream.next_batch(2, version=0))
+    while not three.stream._flat:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    three.queue.load_state_dict(three.queue.state_dict())
+    three.flat.clear()
+    three.may_end.set()
+    batch = await three.stream.next_batch(2, version=0)
+    assert (batch.prompt_ids, batch.filtered_ids) == (("p000", "p001"), ())
