@@ -95,10 +95,13 @@ class RankController:
             raise TrainerError(f"{len(nameless)} places for the {self.size - 1} trainer ranks beside the first")
         whose = gpus or [""] * len(nameless)
         self._ranks: list[Any] = [
-            TrainerRank.options(max_restarts=0, max_task_retries=0, **own).remote(config, paths, rank, niceness, its)  # type: ignore[attr-defined]
+            self._new(own, config, paths, rank, niceness, its)
             for rank, (own, its) in enumerate(zip(nameless, whose, strict=True), start=1)
         ]
         self._prepared = [rank.prepare.remote() for rank in self._ranks]
+
+    def _new(self, options: Mapping[str, Any], *arguments: Any) -> Any:
+        return TrainerRank.options(max_restarts=0, max_task_retries=0, **options).remote(*arguments)  # type: ignore[attr-defined]
 
     def begin(self, config: RunConfig, before: Sequence[RankLocation]) -> None:
         """They are the trainer's from now on, with the settings of `config`. `before`: the ranks of the incarnation

@@ -28,7 +28,7 @@ BENCHMARKS = {
     "start": "from the command to the first optimizer step",
     "logs": "how fast scripts/diagnose.py reads a log, and in how much memory",
     "restores": "made runs with one cause each: which is named, and what going back costs",
-    "scale": "monitor, Coordinator and pool with 10, 100 and 1,000 simulated servers",
+    "scale": "monitor, Coordinator and pool with 10, 100 and 1,000 simulated servers, and 8 and 64 trainer ranks",
     "watch": "the watch page: from its request until every curve is drawn in a browser",
     "onsets": "how well onsets are found in made series: precision, recall, error",
 }

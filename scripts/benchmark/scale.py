@@ -1,23 +1,29 @@
-"""Benchmark `scale`: the real monitor, Coordinator, plan and pool with 10, 100 and 1,000 simulated servers.
+"""Benchmark `scale`: the real monitor, Coordinator, plan and pool with 10, 100 and 1,000 simulated servers, and the
+real control of 8 and 64 trainer ranks.
 
 Simulated is what a server is seen by: its process tree, and one stand-in that answers the probes of all. So the
-figures are what the launcher's own processes spend. A server that "dies" is gone from its simulated tree.
+figures are what the launcher's own processes spend. A server that "dies" is gone from its simulated tree. The ranks
+beside the first are one actor that answers for all of them; the calls to it are Ray's.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import pickle
 import random
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import psutil
+import ray
 
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.monitor_view import Watched
@@ -28,7 +34,8 @@ from actors.serving.sglang_client import SGLangClient
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.interfaces import Facts, Observation
 from actors.supervision.run_history import RunHistory
-from launcher.base.messages import Cause, Health, ServerInfo, ServerState, Verdict
+from launcher.base.messages import Cause, Health, ServerInfo, ServerState, TrainerView, Verdict
+from launcher.base.rank_location import RankLocation
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action, AdmitServer, LoadWeights, RestartServer
@@ -37,23 +44,31 @@ from launcher.policy.observation_history import ProcessLook
 from launcher.policy.observed import ServerFacts, TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import ServerKeys
+from scripts.benchmark.made_data.simulated_ranks import SimulatedController, SimulatedRanks, running_ray
 from scripts.benchmark.measured import Measured
 from scripts.benchmark.server import STAND_IN, running_server
 from scripts.faults.started_run import PRESET
 
+if TYPE_CHECKING:
+    from actors.model.model_part import ModelPart
+
 ALIVE = Verdict(health=Health.HEALTHY, reason="made a token 0.1 s ago")
 CRASHED = Verdict(health=Health.DEAD, reason="exited with -9", cause=Cause.SERVER_CRASH)
 VERSION = 41
+ORDERS = 50
+WRITTEN_S = 1.0
+"""After a loss was told, until it is in the journal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--servers", type=int, nargs="+", default=[10, 100, 1000], help="sizes of the fleet")
     parser.add_argument("--seconds", type=float, default=20.0, help="that the monitor observes each fleet")
-    parser.add_argument("--kills", type=int, default=10, help="servers that die meanwhile, one after the other")
+    parser.add_argument("--kills", type=int, default=10, help="servers, and ranks, that die, one after the other")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 8, 64], help="sizes of the trainer")
 
 
 def run(arguments: argparse.Namespace) -> Measured:
-    """A column for each size of the fleet."""
+    """A column for each size of the fleet, and of the trainer."""
     config = compose([PRESET, *arguments.overrides])
     rows = []
     for n in arguments.servers:
@@ -65,8 +80,15 @@ def run(arguments: argparse.Namespace) -> Measured:
                 monitor_costs(n, config, Path(folder), server.url, keys, arguments.seconds, arguments.kills)
             )
         rows.append(row)
-    notes = [f"{name:44}" + "".join(f"{row[name]:>12,.3g}" for row in rows) for name in rows[0]]
-    return Measured(points={}, notes=notes, raw=rows)
+    with running_ray() if arguments.ranks else nullcontext():
+        trainers = [rank_costs(n, config, arguments.seconds, arguments.kills) for n in arguments.ranks]
+    return Measured(points={}, notes=[*table(rows), *table(trainers)], raw=[*rows, *trainers])
+
+
+def table(columns: Sequence[Mapping[str, float]]) -> list[str]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    shown = [[f"{column[name]:,.3g}" if name in column else "" for column in columns] for name in names]
+    return [f"{name:48}" + "".join(f"{one:>12}" for one in row) for name, row in zip(names, shown, strict=True)]
 
 
 def fleet(n: int, url: str = "http://127.0.0.1:9") -> list[ServerInfo]:
@@ -263,3 +285,65 @@ async def monitor_costs(
         "monitor: alive and not called healthy": float(n - gone - healthy),
         "monitor: events for each server": events / n,
     }
+
+
+# ── the ranks of a trainer ──
+
+
+class Part:
+    """Of rank 0: does nothing, so that what is left is the order to the others."""
+
+    def run(self, which: int, index: int) -> None:
+        return
+
+
+def rank_costs(n: int, config: RunConfig, seconds: float, kills: int) -> dict[str, float]:
+    """What rank 0 spends on `n - 1` others; where there is none, what a process with a connection to Ray spends."""
+    config = replace(config, actor=replace(config.actor, dp_size=n))
+    process, ranks = psutil.Process(), SimulatedRanks.remote()  # type: ignore[attr-defined]
+    ray.get(ranks.answer.remote(0))
+    view = TrainerView(pid=1, ranks=tuple(RankLocation(node="0" * 56, pid=rank) for rank in range(1, n)))
+    found: dict[str, float] = {"ranks": n, "a view of the trainer, KiB": len(pickle.dumps(view)) / 1024}
+    if n == 1:
+        return found | {"watching them, % of a processor": 100 * processor_s(partial(time.sleep, seconds)) / seconds}
+    import torch  # noqa: F401  # as rank 0 has
+
+    memory, late = process.memory_info().rss, list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        journal = Journal(path, 1, in_background=True)
+        for kill in range(max(kills, 1)):
+            controller = SimulatedController(ranks, config, journal)
+            controller.prepare()
+            controller.begin(config, ())
+            if kill == 0:
+                watching = processor_s(partial(time.sleep, seconds))
+                began, spent = time.monotonic(), processor_s(partial(orders, controller, n))
+                took = time.monotonic() - began
+                used = process.memory_info().rss - memory
+            late.append(controller.lose(1 + kill % (n - 1)))
+            controller.close()
+        time.sleep(WRITTEN_S)
+        asyncio.run(journal.flush())
+        events = sum(1 for _ in read_lines(path))
+    ray.kill(ranks)
+    return found | {
+        "watching them, % of a processor": 100 * watching / seconds,
+        "an order to all, ms of a processor": 1e3 * spent / ORDERS,
+        "an order to all, ms": 1e3 * took / ORDERS,
+        "memory for them, KiB": used / 1024,
+        "a rank's end until it is told, median s": median(late),
+        "the latest, s": max(late),
+        "events for each loss": events / len(late),
+    }
+
+
+def orders(controller: SimulatedController, n: int) -> None:
+    for _ in range(ORDERS):
+        controller.together(cast("ModelPart", Part()), "run", [(0, 0)] * n)
+
+
+def processor_s(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began

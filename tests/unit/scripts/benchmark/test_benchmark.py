@@ -112,7 +112,7 @@ def test_milestones_are_the_first_of_their_events_and_the_first_line_of_metrics(
 
 @pytest.mark.slow
 def test_of_a_small_fleet_each_death_is_noticed_and_all_serve_again():
-    (row,) = scale.run(argparse.Namespace(servers=[6], seconds=6.0, kills=2, overrides=[])).raw
+    (row,) = scale.run(argparse.Namespace(servers=[6], ranks=[], seconds=6.0, kills=2, overrides=[])).raw
     assert row["monitor: deaths not noticed"] == 0
     assert row["monitor: alive and not called healthy"] == 0
     assert row["pool: most less least requests of a server"] == 0
