@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from actors.foreign.completion_counts import compared
 from actors.foreign.foreign_faults import ForeignFault, OutsideWeights
 from actors.supervision.run_history import RunHistory
-from launcher.adapters.foreign_health import find_damage, points_of
+from launcher.adapters.foreign_health import find_damage, points_of, restore_verdict
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.restore import FIRST_WEIGHTS
-from launcher.policy.reward_health import Level, judge_rewards, restore_contradicted
+from launcher.policy.reward_health import Level, RewardVerdict, judge_rewards
 from launcher.run_files.journal import Record
 
 
 class LearningWatch:
-    """`find` after each step, with the current lines of metrics.jsonl."""
+    """`find` after each step, with the current lines of metrics.jsonl. `owes_proof`: whether what was restored is at
+    fault is not known yet."""
 
     def __init__(self, settings: RewardHealthConfig, history: RunHistory) -> None:
         self._settings = settings
@@ -24,24 +25,26 @@ class LearningWatch:
         onsets = [one for one in history.attempts if one.onset_step is not None]
         self._restored_step = onsets[-1].restored_step if onsets else None
         self._onset_step: int | None = None
-        self._owes_proof = False
+        self.owes_proof = False
         self._is_alerted = False
 
     def restored(self, step: int, onset_step: int | None) -> None:
         """The next step begins with the weights of a checkpoint from before an onset."""
-        self._restored_step, self._onset_step, self._owes_proof = step, onset_step, step != FIRST_WEIGHTS
+        self._restored_step, self._onset_step, self.owes_proof = step, onset_step, step != FIRST_WEIGHTS
 
     def find(self, lines: Sequence[Record], now: float) -> ForeignFault | None:
-        """Raises OutsideWeights where the first step after a restore shows that something else has changed."""
+        """Raises OutsideWeights where the first steps after a restore show that something else has changed."""
         points, restored = points_of(lines), self._restored_step
-        if self._owes_proof and restored is not None and points and points[-1].step > restored:
-            self._owes_proof = False
-            saved = [point for point in points if point.step <= restored]
-            if why := restore_contradicted(points[-1], saved, None, self._settings):
+        if self.owes_proof and restored is not None:
+            is_decided, why = restore_verdict(points, restored, self._settings)
+            if why:
                 facts: dict[str, object] = {"onset_step": self._onset_step, "global_step": restored}
                 self._history.event("health.outside_weights", subject="environment", reason=why, **facts)
                 raise OutsideWeights(why, onset_step=self._onset_step)
-        verdict = judge_rewards(points, self._settings, restored_step=restored)
+            self.owes_proof = not is_decided
+        verdict = RewardVerdict(level=Level.SOUND, reason="it is not known yet whether the restored weights are sound")
+        if not self.owes_proof:
+            verdict = judge_rewards(points, self._settings, restored_step=restored)
         if (verdict.level is Level.ALERT) != self._is_alerted and verdict.level is not Level.BREAK:
             self._is_alerted = not self._is_alerted
             name = "reward.alert" if self._is_alerted else "reward.alert_over"

@@ -254,6 +254,7 @@ class ForeignSupervisor:
                 if self._asked.is_set():
                     await self._stop()
                     await self._take_all()
+                    await asyncio.to_thread(self.steps.write)
                     return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
                 has_ended = ending.done()
                 if (fault := await self._take_all()) is not None:
@@ -286,6 +287,7 @@ class ForeignSupervisor:
             what = "no step was seen" if last is None else f"its last step was {last}"
             if last is None:
                 self._tell(f"it ended, and {what}: check {self._adapter.reads}")
+            await asyncio.to_thread(self.steps.write)
             self._close_incidents("training is done")
             how = "its trainer has ended" if ended is None else f"the command ended with exit code {exit_code}"
             return self._end(TerminalStatus.FINISHED, f"{how}; {what}")
@@ -298,7 +300,8 @@ class ForeignSupervisor:
         """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""
         seen = await asyncio.to_thread(self._source.read)
         fault = await self._take([one for one in seen if known is None or one.step > known])
-        await asyncio.to_thread(self.steps.write)
+        if not self._learning.owes_proof:  # a line of a step undoes those that a contradicted restore gives back
+            await asyncio.to_thread(self.steps.write)
         return fault
 
     async def _take(self, seen: Sequence[StepSeen]) -> ForeignFault | None:
@@ -315,7 +318,8 @@ class ForeignSupervisor:
                 self._tell(f"{began}: check trainer.resume")
             if (fault := self._learning.find(self.steps.lines, self._clock())) is not None:
                 return fault
-            self._got_on(one.step)
+            if not self._learning.owes_proof:
+                self._got_on(one.step)
         return None
 
     def _got_on(self, step: int) -> None:

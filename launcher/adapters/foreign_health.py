@@ -13,11 +13,21 @@ from pathlib import Path
 
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
 from launcher.base.messages import Cause, Incident
+from launcher.base.rollouts import mean_of
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import RewardHealthConfig
-from launcher.policy.canary_policy import CanaryVerdict
+from launcher.policy.canary_policy import STANDARD_ERRORS, CanaryVerdict
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
-from launcher.policy.reward_health import Level, RewardPoint, RewardVerdict, find_cause, has_learned
+from launcher.policy.reward_health import (
+    LEAST_STEPS,
+    WITNESS_STEPS,
+    Level,
+    RewardPoint,
+    RewardVerdict,
+    find_cause,
+    has_learned,
+    restore_evidence,
+)
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -72,6 +82,29 @@ def find_damage(
         return None
     had_learned = has_learned(points_of(lines), rewards.onset_step, settings)
     return find_cause(rewards, NO_CANARIES, (), since=since, had_learned=had_learned)
+
+
+def restore_verdict(
+    points: Sequence[RewardPoint], restored_step: int, settings: RewardHealthConfig
+) -> tuple[bool, str]:
+    """Whether the steps after a restore decide about it, and why they contradict it, "" where they don't (P12).
+
+    A step that is not below what the checkpoint earned when it was saved bears it out. Steps that all are contradict it
+    once they are far enough below together (Stouffer 1949), and nothing is known after LEAST_STEPS of them.
+    """
+    saved = [point for point in points if point.step <= restored_step]
+    since = [point for point in points if point.step > restored_step][:LEAST_STEPS]
+    below = 0.0
+    for count, point in enumerate(since, 1):
+        if not (evidence := restore_evidence(point, saved, None, settings)):
+            return True, ""
+        below += evidence[0]
+        if below / math.sqrt(count) >= STANDARD_ERRORS:
+            now, then = (mean_of([one.mean for one in some]) for some in (since[:count], saved[-WITNESS_STEPS:]))
+            steps = "" if count == 1 else f" in {count} steps"
+            said = f"the weights of step {saved[-1].step} earn {now:.3g} now{steps}, and earned {then:.3g} when they"
+            return True, f"{said} were saved: what changed is not the weights"
+    return len(since) == LEAST_STEPS, ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import sys
 import time
@@ -146,6 +147,25 @@ def test_a_supervisor_that_is_killed_while_it_waits_is_followed_by_one_that_wait
     assert_sound(asyncio.run(run()), paths, tmp_path)
     assert causes(paths) == [("reward_collapse", False), ("outside_weights", True)]
     assert [event["seconds"] for event in events(paths, "rewards.awaited")] == [600.0, 1200.0]
+
+
+@pytest.mark.slow
+def test_where_one_step_shows_too_little_several_decide_and_none_of_them_is_written(config, paths, tmp_path):
+    config.reward_health.noise_floor = 0.35
+    config.reward_health.fall_threshold = None
+
+    async def run():
+        running = await waiting(config, paths, tmp_path)
+        (tmp_path / "environment").unlink()
+        resume(paths)
+        return await running
+
+    assert_sound(asyncio.run(run()), paths, tmp_path)
+    (why,) = [event["reason"] for event in events(paths, "health.outside_weights")]
+    assert re.search(r"earn 0 now in \d steps", why), why
+    restored = [event["time"] for event in events(paths, "trainer.restored")]
+    written = [line["time"] for line in read_lines(paths.metrics)]
+    assert len(restored) == 2 and not [moment for moment in written if restored[0] < moment < restored[1]]
 
 
 @pytest.mark.slow

@@ -1,11 +1,19 @@
 """What the steps and checkpoints of another project's trainer show: damage, wholeness, what may be gone back to."""
 
 import math
+import random
 from pathlib import Path
 
 import pytest
 
-from launcher.adapters.foreign_health import facts_of, find_damage, metrics_line, points_of, why_not_whole
+from launcher.adapters.foreign_health import (
+    facts_of,
+    find_damage,
+    metrics_line,
+    points_of,
+    restore_verdict,
+    why_not_whole,
+)
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
@@ -95,3 +103,26 @@ def test_a_checkpoint_is_good_after_as_many_healthy_steps_as_the_launchers_own()
         (CheckpointStatus.UNVERIFIED, False),
         (CheckpointStatus.CANDIDATE, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("since", "is_decided", "steps"),
+    [
+        ([], False, None),
+        ([0.5], True, None),
+        ([0.0], True, ""),
+        ([0.25], False, None),
+        ([0.25, 0.5], True, None),
+        ([0.25, 0.25], True, " in 2 steps"),
+        ([0.39] * 4, False, None),
+        ([0.39] * 5, True, None),
+        ([0.39] * 5 + [0.0], True, None),
+    ],
+)
+def test_the_first_steps_after_a_restore_bear_it_out_or_contradict_it_together(since, is_decided, steps):
+    saved = [0.5 + random.Random(number).gauss(0, 0.08) for number in range(60)]
+    found = restore_verdict(points_of(lines_of([*saved, *since])), 60, SETTINGS)
+    assert (found[0], bool(found[1])) == (is_decided, steps is not None)
+    if steps is not None:
+        earned = sum(saved[-20:]) / 20
+        assert f"earn {since[0]:.3g} now{steps}, and earned {earned:.3g} when they were saved" in found[1]
