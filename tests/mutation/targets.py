@@ -11,7 +11,7 @@ QUEUE = ("prompt_queue", "kept_answers", "mixture")
 POOL = ("server_pool", "pool_news", "pool_probes")
 HEDGES = ("hedged_moments", "kept_tokens")
 ENGINE = ("scripted_answers", "unanswered")
-STEPS = ("step_loop", "spoilt_batches", "disk_refusals", "step_memory", "beside_the_steps", "steps_ahead")
+STEPS = ("scripted_steps",)
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
     *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states", "may_pass", "undone_restore")),
