@@ -4,8 +4,8 @@ A rank that ended, hangs or failed ends the group: `lost` names it with the reas
 trainer's view carries it to the Coordinator, which restarts the trainer's process and with it every rank. A collective
 may wait for the lost rank, out of reach of any exception; if nobody ends this process, it ends itself after a while.
 
-A parked trainer has such a group too, which has not met. Torch is imported by what meets: the ranks start, and import,
-beside the imports of rank 0.
+A parked trainer has such a group too, which on a CPU has met. Torch is imported by what meets: the ranks start, and
+import, beside the imports of rank 0.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RankController:
         self.where: Sequence[RankLocation] = ()
         self._config = config
         self._before: Sequence[RankLocation] = ()
-        self._is_begun = False
+        self._is_begun = self._has_met = False
         self._journal = journal
         self._start_s = config.health.trainer_first_s
         self._silence_s = config.health.trainer_silence_s
@@ -107,6 +107,8 @@ class RankController:
         """They are the trainer's from now on, with the settings of `config`. `before`: the ranks of the incarnation
         before, each of which is gone before its successor takes memory of its GPU."""
         self._config, self._before, self._is_begun = config, before, True
+        if self._has_met:
+            self._record_meeting()
 
     def hurry(self) -> None:
         """Their imports have the usual priority from now on, where that is allowed."""
@@ -156,14 +158,21 @@ class RankController:
             group = RankGroup(place.meeting, 0, own_address=own, device=device, place=place)
         finally:
             self._working_since = None
+        self._has_met = True
+        if self._is_begun:
+            self._record_meeting()
+        return group
+
+    def _record_meeting(self) -> None:
+        here = RankLocation(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+        all_of_them = (here, *self.where)
         self._journal.record(
             "trainer.ranks_met",
             subject="trainer",
             reason=f"{self.size} ranks",
-            pids=[os.getpid(), *(where.pid for where in self.where)],
-            nodes=[here, *(where.node for where in self.where)],
+            pids=[one.pid for one in all_of_them],
+            nodes=[one.node for one in all_of_them],
         )
-        return group
 
     @staticmethod
     def _addresses(nodes: Sequence[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 Rank 0 (actors/ranks/rank_controller.py) orders each operation. A rank ends with the trainer's process and with its
 raylet, and when rank 0 has not pinged it for long, as behind a broken network. It is never restarted alone: all ranks
-restart together. Those of a parked trainer are parked too: they have imported everything, and `join` is what is left.
+restart together. Those of a parked trainer are parked too: they have imported everything, and on a CPU they have
+joined.
 """
 
 from __future__ import annotations

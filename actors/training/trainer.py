@@ -92,15 +92,16 @@ class Trainer:
             self._print_to_log()
             if gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
-            self._start_ranks(niceness, [rank.gpus for rank in ranks])
-            if TRAINING not in sys.modules:
-                with lean_imports():
+            config = with_overrides(self._config, overrides)
+            self._start_ranks(config, niceness, [rank.gpus for rank in ranks])
+            with nullcontext() if TRAINING in sys.modules else lean_imports():
+                if TRAINING not in sys.modules:
                     self._imports = LowPriorityImport(TRAINING, niceness)
                     self._imports.run()
-                    if not gpus:
-                        self._parts = self._load_ahead(with_overrides(self._config, overrides))
-            if self._ranks is not None:
-                self._ranks.prepare()
+                if self._ranks is not None:
+                    self._ranks.prepare()
+                if not gpus:
+                    self._parts = self._load_ahead(config)
             self._is_parked = True
         finally:
             self._busy = ""
@@ -124,8 +125,9 @@ class Trainer:
             self._print_to_log()
             config = with_overrides(self._config, overrides)
             ask = ask_monitor if self._has_monitor else None
-            if self._ranks is None or not self._ranks.answers(RANKS_S):
-                self._start_ranks()  # which import beside this one
+            has_changed = self._parts is not None and self._parts.config != config
+            if self._ranks is None or has_changed or not self._ranks.answers(RANKS_S):
+                self._start_ranks(config)  # which import beside this one
             if self._ranks is not None:
                 self._ranks.begin(config, before)
             with nullcontext() if self._is_parked else lean_imports():
@@ -157,21 +159,20 @@ class Trainer:
     def _stands_by(self) -> bool:
         return self._is_parked and (self._ranks is None or not self._ranks.lost)
 
-    def _start_ranks(self, niceness: int = 0, gpus: Sequence[str] = ()) -> None:
-        """In place of those that were there; none where this process is the only one."""
+    def _start_ranks(self, config: RunConfig, niceness: int = 0, gpus: Sequence[str] = ()) -> None:
+        """In place of those that were there, and of what was loaded with them; none where this process is alone."""
         if self._ranks is not None:
             self._ranks.close()
-        if self._config.actor.dp_size > 1:
+        if config.actor.dp_size > 1:
+            self._parts = None
             journal = Journal(self._paths.events, self._attempt, time.time)
-            self._ranks = RankController(
-                self._config, self._paths, journal, self._rank_options, niceness=niceness, gpus=gpus
-            )
+            self._ranks = RankController(config, self._paths, journal, self._rank_options, niceness=niceness, gpus=gpus)
 
     def _load_ahead(self, config: RunConfig) -> TrainingParts | None:
         from actors.training.training_parts import TrainingParts, can_be_loaded_ahead
 
         journal = Journal(self._paths.events, self._attempt, time.time)
-        return TrainingParts.load(config, journal) if can_be_loaded_ahead(config) else None
+        return TrainingParts.load(config, journal, crew=self._ranks) if can_be_loaded_ahead(config) else None
 
     @ray.method(concurrency_group="train")
     def restore(self, global_step: int, lineage: int) -> int:

@@ -50,9 +50,8 @@ class TrainingParts:
 
 
 def can_be_loaded_ahead(config: RunConfig) -> bool:
-    """Without other ranks, and without the reward function."""
-    skips = any(dataset.bad_records == "skip" for dataset in config.datasets().values())
-    return config.actor.dp_size == 1 and not skips
+    """Without the reward function."""
+    return not any(dataset.bad_records == "skip" for dataset in config.datasets().values())
 
 
 def _read(dataset: DatasetConfig, key: str, reward: RewardPool | None, journal: Journal) -> list[DataRecord]:

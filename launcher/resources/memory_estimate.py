@@ -237,12 +237,13 @@ def learning(actor: ActorConfig, shape: ModelShape) -> int:
 
 
 def standby_trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
-    """A parked trainer, in the host's memory: with a GPU it has the libraries, without one the first weights too."""
+    """A parked rank, in the host's memory: with a GPU it has the libraries, without one its first weights too."""
     process = Item("process", PARKED_HOST_BYTES, "torch, transformers, Ray; measured")
-    if on_gpu or config.actor.dp_size > 1:
+    if on_gpu:
         return (process,)
-    models = 2 if config.actor.needs_reference else 1
-    return (Item("weights", models * 4 * shape.parameters, _each(shape.parameters, 4 * models)), process)
+    each, ranks = 4 * (2 if config.actor.needs_reference else 1), config.actor.dp_size
+    over = f" over {ranks} ranks" if ranks > 1 else ""
+    return (Item("weights", each * shape.parameters // ranks, _each(shape.parameters, each) + over), process)
 
 
 def _gathered(actor: ActorConfig, shape: ModelShape) -> Item:

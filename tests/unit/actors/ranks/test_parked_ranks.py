@@ -28,7 +28,7 @@ class Controller:
     mute = False
 
     def __init__(self, config, paths, journal, options, *, niceness, gpus):
-        self.options, self.niceness, self.gpus = options, niceness, gpus
+        self.config, self.options, self.niceness, self.gpus = config, options, niceness, gpus
         self.lost, self.where, self.calls = "", (), []
         self.made.append(self)
 
@@ -51,7 +51,7 @@ class FakeTraining:
     def __init__(self, config, paths, attempt, *, ask, crew, parts):
         if self.fails:
             raise TrainerError("no model")
-        self.crew = crew
+        self.crew, self.parts = crew, parts
 
     def ready(self):
         return self.crew
@@ -71,6 +71,7 @@ def trainer(tmp_path, monkeypatch):
     config.cluster.fileroot, config.actor.dp_size = str(tmp_path), 2
     made = Trainer.__ray_metadata__.modified_class(config, RunPaths.of(config), 1, rank_options=("options",))
     made._printed = object()  # what the user's code prints is this test's
+    monkeypatch.setattr(made, "_load_ahead", lambda config: SimpleNamespace(config=config, met=made._ranks))
     return made
 
 
@@ -82,6 +83,7 @@ def test_the_ranks_of_a_parked_trainer_import_as_gently_as_it_and_take_over_with
     assert trainer.start({}, BEFORE) is parked
     assert parked.calls == [("begin", trainer._config, BEFORE)]
     assert Controller.made == [parked], "no rank is started anew"
+    assert trainer._training.parts.met is parked, "what they have loaded together is used"
 
 
 def test_a_parked_trainer_that_lost_a_rank_is_none_until_all_its_ranks_are_parked_anew(trainer):
@@ -95,6 +97,16 @@ def test_a_parked_trainer_that_lost_a_rank_is_none_until_all_its_ranks_are_parke
     lost, new = Controller.made
     assert lost.calls == ["close"]
     assert trainer.start({}) is new
+    assert trainer._training.parts.met is new
+
+
+def test_ranks_that_have_loaded_with_other_settings_are_left_for_new_ones(trainer):
+    """A process group can't be joined a second time."""
+    trainer.stand_by({}, "", 5, BEFORE)
+    cold = trainer.start({"actor.mb_spec.max_tokens_per_mb": 4096})
+    assert cold is Controller.made[1]
+    assert cold.config.actor.mb_spec.max_tokens_per_mb == 4096
+    assert trainer._training.parts is None
 
 
 def test_parked_ranks_that_do_not_answer_when_they_are_needed_are_left_for_new_ones(trainer, monkeypatch):
@@ -104,6 +116,14 @@ def test_parked_ranks_that_do_not_answer_when_they_are_needed_are_left_for_new_o
     assert Controller.made == [Controller.made[0], cold]
     assert Controller.made[0].calls == ["close"]
     assert (cold.niceness, cold.gpus, cold.calls) == (0, (), [("begin", trainer._config, BEFORE)])
+    assert trainer._training.parts is None
+
+
+def test_on_a_gpu_nothing_is_loaded_ahead(trainer, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    trainer.stand_by({}, "4", 5, BEFORE)
+    parked = trainer.start({}, BEFORE)
+    assert (Controller.made, trainer._training.parts) == ([parked], None)
 
 
 def test_a_start_that_fails_leaves_no_rank(trainer, monkeypatch):

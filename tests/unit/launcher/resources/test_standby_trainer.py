@@ -57,6 +57,8 @@ def test_of_several_ranks_each_has_one_and_the_memory_of_each_is_counted():
     assert [one.placement.name for one in beside] == ["parked-0", "parked-1"]
     needed = host(without).planned
     assert host(plan).planned == needed + 2 * beside[0].bytes
+    weights = sum(item.bytes for one in beside for item in one.items if item.what == "weights")
+    assert weights == 4 * SMALL.parameters, "each holds its slice"
     assert "a second process of each of 2 trainer ranks" in plan.notes[-1]
     for_one = Hardware(gpus=(), cpus=2, memory=64 * GIB, memory_free=needed + beside[0].bytes, no_gpu="none")
     assert plans(config, for_one, SMALL)[1].standby_trainers == 0, "half of a parked trainer takes over from nobody"
