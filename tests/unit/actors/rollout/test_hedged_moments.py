@@ -11,6 +11,7 @@ import pytest
 from actors.rollout import hedged_requests
 from actors.rollout.group_progress import GroupProgress
 from actors.rollout.hedged_requests import HedgedRequests
+from actors.rollout.stream_pace import StreamPace
 from actors.serving.completions import Samples
 from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.messages import ServerState
@@ -144,6 +145,7 @@ async def test_one_that_is_heard_again_first_answers_itself_and_its_silence_is_o
         asking = now.ask()
         await until(lambda: now.asked)
         await now.falls_silent(0)
+        await some_time()  # at each look it is silent
         now.silent = {}
         now.asked[0].sends(7)
         await until(lambda: now.asked[1].is_aborted)
@@ -236,3 +238,32 @@ async def test_it_is_not_sent_to_the_silent_one_itself_where_the_other_leaves_be
         now.asked[0].ends()
         answer = await asking
         assert (answer.server.name, answer.hedged, answer.lost) == ("server-0", 1, 0)
+
+
+async def test_the_pace_of_servers_is_told_of_each_request_and_of_all_that_is_heard(monkeypatch):
+    async with scene(monkeypatch) as now:
+        pace = now.requests._pace = mock.Mock(wraps=StreamPace())
+        asking = now.ask()
+        await until(lambda: now.asked)
+        now.asked[0].sends(7)
+        await some_time()
+        now.asked[0].sends(8, is_last=True)
+        now.asked[0].ends()
+        await asking
+        told = [call[0] for call in pace.method_calls if call[0] != "looks"]
+        assert told[:2] == ["tick", "begins"], "of now, not of the last request's time"
+        assert [name for name in told if name != "tick"] == ["begins", "heard", "heard", "ends"]
+        assert told.count("tick") > 1, "time goes by"
+
+
+async def test_a_defect_of_the_watch_fails_the_next_request(monkeypatch):
+    """Without it no silence would be noticed."""
+    async with scene(monkeypatch) as now:
+        monkeypatch.setattr(hedged_requests, "silent_servers", lambda looks, config: 1 / 0)
+        first = now.ask()
+        await until(lambda: now.requests._watching is not None and now.requests._watching.done())
+        with pytest.raises(ZeroDivisionError):
+            await now.ask()
+        now.asked[0].sends(7, is_last=True)
+        now.asked[0].ends()
+        assert (await first).samples.failure is None
