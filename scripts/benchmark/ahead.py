@@ -4,6 +4,9 @@ One server with one thread, and a trainer with one: on two cores generation and 
 each waits for the other where nothing is made ahead. The runs take turns, `--rounds` times, so that what else the
 machine does meets all alike. A step lasts from one line of metrics.jsonl to the next; the first ten are not counted.
 
+With `--simulated` no run is started either: what staleness costs in reward at equal steps, of seeds 1 to so many, with
+batches that are made by weights of an exact age (made_data/aged_rollouts.py).
+
 With `--compared` no run is started: the trainer's part of a step is taken in turns by a model that compares older
 tokens with the weights of their own version (gate.older_weights) and one that doesn't, on the same made batches, of two
 servers and all one version old.
@@ -13,17 +16,20 @@ from __future__ import annotations
 
 import argparse
 import random
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median
 
 from actors.model.policy_model import PolicyModel
 from launcher.base.errors import UsageError
 from launcher.base.rollouts import RolloutGroup
 from launcher.config.compose import compose
-from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.journal import Journal, Record, number_of, read_lines
+from scripts.benchmark.made_data.aged_rollouts import AgedRun, learn
 from scripts.benchmark.measured import Measured, Points, Ratio, paired_ratio
 from scripts.benchmark.step import made_groups
 from scripts.faults.started_run import PRESET, short_lived, until_finished
@@ -33,7 +39,6 @@ OWN_CORES = (
     "sglang.n_servers=1",
     "sglang.threads=1",
     "actor.threads=1",
-    "actor.use_decoupled_loss=true",
     "evaluator.freq_steps=100000",
     "recover.freq_secs=null",
 )
@@ -53,12 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ahead", type=int, nargs="+", default=[0, 1, 2, 4], help="batches ahead, of which one is 0")
     parser.add_argument("--rounds", type=int, default=2, help="how often each is run")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each run")
+    parser.add_argument(
+        "--simulated", type=int, help="seeds whose steps are taken without servers, for the reward alone"
+    )
     parser.add_argument("--compared", type=int, help="steps on made batches, with and without the comparison")
 
 
 def run(arguments: argparse.Namespace) -> Measured:
     if arguments.compared is not None:
         return compared(arguments.compared, arguments.overrides)
+    if arguments.simulated is not None:
+        return simulated(arguments.simulated, arguments.ahead, arguments.steps, arguments.overrides)
     runs: list[AheadRun] = []
     for number in range(arguments.rounds):
         for ahead in arguments.ahead:
@@ -106,6 +116,23 @@ def measured(runs: Sequence[AheadRun]) -> Measured:
             [fmean(run.step_s) for run in without], [fmean(run.step_s) for run in some]
         )
     return Measured(points=points, ratios=ratios, raw=[asdict(run) for run in runs])
+
+
+def simulated(seeds: int, ahead: Sequence[int], steps: int, overrides: Sequence[str]) -> Measured:
+    """Of each seed a run for each of `ahead`."""
+    runs: list[AgedRun] = []
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "events.jsonl", 1, time.time)
+        for seed in range(1, seeds + 1):
+            config = compose([PRESET, f"seed={seed}", f"total_train_steps={steps}", *overrides])
+            runs += [learn(config, journal, ahead=one, steps=steps) for one in ahead]
+            print(f"seed {seed}: " + ", ".join(f"{one.ahead} ahead {one.held_out:.3f}" for one in runs[-len(ahead) :]))
+    points = Points()
+    for one in ahead:
+        some = [run for run in runs if run.ahead == one]
+        points[f"{one} ahead: held-out reward after {steps} steps"] = [run.held_out for run in some]
+        points[f"{one} ahead: reward of the last 10 steps"] = [fmean(run.reward[-10:]) for run in some]
+    return Measured(points=points, raw=[asdict(run) for run in runs])
 
 
 def compared(times: int, overrides: Sequence[str]) -> Measured:

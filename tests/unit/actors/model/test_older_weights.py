@@ -125,3 +125,26 @@ def test_no_healthy_step_is_refused_whatever_is_learned_how_fast(folder, lr, ste
     print(f"lr {lr:g}, {steps} steps: older ones {median(today):.2g} (at most {max(today):.2g}) from the weights of ")
     print(f"today, {median(own):.2g} (at most {max(own):.2g}) from those of their own version")
     assert max(own) < GateConfig().distance_float32
+
+
+@pytest.mark.slow
+def test_with_one_step_the_decoupled_loss_is_that_of_the_clip_to_the_maker_without_its_clip(folder):
+    """And the clip cuts something: a step after that of the same weights goes less far with it."""
+    ways = {
+        "clipped": {},
+        "unclipped": {"eps_clip": 1.0, "eps_clip_higher": 1e6},
+        "decoupled": {"use_decoupled_loss": True, "behave_imp_weight_cap": 1e6},
+    }
+    found = {}
+    for name, settings in ways.items():
+        model = model_of(folder, optimizer=OptimizerConfig(lr=3e-2, warmup_steps=0), **settings)
+        older = answered(model, make_groups(seed=7), server="one")
+        model.compute_gradients(answered(model, make_groups(seed=8), server="one"))
+        model.commit()
+        clipped = model.compute_gradients(older).metrics()
+        grads = [one.grad.flatten() for one in model._part.parameters.values() if one.grad is not None]
+        found[name] = torch.cat(grads), clipped["grpo_actor/clip_ratio/low"] + clipped["grpo_actor/clip_ratio/high"]
+    gradient, cut = found["decoupled"]
+    assert cut == 0 < found["clipped"][1]
+    assert torch.allclose(gradient, found["unclipped"][0], rtol=0, atol=1e-5 * gradient.abs().max().item())
+    assert (found["clipped"][0] - gradient).abs().max() > 1e-2 * gradient.abs().max()
