@@ -1,9 +1,10 @@
-"""SGLang's own argument parser as it would be on a GPU: `python -m tests.programs.fake_cuda H100 <JSON>`.
+"""SGLang's own argument parser as it would be on a GPU: `python -m tests.programs.fake_cuda H100 <JSON> [import]`.
 
 torch.cuda answers for the named card. The JSON is a list of a server's arguments for each server; the last line printed
-is what SGLang makes of each, as JSON.
+is what SGLang makes of each, as JSON. With `import` its server's module is imported first.
 """
 
+import importlib
 import json
 import sys
 from types import SimpleNamespace
@@ -49,6 +50,8 @@ def main() -> None:
     for function, answer in answers.items():
         patch.object(torch.cuda, function, answer).start()
     sgl_kernel_stand_in.install()
+    if sys.argv[3:] == ["import"]:
+        importlib.import_module("sglang.srt.entrypoints.http_server")
     from sglang.srt.server_args import prepare_server_args
 
     kept = ("attention_backend", "sampling_backend", "page_size", "mem_fraction_static", "dtype", "context_length")

@@ -3,12 +3,15 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from launcher.config.compose import REPOSITORY
 from launcher.resources import toolchain
 from launcher.resources.toolchain import find_toolkit, find_wheel_toolkit, make_cuda_home, server_tools
+from tests.support.machine import scaled
 
 KERNEL = """
 #include <cuda_runtime.h>
@@ -53,6 +56,33 @@ def test_a_kernel_is_built_where_no_toolkit_is_installed(wheel, tmp_path, monkey
     subprocess.run(words, cwd=tmp_path, env=tools, check=True, capture_output=True)
     needed = subprocess.run(["readelf", "-d", "k.so"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert "libcudart.so.13" in needed
+
+
+HIDDEN = 'mount -t tmpfs none /usr/local || exit 77; exec "$@"'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("has_tools", "said"), [(True, "[]"), (False, "AssertionError")])
+def test_sglangs_server_is_imported_as_on_an_h200_with_the_wheels_own_toolkit_alone(wheel, tmp_path, has_tools, said):
+    """Hopper's kernels assert at their import that there is a CUDA_HOME. What is installed is hidden; needs root."""
+    pytest.importorskip("sglang")
+    if Path(sys.executable).resolve().is_relative_to("/usr/local"):
+        pytest.skip("this Python would be hidden too")
+    inherited = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    tools = server_tools(inherited, installed=NOWHERE) if has_tools else {}
+    words = [sys.executable, "-m", "tests.programs.fake_cuda", "H200", "[]", "import"]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", HIDDEN, "sh", *words],
+        env={**inherited, **tools},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=scaled(120),
+        check=False,
+    )
+    if done.returncode in (1, 77) and not done.stdout and "Traceback" not in done.stderr:
+        pytest.skip(f"no mount namespace: {done.stderr[-200:]}")
+    assert said in (done.stdout if has_tools else done.stderr).splitlines()[-1], done.stderr[-2000:]
 
 
 def test_the_folder_stays_the_same_and_belongs_to_this_user(wheel, tmp_path):
