@@ -26,8 +26,8 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.mutation.mutations import Mutant, drawn, mutants
-from tests.mutation.targets import DRAWN, TARGETS
+from tests.mutation.mutations import Mutant, mutants
+from tests.mutation.targets import TARGETS
 from tests.mutation.verdicts import DOUBTED, LIVES, Outcome, page, read, without_reason, write
 
 QUIET = ["-s", "-p", "no:cacheprovider", "-p", "no:terminal", "-o", "timeout=0"]
@@ -157,8 +157,7 @@ class InPlaceOfTests:
         module = importlib.import_module(self.path.removesuffix(".py").replace("/", "."))
         assert module.__file__ is not None
         passed = passed_lines(module.__file__, session.items)
-        tried = mutants(Path(self.path).read_text(), module.__file__)
-        for mutant in tried if self.only else drawn(tried, DRAWN.get(self.path)):
+        for mutant in mutants(Path(self.path).read_text(), module.__file__):
             if self.only in mutant.name:
                 was = self.before.get(mutant.name, Outcome.SURVIVED)
                 if was in DOUBTED:

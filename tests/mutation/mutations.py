@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
-import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 
@@ -80,13 +79,6 @@ def mutants(source: str, path: str) -> Iterator[Mutant]:
                     change=change if number == 1 else f"{change} ({number})",
                     code=code,
                 )
-
-
-def drawn(tried: Iterable[Mutant], most: int | None) -> list[Mutant]:
-    """At most so many, by chance, but of one name always the same chance: a changed module keeps most of its draw."""
-    there = list(tried)
-    names = {mutant.name for mutant in sorted(there, key=lambda mutant: random.Random(mutant.name).random())[:most]}
-    return [mutant for mutant in there if mutant.name in names]
 
 
 def _scopes(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:

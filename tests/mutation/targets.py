@@ -81,8 +81,3 @@ TARGETS: dict[str, list[str]] = {
     "actors/training/step_loop.py": [f"tests/unit/actors/training/test_{name}.py" for name in STEPS],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],
 }
-
-DRAWN = {
-    "actors/training/step_loop.py": 30,
-}
-"""Modules whose tests take long: so many of their mutants are tried, drawn by their names. --only tries any of them."""

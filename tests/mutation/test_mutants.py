@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutations import drawn, mutants
-from tests.mutation.targets import DRAWN, TARGETS
+from tests.mutation.mutations import mutants
+from tests.mutation.targets import TARGETS
 from tests.mutation.verdicts import KNOWN, Outcome, listed, page, write
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,7 +44,6 @@ def test_the_changes_that_once_went_unnoticed_are_tried(path, change):
 def test_each_module_and_each_test_file_that_is_to_notice_its_changes_is_there():
     named = {path for module, tests in TARGETS.items() for path in (module, *tests)}
     assert [path for path in sorted(named) if not (REPOSITORY / path).is_file()] == []
-    assert DRAWN.keys() <= TARGETS.keys()
 
 
 @pytest.mark.parametrize("path", TARGETS)
@@ -70,15 +69,6 @@ def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
     ]
 
 
-def test_some_of_many_are_drawn_and_a_changed_module_keeps_most_of_its_draw():
-    source = "\n".join(f"def f{i}(a):\n    return a > {i + 10}" for i in range(30))
-    names = [mutant.name for mutant in drawn(mutants(source, "f.py"), 20)]
-    assert len({*names}) == 20
-    before = [mutant.name for mutant in drawn(mutants("def g(a):\n    return not a\n" + source, "f.py"), 20)]
-    assert len({*names} & {*before}) >= 19
-    assert {name[:3] for name in names} >= {"f0:", "f29"}, "not the first ones"
-
-
 def test_the_page_keeps_what_it_says_of_a_module_that_was_not_run_again(tmp_path):
     shown = (REPOSITORY / "docs" / "testing_mutants.md").read_text()
     assert page(tmp_path, shown) == shown
@@ -90,14 +80,6 @@ def test_the_page_keeps_what_it_says_of_a_module_that_was_not_run_again(tmp_path
         f"| `{path}` | `c` | not looked at |",
     }
     assert [line[:8] for line in changed if path not in line] == ["| all | "]
-
-
-def test_the_page_says_of_how_many_those_that_were_tried_were_drawn(tmp_path):
-    path = next(iter(DRAWN))
-    write(path, tmp_path, {"a": Outcome.KILLED, "b": Outcome.KILLED})
-    shown = page(tmp_path, "")
-    assert f"| `{path}` | 2 drawn of {len(names_of(path))} | 2 | 0 | 0 | 100% |" in shown.splitlines()
-    assert page(tmp_path / "nothing", shown) == shown
 
 
 @pytest.mark.long

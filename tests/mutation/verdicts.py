@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation.mutations import mutants
-from tests.mutation.targets import DRAWN, TARGETS
+from tests.mutation.targets import TARGETS
 
 KNOWN = Path(__file__).with_name("survivors.toml")
-REPOSITORY = Path(__file__).parents[2]
 COMMAND = "python -m tests.mutation"
 
 
@@ -79,17 +77,14 @@ def page(results: Path, before: str) -> str:
             begin = f"| `{path}` | "
             rows += _lines(table, begin)[:1] or [f"{begin}not run | | | | |"]
             reasons += _lines(survivors_before, begin)
-            figures = [int(cell.split()[0]) for cell in rows[-1].split("|")[2:6] if cell.strip()[:1].isdecimal()]
+            figures = [int(cell) for cell in rows[-1].split("|")[2:6] if cell.strip().isdecimal()]
             total.update(dict(zip(COLUMNS, figures, strict=False)))
             continue
         lives = [name for name, was in found.items() if was in LIVES]
         equivalent = [name for name in lives if name in listed(path) and listed(path)[name].is_equivalent]
         killed, survivors = len(found) - len(lives), len(lives) - len(equivalent)
         total.update(dict(zip(COLUMNS, (len(found), killed, len(equivalent), survivors), strict=True)))
-        row = _row(len(found), killed, len(equivalent), survivors)
-        if path in DRAWN:
-            row = row.replace(" |", f" drawn of {sum(1 for _ in mutants((REPOSITORY / path).read_text(), path))} |", 1)
-        rows.append(f"| `{path}` | {row} |")
+        rows.append(f"| `{path}` | {_row(len(found), killed, len(equivalent), survivors)} |")
         why = {name: listed(path)[name].why if name in listed(path) else "not looked at" for name in lives}
         reasons += [f"| `{path}` | `{_cell(name)}` | {_cell(why[name])} |" for name in lives if name not in equivalent]
     rows.append(f"| all | {_row(*(total[name] for name in COLUMNS))} |")
@@ -119,9 +114,8 @@ does: no test could kill it. `tests/mutation/survivors.toml` lists equivalents a
     {command} launcher/policy/routing.py actors/data/prompt_queue.py --page
 
 runs the named modules and writes this page from all results that are there; the row of a module without any stays, and
-is of the module as it was when it was run. The tests of each module are in `tests/mutation/targets.py`. Where they
-train a model or start servers some of the mutants were drawn by chance (`DRAWN`; of a mutant's name it is always the
-same); any of the others can be tried with `--only`. `--again` tries only those that are new, lived or timed out.
+is of the module as it was when it was run. The tests of each module are in `tests/mutation/targets.py`: those that take
+seconds, also where others train a model or start servers. `--again` tries only those that are new, lived or timed out.
 Servers and other processes that a test starts run the code without the change.
 
 | file | mutants | killed | equivalent | survivors | killed of those that are not equivalent |

@@ -58,6 +58,7 @@ class Scene:
     def __init__(self, pool, config):
         self.asked, self.told, self.silent, self.pool = [], [], {}, pool
         self.is_seen_once = False
+        self.asking = []
         client = SimpleNamespace(generate_samples=self.generate_samples)
         self.requests = HedgedRequests(client, pool, config, lambda *event: self.told.append(event))
 
@@ -71,15 +72,23 @@ class Scene:
         self.asked.append(Asked(url, stream, inputs))
         return await self.asked[-1].answer
 
-    def ask(self):
+    def ask(self, *, avoid=""):
         progress = GroupProgress(PROMPT, [SAMPLING], 0)
-        return asyncio.create_task(self.requests.ask(progress, prompt="p", weight_version=0, avoid=""))
+        self.asking.append(asyncio.create_task(self.requests.ask(progress, prompt="p", weight_version=0, avoid=avoid)))
+        return self.asking[-1]
+
+    async def until(self, holds):
+        """Fails at once with what a request failed with."""
+        while not holds():
+            for task in self.asking:
+                assert not task.done() or task.result()
+            await asyncio.sleep(0.001)
 
     async def falls_silent(self, number):
         """Until the request is sent to the other one too."""
         before = len(self.asked)
         self.silent = {(f"server-{number}", 0): "nothing is heard"}
-        await until(lambda: len(self.asked) > before)
+        await self.until(lambda: len(self.asked) > before)
 
     async def may_serve_again(self, number):
         await self.pool.update([ready(f"url-{number}", number)])
@@ -95,11 +104,6 @@ async def scene(monkeypatch, config=HOURS):
         yield made
     await pool.close()
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == [], "nothing is left running"
-
-
-async def until(holds):
-    while not holds():
-        await asyncio.sleep(0.001)
 
 
 async def some_time():
@@ -119,13 +123,14 @@ BEGAN = ("hedge.began", "server-0", "nothing is heard")
 async def test_the_other_one_continues_from_the_last_token_and_the_silent_one_is_aborted(monkeypatch):
     async with scene(monkeypatch) as now:
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         now.asked[0].sends(7)
         now.pool.throughput = mock.Mock(wraps=now.pool.throughput)
         await now.falls_silent(0)
         assert [(one.url, one.inputs) for one in now.asked] == [("url-0", [PROMPT]), ("url-1", [(*PROMPT, 7)])]
+        assert [one.state for one in now.pool.servers()] == [ServerState.SUSPECT, ServerState.READY]
         now.asked[1].sends(8, is_last=True)
-        await until(lambda: now.asked[0].is_aborted)
+        await now.until(lambda: now.asked[0].is_aborted)
         now.asked[1].ends()
         answer = await asking
         assert (answer.server.name, answer.hedged, answer.lost) == ("server-1", 1, 1)
@@ -134,7 +139,7 @@ async def test_the_other_one_continues_from_the_last_token_and_the_silent_one_is
         assert [one.token_ids for one in answer.progress.completions()] == [(7, 8)]
         assert now.told == [BEGAN, ended(1, 1)], "no request is left there"
         again = now.ask()
-        await until(lambda: len(now.asked) == 3)
+        await now.until(lambda: len(now.asked) == 3)
         now.asked[2].sends(7, is_last=True)
         now.asked[2].ends()
         assert (await again).hedged == 0
@@ -143,13 +148,13 @@ async def test_the_other_one_continues_from_the_last_token_and_the_silent_one_is
 async def test_one_that_is_heard_again_first_answers_itself_and_its_silence_is_over(monkeypatch):
     async with scene(monkeypatch) as now:
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         await now.falls_silent(0)
         await some_time()  # at each look it is silent
         now.silent = {}
         now.asked[0].sends(7)
-        await until(lambda: now.asked[1].is_aborted)
-        await until(lambda: len(now.told) == 2)
+        await now.until(lambda: now.asked[1].is_aborted)
+        await now.until(lambda: len(now.told) == 2)
         assert [event[:2] for event in now.told] == [BEGAN[:2], ("hedge.ended", "server-0")], (
             "though it is not answered"
         )
@@ -165,7 +170,7 @@ async def test_where_the_other_one_fails_the_silent_one_is_waited_for(monkeypatc
     async with scene(monkeypatch, config) as now:
         now.is_seen_once = config is AT_ONCE
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         await now.falls_silent(0)
         now.asked[1].ends("refused")
         await some_time()
@@ -183,11 +188,11 @@ async def test_where_the_other_one_fails_the_silent_one_is_waited_for(monkeypatc
 async def test_one_that_took_over_and_falls_silent_is_sent_on_at_once(monkeypatch, wins_by):
     async with scene(monkeypatch) as now:
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         await now.falls_silent(0)
         if wins_by == "being heard":
             now.asked[1].sends(7)
-            await until(lambda: now.asked[0].is_aborted)
+            await now.until(lambda: now.asked[0].is_aborted)
         else:
             now.asked[0].ends("reset")
         await now.may_serve_again(0)
@@ -202,7 +207,7 @@ async def test_one_that_took_over_and_falls_silent_is_sent_on_at_once(monkeypatc
 async def test_a_whole_answer_out_of_the_silence_is_taken(monkeypatch):
     async with scene(monkeypatch) as now:
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         await now.falls_silent(0)
         made = Completion(token_ids=(7,), logprobs=(-1.0,), weight_version=0, finish_reason="stop")
         now.asked[0].answer.set_result(Samples(completions={0: made}, failure=None))
@@ -214,7 +219,7 @@ async def test_a_whole_answer_out_of_the_silence_is_taken(monkeypatch):
 async def test_where_both_fail_at_once_it_is_the_silent_one_s_failure(monkeypatch):
     async with scene(monkeypatch) as now:
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         await now.falls_silent(0)
         now.asked[0].ends("reset")
         now.asked[1].ends("refused")
@@ -225,10 +230,10 @@ async def test_where_both_fail_at_once_it_is_the_silent_one_s_failure(monkeypatc
 async def test_it_is_not_sent_to_the_silent_one_itself_where_the_other_leaves_before_it_is_asked(monkeypatch):
     async with scene(monkeypatch) as now:
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         await now.pool.limit(1)  # no room for the same request at another one
         now.silent = {("server-0", 0): "nothing is heard"}
-        await until(lambda: now.told)
+        await now.until(lambda: now.told)
         await now.pool.update([ready("url-1", 1, state=ServerState.STOPPED)])
         await now.may_serve_again(0)
         await now.pool.limit(9)
@@ -244,7 +249,7 @@ async def test_the_pace_of_servers_is_told_of_each_request_and_of_all_that_is_he
     async with scene(monkeypatch) as now:
         pace = now.requests._pace = mock.Mock(wraps=StreamPace())
         asking = now.ask()
-        await until(lambda: now.asked)
+        await now.until(lambda: now.asked)
         now.asked[0].sends(7)
         await some_time()
         now.asked[0].sends(8, is_last=True)
@@ -261,9 +266,55 @@ async def test_a_defect_of_the_watch_fails_the_next_request(monkeypatch):
     async with scene(monkeypatch) as now:
         monkeypatch.setattr(hedged_requests, "silent_servers", lambda looks, config: 1 / 0)
         first = now.ask()
-        await until(lambda: now.requests._watching is not None and now.requests._watching.done())
+        await now.until(lambda: now.requests._watching is not None and now.requests._watching.done())
         with pytest.raises(ZeroDivisionError):
             await now.ask()
         now.asked[0].sends(7, is_last=True)
         now.asked[0].ends()
         assert (await first).samples.failure is None
+
+
+async def test_one_that_was_heard_again_and_falls_silent_once_more_is_sent_on_at_once(monkeypatch):
+    async with scene(monkeypatch) as now:
+        asking = now.ask()
+        await now.until(lambda: now.asked)
+        await now.falls_silent(0)
+        now.silent = {}
+        now.asked[0].sends(7)
+        await now.until(lambda: now.asked[1].is_aborted)
+        await now.falls_silent(0)
+        assert [(one.url, one.inputs) for one in now.asked[1:]] == [("url-1", [PROMPT]), ("url-1", [(*PROMPT, 7)])]
+        now.asked[2].sends(8, is_last=True)
+        now.asked[2].ends()
+        assert (await asking).hedged == 2
+
+
+async def test_the_only_server_is_asked_also_where_it_is_to_be_avoided_and_is_not_suspected(monkeypatch):
+    async with scene(monkeypatch) as now:
+        await now.pool.update([ready("url-1", 1, state=ServerState.STOPPED)])
+        asking = now.ask(avoid="server-0")
+        await now.until(lambda: now.asked)
+        now.silent = {("server-0", 0): "nothing is heard"}
+        await some_time()
+        assert (len(now.asked), now.told) == (1, [])
+        assert now.pool.servers()[0].state is ServerState.READY
+        now.asked[0].sends(7, is_last=True)
+        now.asked[0].ends()
+        assert (await asking).samples.failure is None
+
+
+async def test_a_stop_aborts_what_is_asked_and_a_defect_is_raised(monkeypatch):
+    async with scene(monkeypatch) as now:
+        asking = now.ask()
+        await now.until(lambda: now.asked)
+        await now.falls_silent(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert [one.is_aborted for one in now.asked] == [True, True]
+    async with scene(monkeypatch) as now:
+        asking = now.ask()
+        await now.until(lambda: now.asked)
+        await now.falls_silent(0)
+        now.asked[1].answer.set_exception(KeyError("a defect"))
+        with pytest.raises(KeyError, match="a defect"):
+            await asking
