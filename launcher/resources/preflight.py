@@ -70,7 +70,7 @@ from actors.serving import sglang_cpu
 from actors.serving.sglang_command import words_of
 sglang_cpu.prepare()  # else SGLang isn't imported without a GPU; its arguments are the same
 answer = None
-class Parser(argparse.ArgumentParser):
+class RaisingParser(argparse.ArgumentParser):
     def error(self, message):
         raise ValueError(message)
 try:
@@ -78,7 +78,7 @@ try:
 except ImportError:
     ServerArgs = None
 if ServerArgs is not None:
-    parser = Parser()
+    parser = RaisingParser()
     ServerArgs.add_cli_args(parser)
     for name, value in json.loads(sys.argv[1]).items():
         try:

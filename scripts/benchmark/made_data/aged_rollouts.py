@@ -77,7 +77,9 @@ class Sampler:
 
     def __init__(self, config: RunConfig, policy: PolicyModel) -> None:
         self._tokenizer: Any = policy.tokenizer
-        self._model: Any = AutoModelForCausalLM.from_pretrained(policy.folder, dtype=torch.float32)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            policy.folder, dtype=torch.float32, trust_remote_code=False
+        )
         ends = self._model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [ends])
         self._most = config.gconfig.max_new_tokens
