@@ -238,3 +238,22 @@ async def test_what_a_state_kept_is_used_where_each_token_is_of_weights_that_its
     await stream.next_batch(1, version=4)
     await stream.close()
     assert bool(given) is is_used
+
+
+@pytest.mark.parametrize(
+    ("ahead", "played", "is_kept"),
+    [(0, (False, False), False), (1, (False, False), True), (1, (True, False), False), (1, (True, True), False)],
+)
+async def test_what_is_made_ahead_is_kept_in_the_queue_but_for_episodes(ahead, played, is_kept):
+    queue = PromptQueue(["p000"], seed=1, shuffle=False)
+
+    async def make(prompt, weights, tally, kept):
+        made = (Rollout(completion=part(0, 0), text="", reward=1.0, segments=("a turn",) * one) for one in played)
+        return RolloutGroup(prompt=prompt, rollouts=tuple(made))
+
+    stream = RolloutStream(
+        make, queue, prompts(1), n_samples=2, concurrent_prompts=1, attempts=1, scored_by="", ahead=ahead
+    )
+    await stream.next_batch(1, version=0)
+    await stream.close()
+    assert bool(queue.kept("p000")) is is_kept
