@@ -44,7 +44,7 @@ LOOK_S = 1.0
 SILENCE_FACTOR = 6
 """Times health.trainer_silence_s for a rank that may merely be slow; once for one that is seen to be stopped."""
 SETTLE_S = 0.5
-"""A rank's end makes the others fail, and may be reported after them."""
+"""A rank's end makes the others fail, and may be reported after them: so long one that failed is not yet the reason."""
 EXPLAIN_S = 5.0
 """How long a failed operation waits for the reason."""
 GRACE_S = 10.0
@@ -235,19 +235,23 @@ class RankController:
         stays = [rank.stay.remote() for rank in self._ranks]
         pings: dict[int, tuple[Any, float]] = {}
         while not self._is_closed.is_set():
-            ended, _ = ray.wait(stays, timeout=LOOK_S)
-            if ended:
-                time.sleep(SETTLE_S)
-            if not ended:
+            if ray.wait(stays, timeout=LOOK_S)[0]:
+                ended, failed = self._ended(stays)
+                if not ended:
+                    time.sleep(SETTLE_S)
+                    ended, failed = self._ended(stays)
+                reason = ended or failed
+            else:
                 self._kills.look()
-            if reason := self._ended(stays) if ended else self._mute(pings):
+                reason = self._mute(pings)
+            if reason:
                 if not self._is_closed.is_set():
                     self._lose(reason)
                     self._end_if_held_up()
                 return
 
-    def _ended(self, stays: Sequence[Any]) -> str:
-        """The rank that ended, rather than one that failed, perhaps because of it."""
+    def _ended(self, stays: Sequence[Any]) -> tuple[str, str]:
+        """The rank that ended, and one that failed, perhaps because of it."""
         ended, failed = "", ""
         for rank, stay in enumerate(stays, start=1):
             if not ray.wait([stay], timeout=0)[0]:
@@ -258,7 +262,7 @@ class RankController:
                 failed = failed or f"trainer rank {rank} failed: {said(error)}"
             except RayError as error:
                 ended = ended or f"{self._name(rank)} ended: {said(error)}{self._memory()}"
-        return ended or failed
+        return ended, failed
 
     def _mute(self, pings: dict[int, tuple[Any, float]]) -> str:
         """Counted in looks, not seconds: a pause of this process accuses nobody."""

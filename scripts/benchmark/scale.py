@@ -332,7 +332,7 @@ def rank_costs(n: int, config: RunConfig, seconds: float, kills: int) -> dict[st
         "an order to all, ms of a processor": 1e3 * spent / ORDERS,
         "an order to all, ms": 1e3 * took / ORDERS,
         "memory for them, KiB": used / 1024,
-        "a rank's end until it is told, median s": median(late),
+        "a rank's failure until it is told, median s": median(late),
         "the latest, s": max(late),
         "events for each loss": events / len(late),
     }

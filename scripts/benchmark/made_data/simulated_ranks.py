@@ -65,7 +65,7 @@ class SimulatedController(RankController):
         return SimpleNamespace(**{name: SimpleNamespace(remote=remote) for name, remote in remotes.items()})
 
     def lose(self, rank: int) -> float:
-        """Seconds from its end until it is told."""
+        """Seconds from its failure until it is told."""
         ended_at = float(ray.get(self._simulated.end.remote(self._numbers[rank - 1])))
         assert self._is_lost.wait(SLOWEST_S)
         return time.monotonic() - ended_at

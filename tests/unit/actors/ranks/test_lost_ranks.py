@@ -1,0 +1,65 @@
+"""Which rank is told to be lost, and when, where several end or fail at once."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.ranks import rank_controller
+from actors.ranks.rank_controller import SETTLE_S, RankController
+from launcher.base.errors import TrainerError
+from launcher.base.rank_location import RankLocation
+
+RANKS = (1, 2)
+DEAD = RayActorError(error_msg="its worker died")
+FAILED = RayTaskError("stay", "…", TrainerError("the connection was reset"), pid=1, ip="127.0.0.1")
+
+
+class FakeRay:
+    """What `stay` came to, by rank; `later`: what it comes to while one waits."""
+
+    def __init__(self, now, later):
+        self.ended, self.later, self.waits = dict(now), later, []
+
+    def wait(self, stays, timeout):
+        return [stay for stay in stays if stay in self.ended], [stay for stay in stays if stay not in self.ended]
+
+    def get(self, stay):
+        raise self.ended[stay]
+
+    def sleep(self, seconds):
+        self.waits.append(seconds)
+        self.ended |= self.later
+
+
+def watched(monkeypatch, fake):
+    """What the journal has of it."""
+    told = []
+    monkeypatch.setattr(rank_controller, "ray", fake)
+    monkeypatch.setattr(rank_controller, "time", SimpleNamespace(sleep=fake.sleep, monotonic=lambda: 0.0))
+    made = object.__new__(RankController)
+    made._ranks = [SimpleNamespace(stay=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in RANKS]
+    made.where = [RankLocation(node="0123456789", pid=10 + rank) for rank in RANKS]
+    made.lost, made._is_begun, made._working_since = "", True, None
+    made._is_lost, made._is_closed, made._losing = threading.Event(), threading.Event(), threading.Lock()
+    made._kills = SimpleNamespace(risen=lambda: 0)
+    made._journal = SimpleNamespace(record=lambda event, subject, reason: told.append((event, reason)))
+    made._watch()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("now", "later", "reason", "waits"),
+    [
+        ({1: DEAD}, {}, "trainer rank 1 (process 11 of node 01234567) ended: its worker died", []),
+        ({1: FAILED, 2: DEAD}, {}, "trainer rank 2 (process 12 of node 01234567) ended: its worker died", []),
+        ({1: FAILED}, {2: DEAD}, "trainer rank 2 (process 12 of node 01234567) ended: its worker died", [SETTLE_S]),
+        ({1: FAILED}, {}, "trainer rank 1 failed: the connection was reset", [SETTLE_S]),
+    ],
+    ids=["ended", "beside one that failed for it", "told after the one that failed for it", "failed by itself"],
+)
+def test_an_end_is_told_at_once_and_a_failure_when_no_end_explains_it(monkeypatch, now, later, reason, waits):
+    fake = FakeRay(now, later)
+    assert watched(monkeypatch, fake) == [("trainer.rank_lost", reason)]
+    assert fake.waits == waits
