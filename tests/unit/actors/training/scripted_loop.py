@@ -52,6 +52,7 @@ class ScriptedLoop:
             gate=self,
             weights_lock=lock,
         )
+        assert self.loop.phase.name == "start"
         self.loop.phase = SimpleNamespace(enter=self.phases.append)
 
     def does(self, name, seconds=0.0, answer=None, *, said=None):

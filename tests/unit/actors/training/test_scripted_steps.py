@@ -9,13 +9,14 @@ from actors.rollout.live_rollouts import Stopped
 from actors.training.run_position import RunPosition
 from launcher.base.disk_faults import DiskFault, Refusal
 from launcher.base.errors import RolloutError, TrainerError
-from launcher.base.messages import EvalReport
+from launcher.base.messages import Cause, EvalReport
 from launcher.policy.admission import Admission
 from tests.unit.actors.training.scripted_loop import ADMITTED, FINE, ScriptedLoop
 
 SPOILT = SimpleNamespace(finite=False, problems=("loss is nan",), is_of_rewards=False)
 REFUSED = Admission(admitted=False, reason="the monitor says no")
 FULL = Refusal(path="/disk", fault=DiskFault.QUOTA, at=0.0)
+EVALS = (EvalReport(policy_version=1, prompts=1, sampled=0.5, greedy=0.5),)
 STEP = ["collect", "step", "weights", "publish", "remember"]
 
 
@@ -104,8 +105,19 @@ def test_a_stop_finishes_its_step_and_saves_where_it_is_asked_to(scene, save):
     assert now.phases[-1] == "idle"
     assert not now.loop.run(), "it may not go on"
     now.loop.allow()
+    now.log.clear()
+    now.then["collect"] = [Stopped()]
+    assert not now.loop.run()
+    assert now.log[-3:] == ["save 2", "conclude", "conclude"], "an earlier stop's wish is forgotten"
     assert now.loop.run()
     assert now.loop.next_step == 3
+
+
+def test_a_run_that_is_at_its_end_saves_whatever_a_stop_wanted(scene):
+    now = scene(steps=1)
+    now.then["admit"] = [lambda: now.loop.request_stop(save=False) or ADMITTED]
+    assert now.loop.run()
+    assert "save 1" in now.log
 
 
 @pytest.mark.parametrize("where", ["collect", "admit"])
@@ -182,6 +194,15 @@ def test_what_was_made_ahead_of_a_refused_batch_is_taken_anew(scene):
     assert now.loop.run()
     assert now.reports[0].prompt_ids == ("p002", "p003")
     assert now.queue.in_flight == ()
+
+
+def test_after_a_stop_a_batch_whose_rewards_were_at_fault_is_scored_again_first(scene):
+    now = scene(steps=1)
+    now.then["check"] = [Admission(admitted=False, reason="all are 0", cause=Cause.VERIFIER_BROKEN)]
+    now.then["collect"] = [None, Stopped()]
+    assert not now.loop.run()
+    assert now.loop.run()
+    assert now.reports[0].prompt_ids == ("p000", "p001")
 
 
 @pytest.mark.parametrize("where", ["gradients", "step"])
@@ -271,15 +292,25 @@ def test_unsound_weights_are_not_saved_and_an_error_in_saving_hides_none(scene):
 def test_a_restored_loop_does_first_what_was_due_after_its_last_step(scene):
     now = scene(steps=3, save_at={2}, evaluate_at={2})
     now.loop.request_stop()
-    evals = (EvalReport(policy_version=1, prompts=1, sampled=0.5, greedy=0.5),)
     now.is_owed = True
-    now.loop.restore(RunPosition(next_step=2, epoch=1, evals=evals), is_last_step_owed=True)
-    assert (now.is_owed, now.loop.evals) == (False, [*evals])
+    now.loop.restore(RunPosition(next_step=2, epoch=1, evals=EVALS), is_last_step_owed=True)
+    assert (now.is_owed, now.loop.evals) == (False, [*EVALS])
     assert not now.loop.run()
     assert now.ends == [True]
     assert now.steps() == ["save 2", "evaluate 0", "save 2"]
     assert not now.loop.run()
     assert now.ends == [True], "once"
+
+
+@pytest.mark.parametrize(("next_step", "known"), [(0, 1), (2, 0)])
+def test_a_restored_loop_does_not_begin_with_an_evaluation(scene, next_step, known):
+    """But for one at its beginning that has none."""
+    now = scene(steps=3)
+    now.loop.rejections.since_step = ("one",)
+    now.loop.restore(RunPosition(next_step=next_step, evals=EVALS[:known]))
+    assert now.loop.rejections.since_step == ()
+    assert now.loop.run()
+    assert now.steps()[: len(STEP)] == STEP
 
 
 def test_weights_change_under_both_locks_and_another_s_lock_is_taken(scene):
