@@ -151,6 +151,13 @@ def test_lines_of_the_last_step_that_the_disk_refused_leave_the_run_unfinished(s
     assert now.steps() == ["evaluate 0", *STEP]
 
 
+def test_what_a_disk_refused_meanwhile_is_not_forgotten_for_lines_that_it_took(scene):
+    now = scene()
+    now.then["publish"] = [lambda: setattr(now.loop, "refusal", FULL)]
+    assert not now.loop.run()
+    assert now.loop.next_step == 1
+
+
 def test_a_checkpoint_that_the_disk_refused_is_met_before_the_next_step_and_not_while_it_is_written(scene):
     now = scene()
     now.then["conclude"] = [FULL]
@@ -186,6 +193,7 @@ def test_a_batch_that_the_gate_refuses_goes_back_to_the_end(scene, by, discards)
     assert now.steps()[:-4] == ["evaluate 0", "collect", *["discard"] * discards, "rejected", *STEP]
     assert now.reports[0].prompt_ids == ("p002", "p003")
     assert [event["reason"] for event in now.event("batch.rejected")] == ["the monitor says no"]
+    assert now.loop.rejections.since_step == (), "a step was committed since"
 
 
 def test_what_was_made_ahead_of_a_refused_batch_is_taken_anew(scene):
