@@ -16,7 +16,7 @@ import mmap
 import os
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from actors.serving.weight_buckets import WeightBucket
 
 
-def in_memory_file(size: int) -> tuple[torch.Tensor, str]:
-    """A uint8 tensor [size] whose memory another process of this user can map, and from which path; for as long as the
-    tensor, or a view of it, is held."""
+def in_memory_file(parts: Iterable[torch.Tensor]) -> tuple[torch.Tensor, str]:
+    """The bytes of uint8 tensors one after another as a uint8 tensor [bytes], whose memory another process of this user
+    can map, and from which path; for as long as the tensor, or a view of it, is held."""
     descriptor = os.memfd_create("weights", os.MFD_CLOEXEC)
     try:
+        with open(descriptor, "wb", closefd=False) as file:  # to write into mapped pages would take twice as long
+            for part in parts:
+                file.write(part.numpy().data)
+            size = file.tell()
         os.truncate(descriptor, size or 1)  # nothing can't be mapped
         memory = mmap.mmap(descriptor, size or 1)
     except BaseException:

@@ -53,16 +53,16 @@ def _parts(weights: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iter
 
 
 def _bucket(part: Mapping[str, torch.Tensor], *, device: str | None) -> WeightBucket:
-    size = sum(tensor.nbytes for tensor in part.values())
-    where = torch.device(device or next(iter(part.values())).device)
+    bytes_of = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in part.values()]
+    where = torch.device(device or bytes_of[0].device)
     if where.type == "cpu":
-        flat, file = in_memory_file(size)
+        flat, file = in_memory_file(one.cpu() for one in bytes_of)
     else:
-        flat, file = torch.empty(size, dtype=torch.uint8, device=where), ""
-    begin = 0
-    for tensor in part.values():
-        flat[begin : begin + tensor.nbytes].copy_(tensor.detach().contiguous().flatten().view(torch.uint8))
-        begin += tensor.nbytes
+        flat, file = torch.empty(sum(one.numel() for one in bytes_of), dtype=torch.uint8, device=where), ""
+        begin = 0
+        for one in bytes_of:
+            flat[begin : begin + one.numel()].copy_(one)
+            begin += one.numel()
     return WeightBucket(
         names=tuple(part),
         dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in part.values()),

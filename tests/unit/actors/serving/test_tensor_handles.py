@@ -98,7 +98,8 @@ def test_a_handle_is_void_when_its_bucket_is_gone():
 
 
 def test_the_file_is_closed_with_the_last_view_of_it():
-    flat, file = in_memory_file(8)
+    flat, file = in_memory_file([torch.ones(3, dtype=torch.uint8), torch.zeros(5, dtype=torch.uint8)])
+    assert flat.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
     view = flat[2:4]
     del flat
     assert Path(file).exists()

@@ -38,3 +38,10 @@ def test_it_shares_no_memory_with_the_model():
     (bucket,) = in_buckets(weights.items(), device="cpu")
     weights["w"] += 1
     assert not bucket.flat.any()
+
+
+def test_on_another_device_there_is_no_file_to_map():
+    (bucket,) = in_buckets([("v", torch.ones(3)), ("w", torch.ones(2, 2))], device="meta")
+    assert (bucket.flat.device.type, bucket.flat.shape, bucket.file) == ("meta", (28,), "")
+    (bucket,) = in_buckets([("v", torch.ones(3, device="meta"))])
+    assert bucket.flat.device.type == "meta", "where the weights are"
