@@ -100,7 +100,7 @@ async def scene(monkeypatch, config=HOURS):
     made = Scene(pool, config)
     monkeypatch.setattr(hedged_requests, "TICK_S", 0.001)
     monkeypatch.setattr(hedged_requests, "silent_servers", made.silent_servers)
-    async with asyncio.timeout(scaled(10.0)):
+    async with asyncio.timeout(scaled(2.0)):
         yield made
     await pool.close()
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == [], "nothing is left running"
