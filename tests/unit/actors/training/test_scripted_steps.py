@@ -126,6 +126,7 @@ def test_a_stop_within_a_step_gives_its_prompts_back_first(scene, where):
     now.then[where] = [Stopped()]
     assert not now.loop.run()
     assert now.log.count("discard") == (where == "admit")
+    assert "save 0" in now.log
     assert now.loop.run()
     assert [report.prompt_ids for report in now.reports] == [("p000", "p001"), ("p002", "p003")]
 
