@@ -4,22 +4,26 @@
 
 The record's answer holds the tests, as Python. The last ``` block of the completion and the tests run in an
 interpreter of their own: five seconds of processor time, 512 MiB, no new processes (where the user is not root), no
-file above 1 MiB, an empty folder, no environment. This keeps a loop, a flood of memory or of files from the run. It is
-no prison: the code still reads what this user may read, and has the network. Against code that attacks, run this
-function's module in a container or a virtual machine.
+file above 1 MiB, an empty folder, no environment. This keeps a loop, a flood of memory or of files from the run.
+
+Where bubblewrap is installed (`apt-get install bubblewrap`) the code also has no network, sees no other process, and of
+the files only the system's and Python's, which it can't write. Without it, it may read what this user may read, and has
+the network: trainer.log says so. A hole in the kernel stays one: against code that attacks, use a virtual machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
-import resource
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 CPU_S = 5
 WALL_S = 10
@@ -28,6 +32,25 @@ FILE_BYTES = 2**20
 MOST_PROCESSES = 0
 """Beyond those there are: a limit of the kernel's that does not hold for root."""
 
+PREFIX = Path(sys.prefix).resolve()
+PYTHON = str(PREFIX / "bin" / Path(sys.executable).name)
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", sys.base_prefix, str(PREFIX))
+
+log = logging.getLogger("code_reward")
+LIMITS = "; ".join(
+    ["import resource as r"]
+    + [
+        f"r.setrlimit(r.RLIMIT_{name}, ({value}, {value}))"
+        for name, value in (
+            ("CPU", CPU_S),
+            ("AS", MEMORY_BYTES),
+            ("FSIZE", FILE_BYTES),
+            ("NPROC", MOST_PROCESSES),
+            ("CORE", 0),
+        )
+    ]
+)
+"""Set by the interpreter itself, before it reads the code: bubblewrap starts processes too."""
 BLOCK = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 
 
@@ -39,16 +62,15 @@ def passes_tests(completion: str, answer: str) -> float:
     done = f"passed {secrets.token_hex(8)}"  # `os._exit(0)` before the tests is no pass
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         program = f"{blocks[-1]}\n{answer}\n"
-        runner = f"import sys; exec(compile(sys.stdin.read(), 'answer', 'exec'), {{}}); print({done!r})"
+        runner = f"{LIMITS}; import sys; exec(compile(sys.stdin.read(), 'answer', 'exec'), {{}}); print({done!r})"
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", runner],
+            [*SANDBOX, PYTHON, "-I", "-c", runner],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.DEVNULL,
             cwd=folder,
             env={},
             start_new_session=True,
-            preexec_fn=_limit,
         )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it did not pass
@@ -61,12 +83,21 @@ def passes_tests(completion: str, answer: str) -> float:
         return float(output.read().decode(errors="replace").strip().endswith(done))
 
 
-def _limit() -> None:
-    for limit, value in (
-        (resource.RLIMIT_CPU, CPU_S),
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_NPROC, MOST_PROCESSES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(limit, (value, value))
+def _sandbox() -> list[str]:
+    """The words before a command that has nothing but the system's files; none without bubblewrap. Raises RuntimeError
+    where it is there and does not work: each answer would be wrong.
+    """
+    if (program := shutil.which("bwrap")) is None:
+        log.warning("no bubblewrap: code may read this user's files, and has the network")
+        return []
+    words = [program, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
+    for folder in SYSTEM:
+        words += ["--ro-bind-try", folder, folder]
+    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    tried = subprocess.run([*words, PYTHON, "-I", "-c", ""], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise RuntimeError(f"bubblewrap does not work here: {tried.stderr.strip()}; containers need user namespaces")
+    return words
+
+
+SANDBOX = _sandbox()
