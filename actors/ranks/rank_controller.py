@@ -150,6 +150,7 @@ class RankController:
         before: Sequence[RankLocation | None] = self._before or [None] * len(self._ranks)
         self._working_since = time.monotonic()
         try:
+            self._check()
             place = MeetingPlace(own, size=self.size, timeout_s=self._start_s)
             self._joining = [
                 rank.join.remote(self._config, place.meeting, address, was)
@@ -190,10 +191,9 @@ class RankController:
         import torch
 
         with self._turn:
-            if self.lost:
-                raise TrainerError(self.lost)
             self._working_since = time.monotonic()
             try:
+                self._check()
                 asked = [
                     *self._joining,
                     *(rank.do.remote(work, *own) for rank, own in zip(self._ranks, arguments[1:], strict=True)),
@@ -226,8 +226,13 @@ class RankController:
         while asked:
             done, asked = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
             ray.get(done)
-            if self.lost:
-                raise TrainerError(self.lost)
+            self._check()
+
+    def _check(self) -> None:
+        """Once the work is known to have begun: of a loss before it nobody would end this process, of one since then
+        the thread that watches does."""
+        if self.lost:
+            raise TrainerError(self.lost)
 
     # ── watching, on a separate thread ──
 

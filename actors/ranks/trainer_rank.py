@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -56,7 +57,7 @@ class TrainerRank:
         self._part: ModelPart | None = None
         self._is_over = threading.Event()
         self._failure = ""
-        self._asked_at = time.monotonic()
+        self._asked_at: float | None = None
         threading.Thread(target=self._end_when_forgotten, name="lease", daemon=True).start()
 
     @ray.method(concurrency_group="ctl")
@@ -129,7 +130,7 @@ class TrainerRank:
         if before is None or before.node != ray.get_runtime_context().get_node_id():
             return
         give_up_at = time.monotonic() + GONE_S
-        while process_state(before.pid)[0] not in NO_PROCESS:
+        while _lives(before.pid):
             if time.monotonic() > give_up_at:
                 log.warning("rank %d: process %d, which was this rank, lives", self._rank, before.pid)
                 return
@@ -143,7 +144,17 @@ class TrainerRank:
         self._is_over.set()
 
     def _end_when_forgotten(self) -> None:
-        while time.monotonic() - self._asked_at < LEASE_S:
+        """Once it has been asked: before, rank 0 may read its data for long, and this rank holds nothing."""
+        while self._asked_at is None or time.monotonic() - self._asked_at < LEASE_S:
             time.sleep(1)
         log.error("rank %d: rank 0 has not asked for %g s; this process ends", self._rank, LEASE_S)
         os._exit(FORGOTTEN)
+
+
+def _lives(pid: int) -> bool:
+    """Whether any of its threads does: the first is a zombie before the last has given back what they all hold."""
+    try:
+        threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return any(process_state(thread)[0] not in NO_PROCESS for thread in threads)

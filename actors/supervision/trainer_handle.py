@@ -68,11 +68,10 @@ class TrainerHandle:
         self._load_s, self._look_s = health.trainer_first_s, health.look_interval_s
         self._liveness = TrainerWatch(health)
         self._lease_s, self._fenced_until = lease_s, 0.0
-        self._kills = OomKillWatch()
         self._watched, self._busy, self._busy_since = ProcessId("", 0), "", 0.0
-        self._fault = TrainerFault()
+        self._fault, self._kills = TrainerFault(), OomKillWatch()
         self._run: asyncio.Task[None] | None = None
-        self._ranks: tuple[RankLocation, ...] = ()
+        self._before: tuple[tuple[RankLocation, ...], str] = ((), "")
         self.probe = ActorProbe(self._ask_view, heard=self._take_view)
 
     # ── seeing ──
@@ -110,7 +109,8 @@ class TrainerHandle:
         if self.view.pid and view.node != self.view.node:
             self.fence()
         self.view = view
-        self._ranks = view.ranks or self._ranks
+        if view.is_started or view.busy:  # those of one that is parked are nobody's predecessors
+            self._before = view.ranks or self._before[0], view.gpus or self._before[1]
         self.lengths = self.lengths.updated(view.longest_sequence, view.largest_micro_batch)
         if view.is_started:
             self._kills.look(view.pid if is_here(view.node) else None)
@@ -242,14 +242,14 @@ class TrainerHandle:
 
     async def start(self, overrides: Overrides) -> TrainerReady:
         """Have an empty process load everything; one that isn't is ended, and a parked or another empty one starts."""
-        self.order, before = StartOrdered(), self._ranks
+        self.order, before = StartOrdered(), self._before
         try:
             await asyncio.sleep(max(0.0, self._fenced_until - time.monotonic()))
             await self._until_empty(or_ended=True)
             await self._take_over()
             await self._until_empty()
             self._end = ProcessEnd(self._end.process)
-            ready: TrainerReady = await self._within_load_s(self.actor.start.remote(dict(overrides), before))
+            ready: TrainerReady = await self._within_load_s(self.actor.start.remote(dict(overrides), *before))
             return ready
         except LauncherError as error:
             told = "" if isinstance(error, ActorAway) else error.message

@@ -74,6 +74,7 @@ class Trainer:
         self._parts: TrainingParts | None = None
         self._ranks: RankController | None = None
         self._is_parked = False
+        self._is_lent = not os.environ.get("CUDA_VISIBLE_DEVICES")  # it reserves none: the other actor's are lent to it
         self._imports: LowPriorityImport | None = None
         self._busy = ""
         self._printed: LogDrain | None = None
@@ -115,9 +116,9 @@ class Trainer:
         return self._imports is not None and self._imports.hurry()
 
     @ray.method(concurrency_group="train")
-    def start(self, overrides: Overrides, before: Sequence[RankLocation] = ()) -> TrainerReady:
+    def start(self, overrides: Overrides, before: Sequence[RankLocation] = (), gpus: str = "") -> TrainerReady:
         """Load everything, once in a process. `overrides`: settings that a repair has changed. `before`: the further
-        ranks of the trainer that ended."""
+        ranks of the trainer that ended, which had these `gpus`: where Ray gives none, they are this one's."""
         if self._training is not None:
             return self._training.ready()
         self._busy = "starting"
@@ -125,9 +126,12 @@ class Trainer:
             self._print_to_log()
             config = with_overrides(self._config, overrides)
             ask = ask_monitor if self._has_monitor else None
+            if gpus and self._is_lent:
+                os.environ["CUDA_VISIBLE_DEVICES"] = gpus
             has_changed = self._parts is not None and self._parts.config != config
             if self._ranks is None or has_changed or not self._ranks.answers(RANKS_S):
-                self._start_ranks(config)  # which import beside this one
+                lent = [rank.gpus for rank in before] if self._is_lent else []
+                self._start_ranks(config, gpus=lent)  # which import beside this one
             if self._ranks is not None:
                 self._ranks.begin(config, before)
             with nullcontext() if self._is_parked else lean_imports():

@@ -1,14 +1,18 @@
 """The ranks of a parked trainer: when they take over, when others are started, and whom each waits for."""
 
+import os
 import subprocess
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import torch
 
 from actors.processes.process_tree import process_state
-from actors.ranks import trainer_rank
+from actors.ranks import rank_controller, trainer_rank
+from actors.ranks.rank_controller import RankController
 from actors.ranks.trainer_rank import TrainerRank
 from actors.training import trainer as trainer_module
 from actors.training.trainer import TRAINING, Trainer
@@ -115,8 +119,20 @@ def test_parked_ranks_that_do_not_answer_when_they_are_needed_are_left_for_new_o
     cold = trainer.start({}, BEFORE)
     assert Controller.made == [Controller.made[0], cold]
     assert Controller.made[0].calls == ["close"]
-    assert (cold.niceness, cold.gpus, cold.calls) == (0, (), [("begin", trainer._config, BEFORE)])
+    assert (cold.niceness, cold.calls) == (0, [("begin", trainer._config, BEFORE)])
     assert trainer._training.parts is None
+
+
+@pytest.mark.parametrize(("given", "gpus", "of_ranks"), [("", "4", ["5"]), ("2", "2", [])], ids=["none", "one"])
+def test_one_that_starts_cold_has_the_gpus_of_the_trainer_that_ended_where_ray_gives_it_none(
+    trainer, monkeypatch, given, gpus, of_ranks
+):
+    """It would see all of the node's, and take the first, which may be a server's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    trainer.__init__(trainer._config, trainer._paths, 1, rank_options=("options",))
+    trainer._printed = object()
+    cold = trainer.start({}, BEFORE, "4")
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], list(cold.gpus)) == (gpus, of_ranks)
 
 
 def test_on_a_gpu_nothing_is_loaded_ahead(trainer, monkeypatch):
@@ -152,6 +168,50 @@ def test_a_rank_begins_when_its_process_of_the_incarnation_before_is_gone(monkey
         rank._let_go(RankLocation(node="here", pid=before.pid))
         assert len(looks) >= 3
         assert process_state(before.pid)[0] in ("Z", None)
+
+
+HALF_GONE = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_of_which_one_thread_lives_is_not_gone():
+    """What they hold is given back by the last of them; the first may be a zombie long before."""
+    with subprocess.Popen([sys.executable, "-c", HALF_GONE]) as process:
+        while process_state(process.pid)[0] != "Z":
+            time.sleep(0.01)
+        assert trainer_rank._lives(process.pid)
+        process.kill()
+    assert not trainer_rank._lives(process.pid)
+
+
+def test_a_rank_that_was_not_asked_yet_is_not_forgotten(monkeypatch):
+    """Rank 0 may read its data for longer than the lease is; what was never asked holds nothing."""
+    rank = object.__new__(TrainerRank.__ray_metadata__.modified_class)
+    rank._rank, rank._asked_at, clock, ends = 1, None, iter(range(0, 10_000, 50)), []
+
+    def sleep(seconds):
+        if next(clock) > 5 * trainer_rank.LEASE_S and rank._asked_at is None:
+            rank._asked_at = 0.0
+
+    monkeypatch.setattr(trainer_rank, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: next(clock)))
+    monkeypatch.setattr(trainer_rank.os, "_exit", ends.append)
+    rank._end_when_forgotten()
+    assert rank._asked_at == 0.0 and ends == [trainer_rank.FORGOTTEN]
+
+
+def test_ranks_of_which_one_was_lost_before_they_meet_do_not_wait_for_it(monkeypatch):
+    """The thread that watches saw nothing to end then; the others would wait for health.trainer_first_s."""
+    crew = object.__new__(RankController)
+    crew.lost, crew._before, crew._ranks, crew.where = "trainer rank 1 ended", (), [object()], PARKED
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(rank_controller, "ray", SimpleNamespace(get_runtime_context=lambda: context, nodes=list))
+    monkeypatch.setattr(crew, "_addresses", lambda nodes: ["127.0.0.1"] * len(nodes))
+    with pytest.raises(TrainerError, match="trainer rank 1 ended"):
+        crew.meet(torch.device("cpu"))
+    assert crew._working_since is None
 
 
 def test_a_process_that_does_not_end_is_not_waited_for_for_ever(monkeypatch, caplog):

@@ -183,7 +183,18 @@ async def test_each_rank_is_parked_for_its_gpu_and_a_successor_knows_who_must_be
         trainers.end_first(trainer)
         trainer._take_view((trainer.actor, TrainerView(pid=5, node="here"), 0))  # the empty process that Ray started
         await trainer.start({})
-    assert given == [({}, "4", standby_handle.NICENESS, ranks), ({}, ranks)]
+    assert given == [({}, "4", standby_handle.NICENESS, ranks), ({}, ranks, "4")]
+
+
+async def test_a_coordinator_that_is_new_after_a_take_over_takes_nobodys_ranks_for_those_of_before():
+    """The parked ones would wait for themselves to be gone."""
+    given = []
+    trainers = Trainers(start=lambda *its: given.append(its))
+    own = (RankLocation(node="here", pid=21, gpus="5"),)
+    trainers.views["first"] = dataclasses.replace(PARKED, gpus="4", ranks=own)
+    async with trainers.handles() as (trainer, _):
+        await trainer.start({})
+    assert given == [({}, (), "")]
 
 
 async def test_one_that_can_not_be_ended_is_not_replaced(monkeypatch):

@@ -98,7 +98,7 @@ async def test_a_start_that_an_earlier_coordinator_ordered_has_a_deadline_too():
 async def test_a_start_that_fails_is_told_in_its_own_words_and_a_kill_has_none(error, told):
     """Words that come again end the run; after a kill another attempt may go on. "its process ended" was said of it."""
 
-    async def start(overrides, before):
+    async def start(overrides, before, gpus):
         raise error
 
     world = World(EMPTY, start=start)
