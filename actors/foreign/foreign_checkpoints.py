@@ -12,7 +12,7 @@ from pathlib import Path
 
 from actors.foreign.foreign_process import run_to_end
 from actors.supervision.run_history import RunHistory
-from launcher.adapters.foreign_health import NOT_OURS, Unproven, facts_of, points_of, why_not_whole
+from launcher.adapters.foreign_health import NOT_OURS, Unproven, facts_of, points_of, unproven_of, why_not_whole
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
 from launcher.base.errors import ModelError, RunError
 from launcher.base.messages import Incident
@@ -20,14 +20,15 @@ from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
 from launcher.policy.reward_health import has_learned
-from launcher.run_files.journal import Record, number_of
+from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
 ASIDE = "set_aside"
 DAMAGED, CONDEMNED, SUPERSEDED, CONTRADICTED = "damaged", "condemned", "superseded", "contradicted"
-"""Why one is set aside, in its new name."""
+UNPROVEN = "unproven"
+"""Why one is set aside, in its new name; the last: nobody knows yet whether a step of sound rewards was in it."""
 Moved = list[tuple[Path, Path]]
-"""Each path with its new one."""
+"""Each path with its new one, of a start and those that repeat it."""
 
 
 class ForeignCheckpoints:
@@ -42,18 +43,18 @@ class ForeignCheckpoints:
         *,
         are_ours: bool,
         unproven: Unproven | None = None,
+        paths: RunPaths | None = None,
     ) -> None:
         """`are_ours`: the run has started the command before, so what is not whole is what it left."""
         self.are_ours = are_ours
         self.unproven = unproven
         self._config = config
-        self._paths = RunPaths.of(config)
+        self._paths = paths or RunPaths.of(config)
         self._adapter = adapter
         self._history = history
         self._found: Sequence[FoundCheckpoint] = ()
         self._problems: dict[Path, str] = {}
-        self._moved: Moved = []
-        self._was_prepared = False
+        self._moved, self._was_prepared = left_aside(self._paths)
 
     def started(self) -> None:
         """What lies there from now on is the run's own, and made after a start from what was sound."""
@@ -74,10 +75,17 @@ class ForeignCheckpoints:
         whole = [one for one in self._usable if one.step == step and one.path not in self._problems]
         return max(whole, key=lambda one: one.has_optimizer, default=None)
 
+    @property
+    def _is_again(self) -> bool:
+        """The next start repeats one that set aside what can come back."""
+        return self.unproven is not None and not self.unproven.is_contradicted
+
     async def resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
         """Of what the policy allows, the step of the newest whose tensors can be read. Raises RunError: the run halts.
 
         `lines`: the current ones of metrics.jsonl."""
+        if self.unproven is None:  # what a trainer saved whose restore was not borne out when it ended
+            self.unproven = await asyncio.to_thread(unproven_of, self._paths)
         await self._look(lines)
         if not self.are_ours and (unknown := [one for one in self._found if one.path in self._problems]):
             why = self._problems[unknown[-1].path]
@@ -140,7 +148,7 @@ class ForeignCheckpoints:
     async def prepare(self, step: int, lines: Sequence[Record]) -> None:
         """Make of the chosen checkpoint what the trainer resumes from. Raises RunError."""
         chosen = self._of(step)
-        self._was_prepared = False
+        self._was_prepared = self._was_prepared and self._is_again
         if chosen is None or (command := self._adapter.preparation(chosen.path)) is None:
             return
         exit_code, said = await run_to_end(command, self._paths)
@@ -153,25 +161,28 @@ class ForeignCheckpoints:
 
     async def clear(self, *, after: int, is_condemned: bool) -> None:
         """Set aside every one that is later than a step, or not whole. Raises RunError."""
-        self._moved = []
+        moved: Moved = []
+        if not self._is_again:
+            self._moved = moved
         for one in self._found:
             if one.step > after or one.path in self._problems:
                 why = self._why_aside(one, is_condemned=is_condemned)
                 try:
                     for path in (one.path, *one.with_it):
-                        self._moved.append(await asyncio.to_thread(set_aside, path, why, one.path.parent / ASIDE))
+                        moved.append(await asyncio.to_thread(set_aside, path, why, one.path.parent / ASIDE))
                 except OSError as error:
                     raise RunError(
                         f"{one.path} can't be moved: {error.strerror}", "make its folder writable"
                     ) from error
-        if self._moved:
-            names = [path.name for path, _ in self._moved]
+        if moved:
+            names = [path.name for path, _ in moved]
+            facts = {} if self._is_again else {"moved": [[str(path), str(target)] for path, target in moved]}
             name = "checkpoint.condemned" if is_condemned else "checkpoint.set_aside"
-            self._history.event(name, subject="checkpoints", reason=f"after step {after}", checkpoints=names)
+            self._history.event(name, subject="checkpoints", reason=f"after step {after}", checkpoints=names, **facts)
 
     def _why_aside(self, one: FoundCheckpoint, *, is_condemned: bool) -> str:
         if (unproven := self.unproven) is not None and self._problems.get(one.path) == unproven.why:
-            return CONTRADICTED if unproven.is_made_by_it(one) else SUPERSEDED
+            return (UNPROVEN if self._is_again else CONTRADICTED) if unproven.is_made_by_it(one) else SUPERSEDED
         if one.path in self._problems:
             return DAMAGED
         return CONDEMNED if is_condemned else SUPERSEDED
@@ -197,6 +208,22 @@ class ForeignCheckpoints:
         if back:
             reason = "the weights were not what changed"
             self._history.event("checkpoint.reinstated", subject="checkpoints", reason=reason, checkpoints=back)
+
+
+def left_aside(paths: RunPaths) -> tuple[Moved, bool]:
+    """What was set aside since a step of the run was last taken for sound, and whether a checkpoint was prepared: where
+    a supervisor was killed, its successor can put them back. Raises JournalError."""
+    moved: Moved = []
+    was_prepared = False
+    for event in read_lines(paths.events):
+        match event.get("event"):
+            case "run.running" | "checkpoint.reinstated":
+                moved, was_prepared = [], False
+            case "checkpoint.prepared":
+                was_prepared = event.get("global_step") is not None
+            case "checkpoint.condemned" | "checkpoint.set_aside" if isinstance(pairs := event.get("moved"), list):
+                moved = [(Path(path), Path(target)) for path, target in pairs]
+    return moved, was_prepared
 
 
 def damage_in(path: Path) -> str:

@@ -106,10 +106,12 @@ async def within(seconds: float, asked: asyncio.Event) -> None:
         await asyncio.wait_for(asked.wait(), max(seconds, 0.0))
 
 
-async def run_to_end(command: TrainerCommand, paths: RunPaths) -> tuple[int | None, str]:
+async def run_to_end(
+    command: TrainerCommand, paths: RunPaths, variables: Mapping[str, str] | None = None
+) -> tuple[int | None, str]:
     """A short command, which ends with this process too; its exit code, and its last lines. Raises ServerError."""
     at = size_of(paths.trainer_log)
-    process = await start(command, paths, {}, stop_s=1.0)
+    process = await start(command, paths, variables or {}, stop_s=1.0)
     try:
         ended = await process.wait_ended()
     finally:

@@ -71,13 +71,13 @@ class ForeignSupervisor:
         self.steps = ForeignSteps(paths, journal.attempt)
         self._progress = ProgressTracker(history, furthest_step(paths.metrics, journal.attempt))
         self._checkpoints = ForeignCheckpoints(
-            config, self._adapter, history, are_ours=was_started(paths), unproven=unproven_of(paths)
+            config, self._adapter, history, are_ours=was_started(paths), unproven=unproven_of(paths), paths=paths
         )
         self._artifacts = ArtifactCollector(paths, pids=lambda: {TRAINER: self.pid} if self.pid else {})
         self._incidents = IncidentTracker(history, self._artifacts)
         self._asked = asyncio.Event()
         shared = (self._adapter, history, self._incidents, self.steps, self._checkpoints)
-        self._mend = MendWait(config, paths, *shared, self._asked, clock)
+        self._mend = MendWait(config, paths, *shared, self._asked, clock, variables)
         self._process: GuardedProcess | None = None
         self._source = StepSource(self._adapter, paths.trainer_log)
         self._start_step = FIRST_WEIGHTS
@@ -154,10 +154,10 @@ class ForeignSupervisor:
     async def _incarnation(self, fault: ForeignFault | None) -> ForeignFault | RunOutcome:
         """From the choice of what it resumes from to its end. Raises RunError."""
         step = await self._repair(fault) if fault else await self._checkpoints.resume_from(self.steps.lines, None)
+        if self._asked.is_set():  # also while it was asked who is at fault
+            return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
         await self._checkpoints.prepare(step, self.steps.lines)
         await self._checkpoints.clear(after=step, is_condemned=fault is not None and fault.incident is not None)
-        if self._asked.is_set():
-            return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
         self._owe_proof(step)
         await self._mend.started()
         try:
@@ -182,7 +182,7 @@ class ForeignSupervisor:
         )
 
     def _owe_proof(self, step: int) -> None:
-        if (onset_step := self._mend.onset_step) is not None:
+        if (onset_step := self._mend.onset_after(step)) is not None:
             self._learning.restored(step, onset_step)
 
     async def _repair(self, fault: ForeignFault) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from actors.foreign.foreign_faults import DOING, OutsideWeights
@@ -26,6 +26,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import OF_THE_MONITOR, REWARD, SUBJECT_OF, Ending, OpenIncident, Trouble
 from launcher.policy.run_state import RunState
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
+from launcher.run_files.journal import number_of
 from launcher.run_files.run_paths import RunPaths
 
 CHECK_EVERY_S, LOOK_S = 10.0, 0.5
@@ -34,7 +35,8 @@ WAITS = "rewards.awaited"
 
 
 class MendWait:
-    """`asked`: set once the end of the run is asked for, which ends each wait."""
+    """`asked`: set once the end of the run is asked for, which ends each wait. `variables`: what the trainer is given,
+    which its check is given too."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class MendWait:
         checkpoints: ForeignCheckpoints,
         asked: asyncio.Event,
         clock: Callable[[], float],
+        variables: Mapping[str, str],
     ) -> None:
         self._config = config
         self._paths = paths
@@ -57,16 +60,18 @@ class MendWait:
         self._checkpoints = checkpoints
         self._asked = asked
         self._clock = clock
-        self._heard: RequestEntry | None = None
+        self._variables = variables
+        self._heard_at = 0.0
 
-    @property
-    def onset_step(self) -> int | None:
+    def onset_after(self, step: int) -> int | None:
         """Since when rewards are low, by the open incidents, else by what the attempt before has left; None: they
-        aren't. The first step of a restored trainer then shows whether its weights were the cause."""
+        aren't, or were already at `step`. The first steps after it then show whether the weights were the cause."""
         lines = [line for one in self._open.values() for line in self._history.incidents.lines[one.number]]
         unproven = self._checkpoints.unproven
-        known = next((step for line in lines if isinstance(step := line.get("onset_step"), int)), None)
-        return unproven.onset_step if known is None and unproven is not None else known
+        onset_step = next((onset for line in lines if isinstance(onset := line.get("onset_step"), int)), None)
+        if onset_step is None and unproven is not None:
+            onset_step = unproven.onset_step
+        return onset_step if onset_step is not None and step < onset_step else None
 
     @property
     def _open(self) -> dict[str, OpenIncident]:
@@ -74,7 +79,8 @@ class MendWait:
 
     async def started(self) -> None:
         """The trainer starts: what a person has asked for until now is done."""
-        self._heard = await asyncio.to_thread(self._wanted)
+        if (found := await asyncio.to_thread(self._wanted)) is not None:
+            self._heard_at = found.at
 
     async def check_first(self) -> None:
         """Before the first start of an attempt. Raises RunError."""
@@ -90,7 +96,7 @@ class MendWait:
 
     def resumed(self) -> None:
         """A supervisor takes over. Raises OutsideWeights where the one before it was waiting."""
-        if (unproven := self._checkpoints.unproven) is not None:
+        if (unproven := self._checkpoints.unproven) is not None and unproven.is_contradicted:
             cause = Cause.VERIFIER_BROKEN if REWARD in self._open else Cause.OUTSIDE_WEIGHTS
             raise OutsideWeights(unproven.why, onset_step=unproven.onset_step, cause=cause)
 
@@ -117,7 +123,10 @@ class MendWait:
     async def _until_next_try(self, one: OpenIncident, error: OutsideWeights) -> None:
         """`one`: the incident of this wait, whose events say how often it was tried."""
         settings, history = self._config.reward_health, self._history
-        tried = sum(event.get("event") == WAITS for event in history.incidents.lines[one.number])
+        waits = [event for event in history.incidents.lines[one.number] if event.get("event") == WAITS]
+        tried = len(waits)
+        if waits and not self._heard_at:  # a supervisor that was killed has heard it
+            self._heard_at = number_of(waits[-1].get("heard_at"), 0.0)
         give_up_at = one.since + settings.mend_patience_s
         left, has_check = give_up_at - self._clock(), one.cause is Cause.VERIFIER_BROKEN
         if left <= 0:
@@ -125,7 +134,7 @@ class MendWait:
         wait_s = CHECK_EVERY_S if has_check else min(settings.mend_wait_s * 2.0 ** min(tried, 30), left)
         how = "trainer.reward_check is asked again every" if has_check else "the trainer is started again in"
         reason = f"{how} {wait_s:.3g} s, and at once after `run_control resume`; given up in {left:.0f} s"
-        history.event(WAITS, subject=one.subject, reason=reason, seconds=wait_s)
+        history.event(WAITS, subject=one.subject, reason=reason, seconds=wait_s, heard_at=self._heard_at)
         history.enter(RunState.PAUSED, f"it waits for its rewards to be mended: {reason}")
         why = ""
         while not self._asked.is_set():
@@ -147,17 +156,17 @@ class MendWait:
         until = self._clock() + seconds
         while not self._asked.is_set() and (left := until - self._clock()) > 0:
             found = await asyncio.to_thread(self._wanted)
-            if found is not None and found != self._heard:
-                self._heard = found
+            if found is not None and found.at != self._heard_at:
+                self._heard_at = found.at
                 if found.wish is ControlRequest.RUN:
                     return f"as {found.description}"
             await within(min(left, LOOK_S), self._asked)
         return ""
 
     async def _broken(self) -> str:
-        return await why_broken(self._config, self._paths, self._adapter, self._asked)
+        return await why_broken(self._config, self._paths, self._adapter, self._asked, self._variables)
 
     def _wanted(self) -> RequestEntry | None:
         with contextlib.suppress(StorageError):  # asked again at the next look
             return wanted(self._paths)
-        return self._heard
+        return None

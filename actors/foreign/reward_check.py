@@ -4,6 +4,7 @@ should (`trainer.reward_check`). It runs where the trainer runs: the function ma
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 from actors.foreign.foreign_process import run_to_end
@@ -16,12 +17,20 @@ from launcher.run_files.run_paths import RunPaths
 KEY = "trainer.reward_check"
 
 
-async def why_broken(config: RunConfig, paths: RunPaths, adapter: TrainerAdapter, asked: asyncio.Event) -> str:
-    """Why the reward function does not pass; "" where it does, where nothing checks it, or once `asked` is set."""
+async def why_broken(
+    config: RunConfig,
+    paths: RunPaths,
+    adapter: TrainerAdapter,
+    asked: asyncio.Event,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Why the reward function does not pass; "" where it does, where nothing checks it, or once `asked` is set.
+
+    `variables`: what the trainer is given beside its own."""
     if (words := reward_check(config.trainer)) is None:
         return ""
     command = replace(adapter.command(None), words=words, removes=(), writes={})
-    tasks = (asyncio.create_task(run_to_end(command, paths)), asyncio.create_task(asked.wait()))
+    tasks = (asyncio.create_task(run_to_end(command, paths, variables)), asyncio.create_task(asked.wait()))
     limit_s = config.reward.setup_timeout
     try:
         await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

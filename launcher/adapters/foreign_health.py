@@ -18,6 +18,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.canary_policy import STANDARD_ERRORS, CanaryVerdict
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
+from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.reward_health import (
     LEAST_STEPS,
     WITNESS_STEPS,
@@ -93,6 +94,8 @@ def restore_verdict(
     once they are far enough below together (Stouffer 1949), and nothing is known after LEAST_STEPS of them.
     """
     saved = [point for point in points if point.step <= restored_step]
+    if len(saved) < LEAST_STEPS:
+        return True, ""  # what it earned is not known, and a trainer may report no rewards
     since = [point for point in points if point.step > restored_step][:LEAST_STEPS]
     below = 0.0
     for count, point in enumerate(since, 1):
@@ -111,14 +114,18 @@ def restore_verdict(
 class Unproven:
     """Checkpoints that a start passes over where the weights are not what changed: those trained on the rewards that
     fell, from `onset_step` on, and those that the contradicted incarnation has made, after `restored_step` and since
-    `since` (unix seconds; None: known answers showed it, and no restore). They are not condemned."""
+    `since` (unix seconds; None: known answers showed it, and no restore). They are not condemned. Or, where it ended
+    before its first steps bore the restore out or contradicted it (`is_contradicted`), the same of that one."""
 
     onset_step: int
     restored_step: int
     since: float | None
+    is_contradicted: bool = True
 
     @property
     def why(self) -> str:
+        if not self.is_contradicted:
+            return f"no step has shown yet whether the restore to step {self.restored_step} helped"
         return f"later ones were trained on the rewards that fell at step {self.onset_step}"
 
     def holds_of(self, one: FoundCheckpoint) -> bool:
@@ -130,11 +137,19 @@ class Unproven:
 
 def unproven_of(paths: RunPaths) -> Unproven | None:
     """What the last start of the command, in whatever attempt, has left so. Raises JournalError."""
-    found, began = None, 0.0
+    found, began, onset, to = None, 0.0, None, None
     for event in read_lines(paths.events):
         match event.get("event"):
+            case "health.reward_collapse" | "health.nonfinite":
+                onset, to = event.get("onset_step"), None
+            case "trainer.restored":
+                to = event.get("global_step")
+            case "run.running":
+                found, onset = None, None
             case "trainer.starting":
                 found, began = None, number_of(event.get("time"), 0.0)
+                if isinstance(onset, int) and isinstance(to, int) and FIRST_WEIGHTS != to < onset:
+                    found = Unproven(onset_step=onset, restored_step=to, since=began, is_contradicted=False)
             case "health.outside_weights" | "health.verifier_broken" as name:
                 if isinstance(onset_step := event.get("onset_step"), int):
                     restored = int(number_of(event.get("global_step"), onset_step))

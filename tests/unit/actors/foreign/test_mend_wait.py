@@ -179,9 +179,9 @@ def test_a_reward_function_that_is_broken_before_the_first_step_starts_nothing(c
 
 
 def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass(config, paths):
-    async def why(check):
+    async def why(check, **variables):
         config.trainer.reward_check = check
-        return await why_broken(config, paths, adapter_of(config.trainer), asyncio.Event())
+        return await why_broken(config, paths, adapter_of(config.trainer), asyncio.Event(), variables)
 
     config.reward.setup_timeout = 0.5
     assert asyncio.run(why("sleep 60")) == "trainer.reward_check did not end within reward.setup_timeout=0.5"
@@ -189,3 +189,5 @@ def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass(config, paths):
     config.reward.setup_timeout = 60.0
     assert asyncio.run(why("true")) == asyncio.run(why(None)) == ""
     assert "trainer.reward_check ended with exit code 127" in asyncio.run(why("no-such-program"))
+    its_path = "sh -c 'test $PYTHONPATH = of/the/trainer'"
+    assert asyncio.run(why(its_path, PYTHONPATH="of/the/trainer")) == "" != asyncio.run(why(its_path))

@@ -126,3 +126,9 @@ def test_the_first_steps_after_a_restore_bear_it_out_or_contradict_it_together(s
     if steps is not None:
         earned = sum(saved[-20:]) / 20
         assert f"earn {since[0]:.3g} now{steps}, and earned {earned:.3g} when they were saved" in found[1]
+
+
+@pytest.mark.parametrize("earned", [0, 4])
+def test_where_too_little_is_known_of_what_a_checkpoint_earned_its_next_step_decides(earned):
+    """A trainer may report no rewards at all, and its steps are written once that is decided."""
+    assert restore_verdict(points_of(lines_of([0.5] * earned)), earned, SETTINGS) == (True, "")

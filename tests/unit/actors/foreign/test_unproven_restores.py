@@ -1,0 +1,198 @@
+"""A restore that no step has borne out yet, and its trainer or its supervisor ends: what is resumed from, what is said
+and what is put back. Real processes, no Ray; the same run as in test_mend_wait.py."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from actors.foreign.foreign_checkpoints import ForeignCheckpoints, left_aside
+from actors.foreign.foreign_process import mark_of
+from actors.processes.process_tree import bearing, command_line
+from launcher.adapters.foreign_health import Unproven, unproven_of
+from launcher.base.messages import TerminalStatus
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
+from launcher.run_files.journal import read_lines
+from tests.support.foreign.foreign_run import PROGRAM
+from tests.unit.actors.foreign.test_mend_wait import (
+    assert_sound,
+    causes,
+    config,
+    events,
+    paths,
+    resume,
+    supervisor_of,
+    until,
+    waiting,
+)
+
+__all__ = ["config", "paths"]
+SAVED = '            (folder / "state.json").write_text(json.dumps(state))\n'
+CRASH = (
+    '        if given.resume and take(Path("crash")):\n            sys.exit("RuntimeError: as the test asked for")\n'
+)
+
+
+def as_killed(paths):
+    """What a supervisor that was killed leaves of one that was cancelled."""
+    kept = [line for line in read_lines(paths.events) if line.get("reason") != "the run was over first"]
+    paths.events.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=None):
+    """A run whose rewards broke at about step 25, and whose supervisor is killed as it begins this method."""
+    real = getattr(ForeignCheckpoints, method)
+
+    async def is_killed(self, *arguments, **named):
+        if restores is None or restores(arguments):
+            raise asyncio.CancelledError
+        return await real(self, *arguments, **named)
+
+    monkeypatch.setattr(ForeignCheckpoints, method, is_killed)
+    supervisor = supervisor_of(config, paths)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
+    (tmp_path / "environment").touch()
+    await asyncio.wait([running])
+    monkeypatch.setattr(ForeignCheckpoints, method, real)
+    as_killed(paths)
+    return supervisor
+
+
+@pytest.mark.slow
+def test_what_a_restored_trainer_saved_before_it_crashed_is_not_resumed_from(config, paths, tmp_path):
+    """Its step was trained on rewards at 0, and is older than the step at which they fell."""
+    program = tmp_path / PROGRAM.name
+    program.write_text(program.read_text().replace(SAVED, SAVED + CRASH))
+    (tmp_path / "crash").touch()
+    config.restart.restore = 3
+    config.reward_health.noise_floor, config.reward_health.fall_threshold = 0.35, None  # several steps decide
+
+    async def run():
+        running = await waiting(config, paths, tmp_path)
+        (tmp_path / "environment").unlink()
+        resume(paths)
+        return await running
+
+    assert_sound(asyncio.run(run()), paths, tmp_path)
+    first, again, last = [event["global_step"] for event in events(paths, "trainer.restored")]
+    assert again == first < last == events(paths, "health.outside_weights")[0]["onset_step"] - 1
+    assert (tmp_path / "out" / "set_aside" / f"step-{first + 1}.unproven-1").is_dir()
+    assert causes(paths)[:1] == [("reward_collapse", False)]
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_before_it_restores_leaves_no_restore_that_could_be_contradicted(
+    config, paths, tmp_path, monkeypatch
+):
+    async def run():
+        killed = await killed_at(
+            monkeypatch, "resume_from", config, paths, tmp_path, restores=lambda its: its[1] is not None
+        )
+        with (tmp_path / "log.jsonl").open("a") as file:  # it steps until its stop has reached it
+            step = {"step": killed.steps.last_step + 2, "reward": 0.0, "loss": 0.1, "time": time.time()}
+            print(json.dumps(step), file=file)
+        follower = asyncio.create_task(supervisor_of(config, paths).run())
+        await until(lambda: events(paths, "trainer.restored", "health.outside_weights"), follower)
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+
+    asyncio.run(run())
+    assert events(paths, "trainer.restored") and not events(paths, "health.outside_weights")
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_before_it_put_them_back_is_followed_by_one_that_does(
+    config, paths, tmp_path, monkeypatch
+):
+    async def run():
+        await killed_at(monkeypatch, "put_back", config, paths, tmp_path)
+        follower = asyncio.create_task(supervisor_of(config, paths).run())
+        await until(lambda: events(paths, "rewards.awaited"), follower)
+        aside = [path.name for path in (tmp_path / "out" / "set_aside").iterdir()]
+        (tmp_path / "environment").unlink()
+        resume(paths)
+        return aside, await follower
+
+    aside, outcome = asyncio.run(run())
+    assert not any("condemned" in name for name in aside)
+    assert_sound(outcome, paths, tmp_path)
+    (contradicted,) = events(paths, "health.outside_weights")
+    assert events(paths, "trainer.restored")[-1]["global_step"] == contradicted["onset_step"] - 1
+
+
+@pytest.mark.slow
+def test_neither_a_new_size_nor_what_was_asked_before_the_start_ends_a_wait(config, paths, tmp_path):
+    resume(paths)
+
+    async def run():
+        killed = await waiting(config, paths, tmp_path)
+        ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a test", servers=3, at=1.0))
+        await asyncio.sleep(2.0)  # several looks: what ends a wait is the next thing that is done
+        assert len(events(paths, "run.repairing")) == 1
+        killed.cancel()
+        await asyncio.gather(killed, return_exceptions=True)
+        as_killed(paths)
+        follower = asyncio.create_task(supervisor_of(config, paths).run())
+        await until(lambda: len(events(paths, "rewards.awaited")) == 2, follower)
+        await asyncio.sleep(2.0)
+        assert len(events(paths, "run.repairing")) == 1
+        resume(paths, at=2.0)
+        await until(lambda: len(events(paths, "run.repairing")) == 2, follower)
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+
+    asyncio.run(run())
+    assert events(paths, "run.repairing")[1]["reason"].endswith("as asked by a test")
+
+
+@pytest.mark.slow
+def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_path):
+    async def run():
+        supervisor = supervisor_of(config, paths)
+        running = asyncio.create_task(supervisor.run())
+        await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
+        config.trainer.reward_check = "sleep 3600"
+        (tmp_path / "environment").touch()
+        await until(lambda: events(paths, "health.reward_collapse"), running)
+        await until(lambda: any("sleep" in command_line(one) for one in bearing(mark_of(paths))), running)
+        supervisor.abort("asked by a test")
+        return await running
+
+    assert asyncio.run(run()).status is TerminalStatus.ABORTED
+    assert not events(paths, "checkpoint.condemned") and not (tmp_path / "out" / "set_aside").exists()
+
+
+def written(paths, *lines):
+    paths.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return paths
+
+
+COLLAPSE = {"event": "health.reward_collapse", "onset_step": 24}
+RESTORED, STARTING = {"event": "trainer.restored", "global_step": 19}, {"event": "trainer.starting", "time": 7.0}
+ASIDE = {"event": "checkpoint.condemned", "moved": [["out/a", "out/set_aside/a.condemned-1"]]}
+STEPS = {"event": "run.running"}
+
+
+def test_a_restore_is_unproven_from_its_start_until_the_run_steps(paths):
+    unproven = Unproven(onset_step=24, restored_step=19, since=7.0, is_contradicted=False)
+    assert unproven_of(written(paths, STEPS, COLLAPSE, RESTORED, STARTING)) == unproven
+    assert unproven_of(written(paths, STEPS, COLLAPSE, RESTORED, STARTING, RESTORED, STARTING)) == unproven
+    for lines in (
+        (STEPS, COLLAPSE, RESTORED),
+        (STEPS, COLLAPSE, RESTORED, STARTING, STEPS),
+        (STEPS, COLLAPSE, RESTORED, STARTING, STEPS, STARTING),
+        (STEPS, COLLAPSE, {**RESTORED, "global_step": -1}, STARTING),
+        (RESTORED, COLLAPSE, STARTING),
+    ):
+        assert unproven_of(written(paths, *lines)) is None
+
+
+def test_what_can_come_back_is_what_was_set_aside_since_the_run_stepped(paths):
+    prepared = {"event": "checkpoint.prepared", "global_step": 19}
+    moved, was_prepared = left_aside(written(paths, STEPS, COLLAPSE, prepared, ASIDE, RESTORED, STARTING))
+    assert [(str(path), str(target)) for path, target in moved] == [("out/a", "out/set_aside/a.condemned-1")]
+    assert was_prepared
+    assert left_aside(written(paths, ASIDE, prepared, STEPS)) == ([], False)
+    assert left_aside(written(paths, ASIDE, prepared, {"event": "checkpoint.reinstated"})) == ([], False)
