@@ -109,11 +109,11 @@ def send(
     Raises UsageError for a size that can't be, StorageError where this user may not ask.
     """
     asked = _asked(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
-    request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=reason, at=time.time())
+    request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=reason)
     if what == "scale":
         request = dataclasses.replace(request, **_size(servers, leaves, paths, asked))
     else:
-        request = dataclasses.replace(request, wish=REQUESTS[what])
+        request = dataclasses.replace(request, wish=REQUESTS[what], at=time.time())
     ask(paths, request)
     return request
 

@@ -34,7 +34,7 @@ class ControlRequest(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEntry:
     """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are;
-    `leaves`: which of them are not to be among those. `at`: unix seconds, so that asking again is another request."""
+    `leaves`: which of them are not to be among those. `at`: unix seconds of the wish, which may be repeated."""
 
     wish: ControlRequest
     by: str

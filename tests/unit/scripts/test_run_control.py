@@ -128,8 +128,10 @@ def test_servers_join_and_leave_and_a_pause_after_that_changes_nothing_of_it(pat
         assert "with server-0, server-1, server-2" in capsys.readouterr().out
         assert control(paths, "scale", "--leaves", "server-0") == 0
         assert "with server-1, server-2\n" in capsys.readouterr().out
+        assert wanted(paths).at == 0.0, "no new wish that the run goes on, which would end a wait"
         assert control(paths, "pause") == 0
     asked = wanted(paths)
+    assert asked.at > 0.0
     assert (asked.wish, asked.servers, asked.leaves) == (ControlRequest.PAUSE, 2, ("server-0",))
 
 
