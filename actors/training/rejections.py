@@ -25,8 +25,6 @@ MOST_FILES = 20
 """That wait for their incident."""
 MOST_BATCH_BYTES = 4 * 2**20
 LONGEST_TEXT = 4000
-OF_REWARDS = frozenset({Cause.VERIFIER_BROKEN, Cause.REWARD_COLLAPSE})
-"""Why a batch is rejected whose completions may be sound."""
 
 log = logging.getLogger("trainer")
 
@@ -43,7 +41,7 @@ class Rejections:
 
     def add(self, batch: RolloutBatch, decision: Admission, global_step: int) -> None:
         """Record it. A batch that can't be kept is logged, and costs nothing else."""
-        self._unscored = batch.all_groups if decision.cause in OF_REWARDS else ()
+        self._unscored = batch.all_groups if decision.cause is Cause.VERIFIER_BROKEN else ()
         name = f"step{global_step}-{os.getpid()}-{next(self._count)}"
         rejection = Rejection(
             id=name,
@@ -78,9 +76,10 @@ class Rejections:
         self.since_step, self._unscored = (), ()
 
     def to_score_again(self) -> dict[str, list[Completion]]:
-        """By prompt the completions of the batch that was rejected last, where only rewards were at fault; once. To
-        ask for after a pause: while the reward function is broken the same batch would be rejected again and again. An
-        episode's reward can't be had without playing it."""
+        """By prompt the completions of the batch that was rejected last, where the reward function was at fault; once.
+        To ask for after a pause: while it is broken the same batch would be rejected again and again. Of one that was
+        merely far from what is usual the completions may be what was wrong. An episode's reward can't be had without
+        playing it."""
         groups, self._unscored = self._unscored, ()
         return {
             group.prompt.id: [one.completion for one in group.rollouts]

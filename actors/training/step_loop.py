@@ -136,7 +136,9 @@ class GrpoLoop:
         Raises RunError where the run can't continue; the committed state is saved first where it is sound.
         """
         self._queue.load_state_dict(self._queue.state_dict())  # what was in flight at a stop is taken again
-        self._queue.bring_forward(self.rejections.to_score_again())
+        unscored = self.rejections.to_score_again()
+        if not self._nonfinite_in_a_row:  # else these completions may be what a sound function scores so
+            self._queue.bring_forward(unscored)
         try:
             finished = self._steps()
         except TrainerError:

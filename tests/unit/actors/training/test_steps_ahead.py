@@ -1,11 +1,13 @@
 """The step loop with batches made ahead: they are in the state, so a resume is exact; and none outlives a rejection."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from actors.rollout.live_rollouts import LoopThread
 from actors.rollout.rollout_stream import RolloutStream
+from launcher.base.errors import RewardError
 from launcher.base.messages import Cause
 from launcher.policy.admission import Admission
 from tests.support.replay import Replay, group, prompts
@@ -100,9 +102,11 @@ def test_of_a_rejected_batch_s_time_nothing_that_was_made_ahead_is_used(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, AHEAD])
 @pytest.mark.parametrize(
-    ("cause", "is_kept"), [(Cause.VERIFIER_BROKEN, True), (Cause.REWARD_COLLAPSE, True), (Cause.SERVER_STALE, False)]
+    ("cause", "is_kept"), [(Cause.VERIFIER_BROKEN, True), (Cause.REWARD_COLLAPSE, False), (Cause.SERVER_STALE, False)]
 )
 def test_after_a_pause_a_batch_with_spoilt_rewards_is_scored_and_not_generated_again(tmp_path, ahead, cause, is_kept):
+    """One that was far from what is usual, cut short perhaps by a server that has been repaired since, is not: it would
+    count once more, and with gate.compared_rejections used up be trained on."""
     asked, spoilt = [], []
 
     def ask(report):
@@ -149,3 +153,26 @@ def test_a_batch_whose_scores_stay_broken_is_generated_anew_in_the_end(tmp_path)
     assert one.run()
     assert one.rollouts.generated == 5 * BATCH
     assert len({i for r in one.reports for i in r.prompt_ids}) == 4 * BATCH
+
+
+@pytest.mark.slow
+def test_completions_that_a_sound_function_scores_beyond_all_numbers_are_generated_anew(tmp_path):
+    """Scored again they are the same each time: the run stood still for as long as a broken function is waited for."""
+    one = trial(tmp_path, steps=1, ask=lambda report: Admission(admitted=True, reason=""), ahead=0)
+    make, first = one.rollouts._make, set(prompts(N_PROMPTS))
+
+    async def huge(prompt, weights, tally, kept):
+        made = await make(prompt, weights, tally, kept)
+        if not kept and prompt.id not in first:
+            return made
+        first.discard(prompt.id)
+        rewards = ((1.0 + n / 100) * 1e308 for n in range(SAMPLES))
+        scored = (replace(each, reward=reward) for each, reward in zip(made.rollouts, rewards, strict=True))
+        return replace(made, rollouts=tuple(scored))
+
+    one.rollouts._make = huge
+    with pytest.raises(RewardError, match="no finite advantages"):
+        one.run()
+    first.clear()
+    one.loop.allow()
+    assert one.run()
