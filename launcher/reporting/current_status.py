@@ -76,9 +76,11 @@ class CurrentStatusFile:
         self._written_at = at
         self._now = dataclasses.replace(self._now, beat=self._now.beat + 1, elapsed_s=at - self._began)
         content = encode(dataclasses.asdict(self._now))
-        self._writer = threading.Thread(target=self._write, args=(content,), name="current status", daemon=True)
-        self._writer.start()
-        self._writer.join(WRITE_S)
+        writer = threading.Thread(target=self._write, args=(content,), name="current status", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no room for another thread
+            writer.start()
+            self._writer = writer
+            writer.join(WRITE_S)
 
     def _write(self, content: bytes) -> None:
         with contextlib.suppress(OSError):

@@ -25,3 +25,20 @@ def test_a_write_that_does_not_return_stops_nobody_and_there_is_one_at_a_time(tm
     paths.now.unlink()  # the pipe has its name
     file.write_if_due()
     assert read_now(paths).beat == 2
+
+
+def test_where_no_thread_can_be_started_the_driver_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(current_status, "EVERY_S", 0.0)
+    paths = RunPaths(fileroot=tmp_path, user="me", experiment_name="e", trial_name="t")
+    paths.now.parent.mkdir(parents=True)
+    file = CurrentStatusFile(paths, 1, address="local", is_detached=False)
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refused)
+        file.write_if_due()
+    assert read_now(paths) is None
+    file.write_if_due()
+    assert read_now(paths).beat == 2
