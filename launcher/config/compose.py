@@ -28,6 +28,8 @@ from launcher.config.settings import settings_of
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG_FOLDER = REPOSITORY / "conf"
 CONFIG_NAME = "config"
+LONGEST_SHOWN = 80
+"""Characters of a value that is no path."""
 
 YAML_SWITCHES = {"True": "on", "False": "off"}
 """YAML 1.1 reads a bare `on` or `off` as a boolean, so `recover: {mode: on}` in a preset arrives as "True"."""
@@ -144,20 +146,28 @@ def _completed(config: RunConfig) -> RunConfig:
     config.cluster.fileroot = str(Path(config.cluster.fileroot).expanduser().absolute())
     config.trainer.cwd = str(Path(config.trainer.cwd).expanduser().absolute())
     config.recover.mode = YAML_SWITCHES.get(config.recover.mode, config.recover.mode)
-    for model in (config.actor, config.ref):
-        model.path = local_or_name(model.path)
-    for dataset in config.datasets().values():
-        dataset.path = local_or_name(dataset.path)
-    config.sglang.model_path = local_or_name(config.sglang.model_path)
-    config.tokenizer_path = local_or_name(config.tokenizer_path)
+    for key, model in (("actor.path", config.actor), ("ref.path", config.ref)):
+        model.path = local_or_name(model.path, key=key)
+    for key, dataset in config.datasets().items():
+        dataset.path = local_or_name(dataset.path, key=f"{key}.path")
+    config.sglang.model_path = local_or_name(config.sglang.model_path, key="sglang.model_path")
+    config.tokenizer_path = local_or_name(config.tokenizer_path, key="tokenizer_path")
     if config.reward.canaries is not None:
-        config.reward.canaries = local_or_name(config.reward.canaries)
+        config.reward.canaries = local_or_name(config.reward.canaries, key="reward.canaries")
     if config.chat.template is not None:
-        config.chat.template = local_or_name(config.chat.template)
+        config.chat.template = local_or_name(config.chat.template, key="chat.template")
     return config
 
 
-def local_or_name(path_or_name: str) -> str:
-    """An existing file or folder as an absolute path; anything else (a hub name, a missing path) as it is."""
-    path = Path(path_or_name).expanduser()
-    return str(path.absolute()) if path_or_name and path.exists() else path_or_name
+def local_or_name(path_or_name: str, *, key: str) -> str:
+    """An existing file or folder as an absolute path; anything else (a hub name, a missing path) as it is. Raises
+    ConfigError for what is neither a path nor a name, as the text of a chat template, or may not be looked at."""
+    try:
+        path = Path(path_or_name).expanduser()
+        return str(path.absolute()) if path_or_name and path.exists() else path_or_name
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of nobody
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"{key}={' '.join(path_or_name.split())[:LONGEST_SHOWN]}: {why}",
+            "give the path of a file or folder, or a name; what a file is to hold can't be given here itself",
+        ) from error

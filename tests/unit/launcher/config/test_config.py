@@ -69,6 +69,21 @@ def test_paths_that_exist_become_absolute_and_hub_names_stay(tmp_path, monkeypat
     assert config.train_dataset.path == "openai/gsm8k"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("chat.template", "{{ messages[0].content }} " * 20, "File name too long"),
+        ("train_dataset.path", "x" * 300, "File name too long"),
+        ("actor.path", "~nobody-of-that-name/model", "Could not determine home directory"),
+    ],
+)
+def test_what_is_neither_a_path_nor_a_name_is_one_message(key, value, said):
+    """As the text of a chat template: it ended the command with a traceback."""
+    told = refusal("conf=arithmetic_cpu", f"{key}='{value}'")
+    assert told.startswith(f"{key}={value[:80]}: {said}")
+    assert "give the path" in told
+
+
 def test_without_held_out_data_there_is_no_section(own_preset):
     overrides = own_preset(
         "# @package _global_\nexperiment_name: x\ntrain_dataset: {path: a/b}\nactor: {path: c/d}\nrecover: {mode: on}\n"
