@@ -13,6 +13,8 @@ ABOVE_RAY = 20_000
 """Ray's workers take ports from 10,002 to 19,999."""
 USUALLY_GIVEN = 32_768
 GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+ENOUGH = 1000
+"""Ports to draw from; fewer may all be taken."""
 TRIES = 100
 
 
@@ -22,8 +24,8 @@ def free_port(host: str = "", *, following: int = 1) -> int:
     It is below those that the kernel gives to whoever asks for any: one of them may be somebody's connection by then.
     Raises OSError where `host` isn't this machine's, or where every port that was tried is taken.
     """
-    given = int(GIVEN.read_text().split()[0])
-    end = (given if given - following > ABOVE_RAY else USUALLY_GIVEN) - following
+    given = int(GIVEN.read_text().split()[0]) if GIVEN.exists() else USUALLY_GIVEN
+    end = (given if given - ABOVE_RAY >= ENOUGH else USUALLY_GIVEN) - following
     draw = random.SystemRandom()
     tries_left = TRIES
     while True:

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -27,15 +28,20 @@ def drawn(monkeypatch, *numbers):
 
 
 def test_it_is_none_that_the_kernel_gives(given):
-    given(ABOVE_RAY + 30)
+    given(ABOVE_RAY + 1000)
     found = {free_port("127.0.0.1", following=9) for _ in range(40)}
     assert len(found) > 1
-    assert found <= set(range(ABOVE_RAY, ABOVE_RAY + 30 - 9))
+    assert found <= set(range(ABOVE_RAY, ABOVE_RAY + 1000 - 9))
 
 
-def test_where_the_kernel_gives_all_it_is_one_as_usual(given):
-    given(1024)
-    assert ABOVE_RAY <= free_port("127.0.0.1") < USUALLY_GIVEN
+@pytest.mark.parametrize("begin", [1024, ABOVE_RAY + 2, None])
+def test_where_the_kernel_gives_nearly_all_or_does_not_say_it_is_one_as_usual(given, begin, monkeypatch):
+    """Of two ports both may be taken; and a kernel that says nothing isn't an address that can't be listened on."""
+    given(begin) if begin else monkeypatch.setattr(addresses, "GIVEN", Path("/nowhere"))
+    ends = []
+    monkeypatch.setattr("random.SystemRandom.randrange", lambda self, first, end: ends.append(end) or first + 7)
+    assert free_port("127.0.0.1") == ABOVE_RAY + 7
+    assert ends == [USUALLY_GIVEN - 1]
 
 
 def test_one_that_is_taken_or_followed_by_such_a_one_is_passed_over(monkeypatch):
