@@ -12,13 +12,13 @@ from actors.cluster.node_answers import NodeAnswer, ask_each_node
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
 from launcher.resources.gpu_checks import NodeCheck
-from launcher.resources.node_checks import check_node, missing_on_node
+from launcher.resources.node_checks import LEAST_OF_A_NODE, check_node, missing_on_node
 
 
 @ray.remote
 def _look() -> tuple[NodeCheck, ...]:
-    """On one node."""
-    return check_node()
+    """On one node, where Ray runs already."""
+    return check_node(least_threads=LEAST_OF_A_NODE)
 
 
 def ask_nodes() -> list[NodeAnswer]:

@@ -30,6 +30,8 @@ LEAST_SHARED_MEMORY = GIB
 LEAST_THREADS = 400
 """Processes and threads of `conf=arithmetic_cpu`: 395 at most, on two cores, with one server and a parked trainer (26
 November 2026). Each further server takes about 85, and Ray more where there are more cores."""
+LEAST_OF_A_NODE = 85
+"""Of a node of a running cluster, where Ray is there already and nothing but one server may be placed."""
 KEEPS_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 LOCAL_RANK = "LOCAL_RANK"
 DEVICE_ORDER, AS_NVML = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
@@ -45,8 +47,8 @@ OFF = frozenset({"", "0", "false", "False"})
 AGAIN = "pip install -c constraints.txt -e ."
 
 
-def check_node() -> tuple[NodeCheck, ...]:
-    """All of them, of this machine as this process may use it."""
+def check_node(*, least_threads: int = LEAST_THREADS) -> tuple[NodeCheck, ...]:
+    """All of them, of this machine as this process may use it. `least_threads`: what will be started here takes."""
     return (
         *check_packages(),
         *check_gpus(torch_build()[0]),
@@ -54,7 +56,7 @@ def check_node() -> tuple[NodeCheck, ...]:
         check_caches(os.environ),
         *check_variables(os.environ),
         check_shared_memory(),
-        check_processes(*room_for_processes()),
+        check_processes(*room_for_processes(), least=least_threads),
     )
 
 
@@ -204,13 +206,13 @@ def check_shared_memory(folder: Path = MEMORY_BACKED) -> NodeCheck:
     return NodeCheck(name=str(folder), seen=need, stops=Stops.SEVERAL, remedy=remedy)
 
 
-def check_processes(room: float, limit: str) -> NodeCheck:
+def check_processes(room: float, limit: str, *, least: int = LEAST_THREADS) -> NodeCheck:
     """Where no thread can be started, Ray aborts, each process of its own with a page of addresses."""
     if not limit:
         return NodeCheck(name="processes", seen="no limit")
     seen = f"room for {room:.0f} more processes and threads ({limit})"
-    if room >= LEAST_THREADS:
+    if room >= least:
         return NodeCheck(name="processes", seen=seen)
-    need = f"{seen}; the smallest run takes {LEAST_THREADS}"
+    need = f"{seen}; {least} are needed"
     remedy = "raise it (ulimit -u 8192; docker: --pids-limit=-1), or end other processes of this account"
     return NodeCheck(name="processes", seen=need, stops=Stops.EVERY, remedy=remedy)

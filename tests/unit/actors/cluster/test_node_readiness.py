@@ -1,9 +1,11 @@
 """What the nodes of a cluster answer becomes one message: each finding once, with the nodes it is of."""
 
 from actors.cluster.node_answers import NodeAnswer
-from actors.cluster.node_readiness import node_problems
+from actors.cluster.node_readiness import _look, node_problems
 from launcher.config.compose import compose
+from launcher.resources import node_checks
 from launcher.resources.gpu_checks import NodeCheck, Stops
+from launcher.resources.node_checks import check_node
 
 OLD = NodeCheck(name="driver", seen="550.1", stops=Stops.GPU, remedy="install another")
 ABSENT = NodeCheck(name="packages", seen="sglang not installed", stops=Stops.EVERY, remedy="pip install it")
@@ -35,3 +37,15 @@ def test_what_needs_a_gpu_is_not_asked_of_a_node_without_one():
 def test_a_run_on_the_cpu_needs_no_gpu_that_works():
     assert node_problems(ON_CPUS, [node("a", OLD)]) == ""
     assert "packages" in node_problems(ON_CPUS, [node("a", ABSENT)])
+
+
+def test_a_node_that_ray_runs_on_already_needs_room_for_a_server_alone(monkeypatch):
+    """A node of a running cluster was refused for want of the room that Ray's own processes had taken there."""
+
+    def processes(room):
+        monkeypatch.setattr(node_checks, "room_for_processes", lambda: (room, "pids.max is 800"))
+        both = (*check_node(), *_look._function())
+        return [one.stops for one in both if one.name == "processes"]
+
+    assert processes(350) == [Stops.EVERY, Stops.NONE]
+    assert processes(84) == [Stops.EVERY, Stops.EVERY]
