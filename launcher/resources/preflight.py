@@ -7,6 +7,7 @@ The records of a data set, and the checkpoint to resume from, are checked by the
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -152,14 +153,32 @@ def _missing_imports(config: RunConfig) -> Iterator[UsageError]:
 
 
 def _refused_arguments(config: RunConfig) -> Iterator[UsageError]:
-    """Of sglang.extra_args the first that the SGLang which is installed here, if any, doesn't know or take."""
+    """Of sglang.extra_args the first that the SGLang which is installed here, if any, doesn't know or take. One that
+    takes too long to import, or can't be, has refused none."""
     if extra := config.sglang.extra_args:
-        given = (json.dumps(extra), ARGUMENTS_OF_SGLANG)
-        yield from _tried(PROBE_SERVER, *given, key="sglang.extra_args", kind=UnsupportedSetting)
+        with contextlib.suppress(_NoAnswer):
+            if answer := _ask(PROBE_SERVER, json.dumps(extra), ARGUMENTS_OF_SGLANG):
+                yield UnsupportedSetting(*answer)
 
 
 def _tried(probe: str, *arguments: str, key: str, kind: type[UsageError]) -> Iterator[UsageError]:
-    """Another process imports it: a user's module may import torch, take long, or end the process that imports it."""
+    try:
+        answer = _ask(probe, *arguments)
+    except _NoAnswer as error:
+        reason, hint = error.args
+        yield kind(f"{key}: {reason}", hint)
+        return
+    if answer is not None:
+        yield kind(*answer)
+
+
+class _NoAnswer(Exception):
+    """A probe's; with the reason, and what to do."""
+
+
+def _ask(probe: str, *arguments: str) -> tuple[str, str] | None:
+    """What the probe refuses, and what to do; None: nothing. Another process imports it: a user's module may import
+    torch, take long, or end the process that imports it. Raises _NoAnswer."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", probe, *arguments],
@@ -170,18 +189,15 @@ def _tried(probe: str, *arguments: str, key: str, kind: type[UsageError]) -> Ite
             timeout=IMPORT_WITHIN_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
         reason = f"its import did not end within {IMPORT_WITHIN_S:g} s"
-        yield kind(f"{key}: {reason}", "move what takes long into the function")
-        return
+        raise _NoAnswer(reason, "move what takes long into the function") from error
     try:
         answer = json.loads(done.stdout.splitlines()[-1])  # after whatever the module printed
-    except (IndexError, ValueError):
+    except (IndexError, ValueError) as error:
         reason = f"its import ended the process with exit code {done.returncode}"
-        yield kind(f"{key}: {reason}", f"its output: {done.stderr.strip()[-200:]}")
-        return
-    if answer is not None:
-        yield kind(*answer)
+        raise _NoAnswer(reason, f"its output: {done.stderr.strip()[-200:]}") from error
+    return None if answer is None else (answer[0], answer[1])
 
 
 def _missing_peft(config: RunConfig) -> Iterator[UsageError]:

@@ -4,6 +4,7 @@ import copy
 import os
 import re
 import socket
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from launcher.base.errors import (
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.missing_files import find_shape
 from launcher.resources.missing_machine import nearest_existing
-from launcher.resources.preflight import find_missing, preflight
+from launcher.resources.preflight import PROBE_SERVER, find_missing, preflight
 from launcher.resources.run_plan import make_plan
 from tests.support.preflight_parts import ARITHMETIC, NO_GPU, WITH_GPU, missing, the_one, tree
 
@@ -120,10 +121,25 @@ def test_arguments_that_sglang_takes_under_any_of_their_names(config):
     assert missing(config) == []
 
 
-def test_where_sglang_is_not_installed_its_arguments_are_not_asked_of_it(config, tmp_path, monkeypatch):
-    (tmp_path / "sglang.py").write_text("raise ImportError('sglang')")
+@pytest.mark.parametrize("error", ["ImportError('sglang')", "OSError('libnuma.so.1')"])
+def test_where_sglang_can_not_be_imported_its_arguments_are_not_asked_of_it(config, tmp_path, monkeypatch, error):
+    (tmp_path / "sglang.py").write_text(f"raise {error}")
     monkeypatch.syspath_prepend(tmp_path)
     config.sglang.extra_args = {"nosuch": 1}
+    assert missing(config) == []
+
+
+def test_a_machine_on_which_sglang_takes_long_to_import_refuses_no_argument(config, monkeypatch):
+    """It took 59 s on two cores at a load of 15."""
+    run = subprocess.run
+
+    def slow(command, **how):
+        if PROBE_SERVER in command:
+            raise subprocess.TimeoutExpired(command, how["timeout"])
+        return run(command, **how)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    config.sglang.extra_args = {"watchdog_timeout": 60}
     assert missing(config) == []
 
 
