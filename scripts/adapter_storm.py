@@ -245,15 +245,17 @@ def _strike(
 
 
 def _resumed_before(paths: RunPaths) -> bool:
-    """Whether the run has begun again before the onset, once restored weights did not earn what they had."""
-    why, onset, resumed = "", math.nan, math.nan
+    """Whether the run has gone on from before the onset, once restored weights did not earn what they had."""
+    why, onset, resumed, since = "", math.nan, math.nan, math.inf
     for event in read_lines(paths.events):
         if event.get("event") == OUTSIDE:
             why, onset, resumed = str(event.get("reason")), number_of(event.get("onset_step")), math.nan
         elif event.get("event") == "trainer.restored" and math.isnan(resumed):
-            resumed = number_of(event.get("global_step"))
-    print(f"{why}; fell at step {onset:g}, goes on after step {resumed:g}", flush=True)
-    return resumed < onset
+            resumed, since = number_of(event.get("global_step")), number_of(event.get("time"))
+    lines = [line for line in read_lines(paths.metrics) if number_of(line.get("time")) >= since]
+    first = number_of(lines[0].get("global_step")) if lines else math.nan
+    print(f"{why}; fell at step {onset:g}, goes on after step {resumed:g} with step {first:g}", flush=True)
+    return resumed < onset and first == resumed + 1
 
 
 def _starve(hit: Process, run: Driver) -> bool:

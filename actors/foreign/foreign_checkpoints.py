@@ -151,6 +151,7 @@ class ForeignCheckpoints:
         self._was_prepared = self._was_prepared and self._is_again
         if chosen is None or (command := self._adapter.preparation(chosen.path)) is None:
             return
+        before = {one.path: one.changed_at for one in self._found}
         exit_code, said = await run_to_end(command, self._paths)
         if exit_code != 0:
             raise RunError(f"{chosen.path} could not be prepared for a resume: {said}", "its words say what to do")
@@ -158,6 +159,9 @@ class ForeignCheckpoints:
         reason = "" if chosen.has_optimizer else "it has no optimizer: the trainer begins with a fresh one"
         self._history.event("checkpoint.prepared", subject="checkpoints", reason=reason, global_step=step)
         await self._look(lines)
+        for one in self._found:
+            if one.step == step and one.changed_at != before.get(one.path) and self._is_kept_out(one):
+                del self._problems[one.path]  # it is new by the preparation, and not by what was contradicted
 
     async def clear(self, *, after: int, is_condemned: bool) -> None:
         """Set aside every one that is later than a step, or not whole. Raises RunError."""
@@ -180,8 +184,11 @@ class ForeignCheckpoints:
             name = "checkpoint.condemned" if is_condemned else "checkpoint.set_aside"
             self._history.event(name, subject="checkpoints", reason=f"after step {after}", checkpoints=names, **facts)
 
+    def _is_kept_out(self, one: FoundCheckpoint) -> bool:
+        return self.unproven is not None and self._problems.get(one.path) == self.unproven.why
+
     def _why_aside(self, one: FoundCheckpoint, *, is_condemned: bool) -> str:
-        if (unproven := self.unproven) is not None and self._problems.get(one.path) == unproven.why:
+        if (unproven := self.unproven) is not None and self._is_kept_out(one):
             return (UNPROVEN if self._is_again else CONTRADICTED) if unproven.is_made_by_it(one) else SUPERSEDED
         if one.path in self._problems:
             return DAMAGED

@@ -45,7 +45,8 @@ class LearningWatch:
         verdict = RewardVerdict(level=Level.SOUND, reason="it is not known yet whether the restored weights are sound")
         if not self.owes_proof:
             verdict = judge_rewards(points, self._settings, restored_step=restored)
-        if (verdict.level is Level.ALERT) != self._is_alerted and verdict.level is not Level.BREAK:
+        is_known = not self.owes_proof and verdict.level is not Level.BREAK
+        if is_known and (verdict.level is Level.ALERT) != self._is_alerted:
             self._is_alerted = not self._is_alerted
             name = "reward.alert" if self._is_alerted else "reward.alert_over"
             self._history.event(name, subject="reward", reason=verdict.reason, global_step=points[-1].step)

@@ -78,8 +78,8 @@ def test_rewards_are_broken_only_where_the_reward_function_is_this_tools(capsys,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("resumed", "is_right"), [(9, True), (14, False)])
-def test_a_contradicted_restore_goes_on_from_before_the_onset(tmp_path, resumed, is_right):
+@pytest.mark.parametrize(("resumed", "first", "is_right"), [(9, 10, True), (14, 15, False), (9, 0, False)])
+def test_a_contradicted_restore_goes_on_from_before_the_onset(tmp_path, resumed, first, is_right):
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
     paths.prepare()
     for event, facts in (
@@ -87,7 +87,9 @@ def test_a_contradicted_restore_goes_on_from_before_the_onset(tmp_path, resumed,
         ("health.outside_weights", {"onset_step": 12, "global_step": 4}),
         ("trainer.restored", {"global_step": resumed}),
     ):
-        append_line(paths.events, {"time": 1.0, "event": event, **facts})
+        append_line(paths.events, {"time": 2.0, "event": event, **facts})
+    for moment, step in ((1.0, 13), (3.0, first), (4.0, first + 1)):
+        append_line(paths.metrics, {"time": moment, "global_step": step})
     assert _resumed_before(paths) is is_right
 
 

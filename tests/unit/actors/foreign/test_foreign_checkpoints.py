@@ -132,6 +132,25 @@ def test_after_a_contradicted_restore_the_newest_from_before_the_onset_is_resume
     assert asyncio.run(found.resume_from(lines(26), None)) == 24
 
 
+@pytest.mark.slow
+def test_what_is_prepared_after_a_contradicted_restore_stays_where_the_trainer_looks_for_it(tmp_path, history):
+    top, info = make_areal(tmp_path / "out", [4, 9, 14], recover_step=14)
+    for one in top.rglob("*"):
+        os.utime(one, (1e9, 1e9))
+    found = checkpoints(tmp_path, history, Unproven(onset_step=13, restored_step=4, since=1.5e9))
+
+    async def restore():
+        step = await found.resume_from(lines(16), None)
+        await found.prepare(step, lines(16))
+        await found.clear(after=step, is_condemned=False)
+        return step
+
+    assert asyncio.run(restore()) == 9
+    assert json.loads((info / "step_info.json").read_text())["global_step"] == 9
+    assert found.path_of(9) == top / "default" / "recover_checkpoint"
+    assert [path.suffix for path in (top / "default" / "set_aside").iterdir()] == [".superseded-1"]
+
+
 def test_nothing_is_begun_anew_where_none_from_before_the_onset_is_left(tmp_path, history, unproven):
     make_areal(tmp_path / "out", [], recover_step=24)
     found = checkpoints(tmp_path, history, unproven)

@@ -8,12 +8,17 @@ import time
 import pytest
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints, left_aside
+from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import mark_of
+from actors.foreign.foreign_steps import ForeignSteps
 from actors.processes.process_tree import bearing, command_line
+from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import Unproven, unproven_of
+from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.messages import TerminalStatus
+from launcher.config.supervision import RewardHealthConfig
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import Journal, read_lines
 from tests.support.foreign.foreign_run import PROGRAM
 from tests.unit.actors.foreign.test_mend_wait import (
     assert_sound,
@@ -162,6 +167,23 @@ def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_pat
 
     assert asyncio.run(run()).status is TerminalStatus.ABORTED
     assert not events(paths, "checkpoint.condemned") and not (tmp_path / "out" / "set_aside").exists()
+
+
+def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
+    steps, history = ForeignSteps(paths, 1), RunHistory(Journal(paths.events, 1))
+    settings = RewardHealthConfig(zero_alert_steps=2, zero_breaker_steps=3, noise_floor=0.35, fall_threshold=None)
+    watch = LearningWatch(settings, history)
+
+    def earn(step, reward):
+        steps.take(StepSeen(step=step, reward=reward), float(step))
+        return watch.find(steps.lines, float(step))
+
+    damage = [earn(step, 0.0 if step >= 37 else 0.6) for step in range(40)]
+    assert damage[-1] is not None and len(events(paths, "reward.alert")) == 1
+    steps.begin(30)
+    watch.restored(30, 37)
+    assert earn(31, 0.0) is None and not events(paths, "reward.alert_over")
+    assert earn(32, 0.6) is None and len(events(paths, "reward.alert_over")) == 1
 
 
 def written(paths, *lines):
