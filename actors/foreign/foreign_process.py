@@ -106,18 +106,21 @@ async def within(seconds: float, asked: asyncio.Event) -> None:
         await asyncio.wait_for(asked.wait(), max(seconds, 0.0))
 
 
-async def run_to_end(
-    command: TrainerCommand, paths: RunPaths, variables: Mapping[str, str] | None = None
-) -> tuple[int | None, str]:
+async def run_to_end(command: TrainerCommand, paths: RunPaths) -> tuple[int | None, str]:
     """A short command, which ends with this process too; its exit code, and its last lines. Raises ServerError."""
     at = size_of(paths.trainer_log)
-    process = await start(command, paths, variables or {}, stop_s=1.0)
+    process = await start(command, paths, {}, stop_s=1.0)
     try:
         ended = await process.wait_ended()
     finally:
         await process.end()
+    return ended.exit_code, await said_since(paths, at)
+
+
+async def said_since(paths: RunPaths, at: int) -> str:
+    """The end of what was printed from a byte of the trainer's log on, in one line."""
     said = await asyncio.to_thread(tail, paths.trainer_log, at)
-    return ended.exit_code, " ".join(said.split())[-MOST_SAID:]
+    return " ".join(said.split())[-MOST_SAID:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
-from actors.foreign.foreign_process import run_to_end
+from actors.foreign.foreign_process import said_since, start
+from actors.serving.server_log_tail import size_of
 from launcher.adapters.command_adapter import reward_check
 from launcher.adapters.trainer_adapter import TrainerAdapter
 from launcher.base.errors import ServerError
@@ -22,27 +23,31 @@ async def why_broken(
     paths: RunPaths,
     adapter: TrainerAdapter,
     asked: asyncio.Event,
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str],
 ) -> str:
     """Why the reward function does not pass; "" where it does, where nothing checks it, or once `asked` is set.
 
-    `variables`: what the trainer is given beside its own."""
-    if (words := reward_check(config.trainer)) is None:
+    `variables`: what the trainer is given beside its own.
+    """
+    if (words := reward_check(config.trainer)) is None or asked.is_set():
         return ""
     command = replace(adapter.command(None), words=words, removes=(), writes={})
-    tasks = (asyncio.create_task(run_to_end(command, paths, variables)), asyncio.create_task(asked.wait()))
-    limit_s = config.reward.setup_timeout
-    try:
-        await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if asked.is_set():
-            return ""
-        if not tasks[0].done():
-            return f"{KEY} did not end within reward.setup_timeout={limit_s:g}"
-        exit_code, said = tasks[0].result()
+    limit_s, at = config.reward.setup_timeout, size_of(paths.trainer_log)
+    try:  # a start that was cancelled would leave what it has started
+        process = await start(command, paths, variables, stop_s=1.0)
     except ServerError as error:
         return f"{KEY} could not be run: {error.message}"
+    waits = (asyncio.create_task(process.wait_ended()), asyncio.create_task(asked.wait()))
+    try:
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        ended = process.ended
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return "" if exit_code == 0 else f"{KEY} ended with exit code {exit_code}: {said or 'it printed nothing'}"
+        for wait in waits:
+            wait.cancel()
+        await process.end()
+    if asked.is_set():
+        return ""
+    if ended is None:
+        return f"{KEY} did not end within reward.setup_timeout={limit_s:g}"
+    said = await said_since(paths, at) or "it printed nothing"
+    return "" if ended.exit_code == 0 else f"{KEY} ended with exit code {ended.exit_code}: {said}"

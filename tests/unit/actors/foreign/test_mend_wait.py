@@ -14,6 +14,7 @@ import pytest
 from actors.foreign.foreign_process import mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.reward_check import why_broken
+from actors.processes.guarded_process import ReportPipe
 from actors.processes.process_tree import bearing
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.trainer_adapter import adapter_of
@@ -176,6 +177,25 @@ def test_a_reward_function_that_is_broken_before_the_first_step_starts_nothing(c
     assert outcome.status is TerminalStatus.ERRORED
     assert "exit code 1: 4 is not 4; the trainer was not started" in outcome.reason
     assert not events(paths, "trainer.starting")
+
+
+def test_a_stop_that_comes_as_the_check_has_just_started_does_not_wait_for_its_end(config, paths, monkeypatch):
+    config.trainer.reward_check = "sleep 3600"
+    take = ReportPipe._take
+
+    async def run():
+        asked = asyncio.Event()
+
+        def taken(pipe):
+            asked.set()
+            take(pipe)
+
+        monkeypatch.setattr(ReportPipe, "_take", taken)
+        async with asyncio.timeout(scaled(20)):
+            return await why_broken(config, paths, adapter_of(config.trainer), asked, {})
+
+    assert asyncio.run(run()) == ""
+    assert bearing(mark_of(paths)) == []
 
 
 def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass(config, paths):
