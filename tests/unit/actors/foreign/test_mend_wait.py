@@ -116,7 +116,7 @@ def test_with_a_check_nothing_is_restored_before_the_reward_function_is_mended(c
     async def run():
         running = await waiting(config, paths, tmp_path)
         resume(paths)  # by somebody who is mistaken: the check says so
-        await until(lambda: bearing(mark_of(paths)), running)
+        await until(lambda: paths.trainer_log.read_text().count("4 is not 4") > 1, running)
         assert not events(paths, "trainer.restored", "checkpoint.condemned")
         (tmp_path / "environment").unlink()
         resume(paths, at=2.0)
