@@ -1,8 +1,9 @@
 """Benchmark `ahead`: the same run with rollouts ahead of the trainer (`rollout.max_head_offpolicyness`) and without.
 
-One server with one thread, and a trainer with one: on two cores generation and training each have their own, and
-each waits for the other where nothing is made ahead. The runs take turns, `--rounds` times, so that what else the
-machine does meets all alike. A step lasts from one line of metrics.jsonl to the next; the first ten are not counted.
+One server with one thread, and a trainer with one: on two cores each finds its own, and each waits for the other where
+nothing is made ahead. With `--apart` the servers are bound to the first half of the processors, and all else of the run
+to the others. The runs take turns, `--rounds` times, so that what else the machine does meets all alike. A step lasts
+from one line of metrics.jsonl to the next; the first ten are not counted.
 
 With `--simulated` no run is started either: what staleness costs in reward at equal steps, of seeds 1 to so many, with
 batches that are made by weights of an exact age (made_data/aged_rollouts.py).
@@ -15,24 +16,29 @@ servers and all one version old.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+
+import psutil
 
 from actors.model.policy_model import PolicyModel
 from launcher.base.errors import UsageError
 from launcher.base.rollouts import RolloutGroup
 from launcher.config.compose import compose
 from launcher.run_files.journal import Journal, Record, number_of, read_lines
+from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.made_data.aged_rollouts import AgedRun, learn
 from scripts.benchmark.measured import Measured, Points, Ratio, paired_ratio
 from scripts.benchmark.step import made_groups
-from scripts.faults.started_run import PRESET, short_lived, until_finished
+from scripts.faults.started_run import FIRST_STEP_S, PRESET, Driver, short_lived, until, until_finished
 
 WARM_UP = 10
 OWN_CORES = (
@@ -58,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ahead", type=int, nargs="+", default=[0, 1, 2, 4], help="batches ahead, of which one is 0")
     parser.add_argument("--rounds", type=int, default=2, help="how often each is run")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each run")
+    parser.add_argument("--apart", action="store_true", help="generation and all else have processors of their own")
     parser.add_argument(
         "--simulated", type=int, help="seeds whose steps are taken without servers, for the reward alone"
     )
@@ -79,11 +86,38 @@ def run(arguments: argparse.Namespace) -> Measured:
                 f"rollout.max_head_offpolicyness={ahead}",
                 *arguments.overrides,
             ]
-            with short_lived(settings) as (paths, process):
+            with apart(arguments.apart) as generating, short_lived(settings) as (paths, process):
+                if generating:
+                    _bind_servers(process, paths, generating)
                 until_finished(process, paths)
                 runs.append(read_run(ahead, list(read_lines(paths.metrics))))
             print(f"round {number}, {ahead} ahead: step {median(runs[-1].step_s):.3f} s", flush=True)
     return measured(runs)
+
+
+@contextlib.contextmanager
+def apart(is_wanted: bool) -> Iterator[set[int]]:
+    """The processors that servers are to have, while this process, and what it starts, has the others; else none."""
+    all_ = sorted(before := os.sched_getaffinity(0))
+    if is_wanted and len(all_) < 2:
+        raise UsageError("--apart needs two processors", f"there is {len(all_)}: leave it out")
+    half = len(all_) // 2
+    try:
+        if is_wanted:
+            os.sched_setaffinity(0, all_[half:])
+        yield set(all_[:half]) if is_wanted else set()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _bind_servers(process: Driver, paths: RunPaths, processors: set[int]) -> None:
+    """Once the first step shows that all serve: each thread of each server's processes."""
+    until(process, lambda: next(iter(read_lines(paths.metrics)), None), FIRST_STEP_S)
+    ready = [line for line in read_lines(paths.events) if line["event"] == "server.ready"]
+    for server in (psutil.Process(int(number_of(line["pid"]))) for line in ready):
+        for one in (server, *server.children(recursive=True)):
+            for thread in one.threads():
+                os.sched_setaffinity(thread.id, processors)
 
 
 def read_run(ahead: int, lines: Sequence[Record]) -> AheadRun:

@@ -1,5 +1,6 @@
 """Benchmark `ahead`: what it reads from metrics.jsonl, and the ratio that it prints."""
 
+import os
 import time
 
 import pytest
@@ -9,7 +10,7 @@ from launcher.base.errors import UsageError
 from launcher.base.rollouts import Prompt
 from launcher.config.compose import compose
 from launcher.run_files.journal import Journal
-from scripts.benchmark.ahead import PRESET, WARM_UP, AheadRun, compared, measured, read_run, simulated
+from scripts.benchmark.ahead import PRESET, WARM_UP, AheadRun, apart, compared, measured, read_run, simulated
 from scripts.benchmark.made_data import aged_rollouts
 from scripts.benchmark.made_data.aged_rollouts import Sampler, learn
 
@@ -101,3 +102,17 @@ def test_without_a_step_that_is_older_both_learn_the_same():
     )
     assert none == one
     assert len(found.raw) == 2
+
+
+def test_apart_this_process_and_what_it_starts_leave_half_of_the_processors_to_the_servers(monkeypatch):
+    bound = [{0, 1, 2, 3}]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: bound[-1])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, processors: bound.append(set(processors)))
+    with apart(True) as generating:
+        assert (generating, bound[-1]) == ({0, 1}, {2, 3})
+    assert bound[-1] == {0, 1, 2, 3}
+    with apart(False) as generating:
+        assert (generating, bound[-1]) == (set(), {0, 1, 2, 3})
+    bound.append({7})
+    with pytest.raises(UsageError, match="two processors"), apart(True):
+        pass
