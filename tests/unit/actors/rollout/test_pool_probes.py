@@ -15,7 +15,7 @@ async def test_each_request_is_busy_time_of_its_server_and_its_samples_are_free_
     async with servers.acquire(0, samples=1) as one:
         tracked = servers.throughput._servers["server-0"].requests
         async with servers.acquire(0, samples=5) as other:
-            async with servers.acquire(0, samples=1):
+            async with servers.acquire(0, samples=9):
                 pass
             async with servers.acquire(0, samples=1) as third:
                 pass
