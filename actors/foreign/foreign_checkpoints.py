@@ -7,6 +7,7 @@ it: the trainer would write into it again, and a kill meanwhile would leave a mi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -199,6 +200,7 @@ class ForeignCheckpoints:
         back = []
         if self._was_prepared and (command := self._adapter.preparation(None)) is not None:
             self._was_prepared = False
+            await self._make_room()
             exit_code, said = await run_to_end(command, self._paths)
             if exit_code != 0:
                 self._history.event("checkpoint.prepared", subject="checkpoints", reason=f"not taken back: {said}")
@@ -215,6 +217,15 @@ class ForeignCheckpoints:
         if back:
             reason = "the weights were not what changed"
             self._history.event("checkpoint.reinstated", subject="checkpoints", reason=reason, checkpoints=back)
+
+    async def _make_room(self) -> None:
+        """Where a contradicted trainer has written into what was prepared for it."""
+        unproven = self.unproven
+        for one in await asyncio.to_thread(self._adapter.checkpoints):
+            if unproven is not None and unproven.is_made_by_it(one) and one.with_it:
+                for path in (one.path, *one.with_it):
+                    with contextlib.suppress(OSError):  # then it is not taken back either, which is said
+                        await asyncio.to_thread(set_aside, path, CONTRADICTED, one.path.parent / ASIDE)
 
 
 def left_aside(paths: RunPaths) -> tuple[Moved, bool]:

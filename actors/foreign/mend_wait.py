@@ -102,15 +102,14 @@ class MendWait:
 
     async def wait(self, error: OutsideWeights) -> None:
         """Until the trainer, which has been stopped, is to be tried again. Raises OutsideWeights, in the end."""
+        await self._history.flush()
+        self._checkpoints.unproven = await asyncio.to_thread(unproven_of, self._paths)
         if error.cause is Cause.OUTSIDE_WEIGHTS:
-            await self._history.flush()
             await asyncio.to_thread(self._steps.withdraw, self._paths)
             await self._checkpoints.put_back()
             if why := await self._broken():
                 reason = f"{why}; {error.message}"
                 error = OutsideWeights(reason, onset_step=error.onset_step, cause=Cause.VERIFIER_BROKEN)
-        await self._history.flush()
-        self._checkpoints.unproven = await asyncio.to_thread(unproven_of, self._paths)
         subject, now = SUBJECT_OF[error.cause], self._clock()
         others = [one for one in self._open.values() if one.subject != subject]
         if subject not in self._open:

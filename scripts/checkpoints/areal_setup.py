@@ -243,14 +243,15 @@ def _take_back(folder: Path, record: ArealRecord) -> None:
 
 
 def undo(trial: TrialFolder) -> str:
-    """Restore AReaL's own files; returns what is there now. Raises StorageError where there is nothing to restore."""
+    """Restore AReaL's own files; returns what is there now. Raises StorageError where there is nothing to restore, or
+    AReaL has written others since; those may be moved away."""
     finish(trial)
     records = _records(trial)
     if not records:
         raise StorageError(f"nothing was set up for {trial.name}, or it was undone already")
     folder, record = max(records, key=lambda item: item[1].prepared_at)
     step = _step_in_place(record)
-    if step != record.global_step:
+    if step != record.global_step and Path(record.info).exists():
         now = "a step that can't be read" if step is None else f"step {step}"
         raise StorageError(
             f"{record.info} is of {now} by now: AReaL has trained on from step {record.global_step}",

@@ -136,12 +136,17 @@ def test_undo_gives_areal_back_what_it_had(tool, areal, root, refused):
     assert "nothing was set up" in refused("--undo", code=2)
 
 
-def test_undo_is_refused_once_areal_has_gone_on(tool, areal, refused):
-    _, info = areal
+def test_undo_is_refused_once_areal_has_gone_on_until_what_it_wrote_is_moved_away(tool, areal, root, refused):
+    top, info = areal
+    before = snapshot(root)
     tool("--good")
     step = json.loads((info / "step_info.json").read_text())
     (info / "step_info.json").write_text(json.dumps(step | {"global_step": 65}))
     assert "AReaL has trained on from step 60" in refused("--undo", code=2)
+    for folder in (info, top / "default" / "recover_checkpoint"):
+        shutil.rmtree(folder)
+    assert tool("--undo")[0] == 0
+    assert snapshot(root) == before
 
 
 def test_areal_s_own_recover_folder_is_better_than_an_export(root, tool):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -85,7 +86,8 @@ def test_exports_that_a_run_would_write_over_from_step_0_on_are_refused(tmp_path
 
 
 @pytest.mark.slow
-def test_from_before_an_onset_an_export_is_prepared_and_what_was_there_can_come_back(tmp_path, history):
+@pytest.mark.parametrize("has_gone_on", [False, True])
+def test_from_before_an_onset_an_export_is_prepared_and_what_was_there_can_come_back(tmp_path, history, has_gone_on):
     top, info = make_areal(tmp_path / "out", [4, 9, 14], recover_step=14)
     found = checkpoints(tmp_path, history)
     incident = Incident(
@@ -106,9 +108,16 @@ def test_from_before_an_onset_an_export_is_prepared_and_what_was_there_can_come_
     assert own == top / "default" / "recover_checkpoint", "which has become of step 9"
     assert found._adapter.command(own).words[-1] == "++recover.no_load_optim=true"
     assert "no optimizer" in dict(history.events)["checkpoint.prepared"]["reason"]
+    if has_gone_on:
+        found.unproven = Unproven(onset_step=13, restored_step=9, since=time.time() - 1)
+        step = json.loads((info / "step_info.json").read_text())
+        (info / "step_info.json").write_text(json.dumps(step | {"global_step": 11}))
     asyncio.run(found.put_back())
     assert step_there() == 14
     assert [one.step for one in found._adapter.checkpoints()] == [4, 9, 14, 14]
+    aside = top / "default" / "set_aside"
+    kept = {"recover_checkpoint.contradicted-1", "recover_info.contradicted-1"} if has_gone_on else set()
+    assert {path.name for path in aside.iterdir()} == kept
 
 
 @pytest.fixture
