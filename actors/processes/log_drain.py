@@ -51,6 +51,7 @@ class LogDrain:
         self._is_writing = False
         self._file: int | None = None
         self._why = ""
+        self._is_midline = False
         self._changed = threading.Condition()
         self.dropped = 0
 
@@ -128,9 +129,11 @@ class LogDrain:
                 if self._file is None:
                     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
                     self._file = os.open(self._log, flags, 0o644)
-                if self._why:
+                if self._why or self.dropped:
                     self._say_what_was_dropped(self._file)
-                data = data[os.write(self._file, data) :]
+                written = os.write(self._file, data)
+                self._is_midline = not data[:written].endswith(b"\n")
+                data = data[written:]
             except OSError as error:
                 self._why = error.strerror or str(error)
                 self._close()  # what was mounted anew takes nothing from a descriptor of before
@@ -147,7 +150,10 @@ class LogDrain:
         with self._changed:
             dropped = self.dropped
         lost = f"{dropped} bytes were lost" if dropped else "nothing was lost"
-        os.write(file, f"==== this log could not be written ({self._why}); {lost}\n".encode())
+        what = f"could not be written ({self._why})" if self._why else "was not written as fast as it came"
+        begin = "\n" if self._is_midline else ""
+        os.write(file, f"{begin}==== this log {what}; {lost}\n".encode())
+        self._is_midline = False
         with self._changed:
             self.dropped -= dropped
         self._why = ""

@@ -64,7 +64,7 @@ def test_a_full_disk_stops_nobody_and_the_newest_lines_come_when_there_is_room(t
     drain = LogDrain(log, buffer_bytes=2**17)
     process = printing(drain, PRINTS.format(lines=3000))
     assert process.wait(deadline_s()) == 0, "it was neither blocked nor ended"
-    until(lambda: drain.dropped > 0)
+    until(lambda: drain.dropped > 0 and drain._why)  # refused, and not only late to be written
     dropped_before = drain.dropped
     ballast.unlink()
     drain.settle(deadline_s())
@@ -76,6 +76,33 @@ def test_a_full_disk_stops_nobody_and_the_newest_lines_come_when_there_is_room(t
     assert lost >= dropped_before
     printed = 3000 * len("line 00000" + "x" * 100 + "\n")
     assert len(text) - len(said) - 1 + lost == printed, "every byte is there or counted"
+
+
+def test_what_a_late_writer_lost_is_said_too(tmp_path, monkeypatch):
+    """On a busy machine, with a disk that refuses nothing: the log had a gap that nobody was told of."""
+    begun, released, write = threading.Event(), threading.Event(), log_drain.os.write
+
+    def late(*of):
+        begun.set()
+        released.wait(deadline_s())
+        return write(*of)
+
+    monkeypatch.setattr(log_drain.os, "write", late)
+    drain = LogDrain(tmp_path / "log", buffer_bytes=2**17)
+    process = printing(drain, PRINTS.format(lines=3000))
+    try:
+        assert process.wait(deadline_s()) == 0
+        until(lambda: begun.is_set() and drain.dropped > 0)
+    finally:
+        released.set()
+    drain.settle(deadline_s())
+    text = (tmp_path / "log").read_text()
+    (said,) = [line for line in text.splitlines() if line.startswith("====")]
+    assert "was not written as fast as it came" in said
+    lost = int(said.partition("; ")[2].split()[0])
+    printed = 3000 * len("line 00000" + "x" * 100 + "\n")
+    ended_a_line = len(text) - len(said) - 1 + lost - printed  # that was cut, so that what is said begins at the left
+    assert ended_a_line in (0, 1)
 
 
 def test_a_log_that_can_not_even_be_opened_stops_nobody(tmp_path):
