@@ -49,8 +49,9 @@ class RunView:
 
     @property
     def epochs(self) -> str:
-        """`1/2`: of the next step, or of the last one where there is no next."""
-        per_epoch = max(self.status.steps_per_epoch, 1)
+        """`1/2`: of the next step, or of the last one where there is no next; "" where it is not known."""
+        if not (per_epoch := self.status.steps_per_epoch):
+            return ""
         step = max(min(self.status.next_step, self.status.total_steps - 1), 0)
         return f"{step // per_epoch + 1}/{max(-(-self.status.total_steps // per_epoch), 1)}"
 

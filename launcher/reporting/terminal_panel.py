@@ -66,7 +66,9 @@ def render_panel(view: RunView, width: int) -> RenderableType:
 def render_line(view: RunView) -> str:
     """The same as one line of text, for a log."""
     total = view.status.total_steps  # of another project's trainer it is not known
-    parts = [f"step {view.steps_done}/{total}", f"epoch {view.epochs}"] if total else [f"step {view.steps_done}"]
+    parts = [f"step {view.steps_done}/{total}" if total else f"step {view.steps_done}"]
+    if epochs := view.epochs:
+        parts.append(f"epoch {epochs}")
     if view.reward is not None:
         parts.append(f"reward {view.reward:.3f}")
     if view.recent_reward is not None:
@@ -101,7 +103,7 @@ def _step_row(view: RunView, width: int) -> Text:
         return Text(str(view.steps_done), "bold")
     count = f"{view.steps_done}/{total}"
     share = view.steps_done / total if total else 0.0
-    tail = f"  {share:4.0%}   epoch {view.epochs}"
+    tail = f"  {share:4.0%}" + (f"   epoch {view.epochs}" if view.epochs else "")
     bar = max(width - len(count) - 2 - len(tail), 0)
     full = round(bar * share)
     return Text.assemble((count, "bold"), "  ", ("━" * full, "cyan"), ("━" * (bar - full), "bright_black"), tail)

@@ -1,5 +1,6 @@
 """A run under way as a panel and as a line, and the view that both show."""
 
+import dataclasses
 import io
 import math
 
@@ -93,6 +94,14 @@ def test_a_line_for_a_log():
         "step 37/200  epoch 1/2  reward 0.660  last 10: 0.615  1843 tokens/s  train 0.4 s  "
         "servers 0 READY v37  5:26 left"
     )
+
+
+def test_where_the_steps_of_an_epoch_are_not_known_no_epoch_is_told():
+    foreign = view()
+    foreign = dataclasses.replace(foreign, status=dataclasses.replace(foreign.status, steps_per_epoch=0))
+    assert render_line(foreign).startswith("step 37/200  reward 0.660")
+    text = "\n".join(drawn(foreign, 80))
+    assert "37/200" in text and "epoch " not in text
 
 
 @pytest.mark.parametrize(
