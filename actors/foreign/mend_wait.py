@@ -135,9 +135,9 @@ class MendWait:
         reason = f"{how} {wait_s:.3g} s, and at once after `run_control resume`; given up in {left:.0f} s"
         history.event(WAITS, subject=one.subject, reason=reason, seconds=wait_s, heard_at=self._heard_at)
         history.enter(RunState.PAUSED, f"it waits for its rewards to be mended: {reason}")
-        why = ""
+        why, by_itself = "", "as trainer.reward_check passes" if has_check else f"after {wait_s:.3g} s"
         while not self._asked.is_set():
-            why = await self._resumed_within(wait_s) or f"after {wait_s:.3g} s"
+            why = await self._resumed_within(wait_s) or by_itself
             if not has_check or not await self._broken():
                 break
             if self._clock() >= give_up_at:

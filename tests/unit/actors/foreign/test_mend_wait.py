@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from actors.foreign import mend_wait
 from actors.foreign.foreign_process import mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.reward_check import why_broken
@@ -110,20 +111,21 @@ def assert_sound(outcome, paths, tmp_path):
 
 
 @pytest.mark.slow
-def test_with_a_check_nothing_is_restored_before_the_reward_function_is_mended(config, paths, tmp_path):
+def test_with_a_check_nothing_is_restored_before_the_reward_function_is_mended(config, paths, tmp_path, monkeypatch):
     config.trainer.reward_check = f"{sys.executable} check.py"
+    monkeypatch.setattr(mend_wait, "CHECK_EVERY_S", 1.0)
 
     async def run():
         running = await waiting(config, paths, tmp_path)
         resume(paths)  # by somebody who is mistaken: the check says so
         await until(lambda: paths.trainer_log.read_text().count("4 is not 4") > 1, running)
         assert not events(paths, "trainer.restored", "checkpoint.condemned")
-        (tmp_path / "environment").unlink()
-        resume(paths, at=2.0)
+        (tmp_path / "environment").unlink()  # and nobody says so
         return await running
 
     assert_sound(asyncio.run(run()), paths, tmp_path)
     assert causes(paths) == [("verifier_broken", True)]
+    assert events(paths, "run.repairing")[-1]["reason"] == "the trainer is started again as trainer.reward_check passes"
     (broken,) = events(paths, "health.verifier_broken")
     assert broken["reason"] == "trainer.reward_check ended with exit code 1: 4 is not 4"
     assert [event["global_step"] for event in events(paths, "trainer.restored")] == [broken["onset_step"] - 1]
