@@ -10,7 +10,6 @@ import pytest
 
 from launcher.base.messages import Cause
 from launcher.config.compose import compose
-from scripts.benchmark.made_data.simulated_ranks import running_ray
 from scripts.benchmark.scale import rank_costs
 from scripts.faults.started_run import PRESET
 from tests.programs.supervised_run import SupervisedRun
@@ -128,8 +127,8 @@ def test_parked_ranks_take_over_from_whichever_rank_is_lost_and_others_are_parke
         assert [cause for cause, _, _ in run.incidents().values()] == [Cause.TRAINER_CRASH] * 2
 
 
+@pytest.mark.usefixtures("cluster")
 def test_of_many_ranks_each_that_is_lost_is_told_once():
-    with running_ray():
-        found = rank_costs(64, compose([PRESET]), seconds=1.0, kills=2)
+    found = rank_costs(64, compose([PRESET]), seconds=1.0, kills=2)
     assert found["events for each loss"] == 1
     assert found["the latest, s"] > 0

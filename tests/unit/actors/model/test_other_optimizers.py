@@ -157,7 +157,8 @@ def test_what_can_not_be_made_is_one_message(kind, said):
 def test_before_anything_starts_it_is_made_in_another_process():
     def said(kind):
         argument = json.dumps(dataclasses.asdict(OptimizerConfig(type=kind)))
-        return [str(error) for error in _tried(PROBE_OPTIMIZER, argument, "actor.optimizer.type", ConfigError)]
+        tried = _tried(PROBE_OPTIMIZER, argument, key="actor.optimizer.type", kind=ConfigError)
+        return [str(error) for error in tried]
 
     assert said("torch.optim:RMSprop") == []
     (message,) = said("torch.nn:Linear")
