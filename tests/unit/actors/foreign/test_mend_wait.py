@@ -94,6 +94,14 @@ def resume(paths, at=1.0):
     ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a test", at=at))
 
 
+async def mended(config, paths, tmp_path):
+    """Its outcome, where a person mends its rewards while it waits, and says so."""
+    running = await waiting(config, paths, tmp_path)
+    (tmp_path / "environment").unlink()
+    resume(paths)
+    return await running
+
+
 def causes(paths):
     return [(event["cause"], event["is_mended"]) for event in events(paths, "incident.ended")]
 
@@ -157,13 +165,7 @@ def test_where_one_step_shows_too_little_several_decide_and_none_of_them_is_writ
     config.reward_health.noise_floor = 0.35
     config.reward_health.fall_threshold = None
 
-    async def run():
-        running = await waiting(config, paths, tmp_path)
-        (tmp_path / "environment").unlink()
-        resume(paths)
-        return await running
-
-    assert_sound(asyncio.run(run()), paths, tmp_path)
+    assert_sound(asyncio.run(mended(config, paths, tmp_path)), paths, tmp_path)
     (why,) = [event["reason"] for event in events(paths, "health.outside_weights")]
     assert re.search(r"earn 0 now in \d steps", why), why
     restored = [event["time"] for event in events(paths, "trainer.restored")]

@@ -25,6 +25,7 @@ from tests.unit.actors.foreign.test_mend_wait import (
     causes,
     config,
     events,
+    mended,
     paths,
     resume,
     supervisor_of,
@@ -74,13 +75,7 @@ def test_what_a_restored_trainer_saved_before_it_crashed_is_not_resumed_from(con
     config.restart.restore = 3
     config.reward_health.noise_floor, config.reward_health.fall_threshold = 0.35, None  # several steps decide
 
-    async def run():
-        running = await waiting(config, paths, tmp_path)
-        (tmp_path / "environment").unlink()
-        resume(paths)
-        return await running
-
-    assert_sound(asyncio.run(run()), paths, tmp_path)
+    assert_sound(asyncio.run(mended(config, paths, tmp_path)), paths, tmp_path)
     first, again, last = [event["global_step"] for event in events(paths, "trainer.restored")]
     assert again == first < last == events(paths, "health.outside_weights")[0]["onset_step"] - 1
     assert (tmp_path / "out" / "set_aside" / f"step-{first + 1}.unproven-1").is_dir()
