@@ -48,7 +48,7 @@ from scripts.run_control import send as send_request
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
 ZERO, STAYS, OOM = "zero", "zero-stays", "oom"
-OUTSIDE, WAITS = "health.outside_weights", "rewards.awaited"
+OUTSIDE, WAITS = ("health.outside_weights", "health.verifier_broken"), "rewards.awaited"
 ENDS_IT, STARTS = frozenset({"kill", "stop", OOM}), "trainer.starting"
 HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
@@ -245,10 +245,11 @@ def _strike(
 
 
 def _resumed_before(paths: RunPaths) -> bool:
-    """Whether the run has gone on from before the onset, once restored weights did not earn what they had."""
+    """Whether the run has gone on from before the onset, once restored weights did not earn what they had, or the
+    reward function failed its check."""
     why, onset, resumed, since = "", math.nan, math.nan, math.inf
     for event in read_lines(paths.events):
-        if event.get("event") == OUTSIDE:
+        if event.get("event") in OUTSIDE:
             why, onset, resumed = str(event.get("reason")), number_of(event.get("onset_step")), math.nan
         elif event.get("event") == "trainer.restored" and math.isnan(resumed):
             resumed, since = number_of(event.get("global_step")), number_of(event.get("time"))

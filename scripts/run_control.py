@@ -34,6 +34,7 @@ from scripts.run_choice import add_run_arguments, chosen_run
 NOT_LIVE, LATE = 1, 4
 BEAT_S = 3.0
 """A live driver writes once a second."""
+AWAITED = "rewards.awaited"
 REQUESTS = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
 
 
@@ -90,8 +91,18 @@ def _do(given: argparse.Namespace) -> int:
         "scale": lambda: _has_size(paths, request),
         "stop": lambda: last_end(paths) is not None,
     }[given.what]
-    if given.timeout and not _within(given.timeout, lambda: last_end(paths) is not None or reached()):
+
+    def why_not() -> str:
+        return _waits_on(paths, request) if given.what == "resume" else ""
+
+    def is_over() -> bool:
+        return last_end(paths) is not None or reached() or bool(why_not())
+
+    if given.timeout and not _within(given.timeout, is_over):
         print(_why_late(paths, given.timeout), file=sys.stderr)
+        return LATE
+    if why := why_not():
+        print(f"not done: {_name(paths)} waits on: {why}", file=sys.stderr)
         return LATE
     if given.what != "stop" and last_end(paths) is not None:
         print(f"not done: {_name(paths)} has ended{_how_it_ended(paths)}", file=sys.stderr)
@@ -124,6 +135,12 @@ def _why_late(paths: RunPaths, timeout_s: float) -> str:
     if not lives(paths):
         return f"{late}: the driver of {_name(paths)} stopped writing; it was {state}\n  → {_what_next(paths)}"
     return f"{late}; the request still holds. The run is {state}{f': {reason}' if reason else ''}"
+
+
+def _waits_on(paths: RunPaths, request: RequestEntry) -> str:
+    """Why a run that waits for its rewards to be mended has heard that it is to resume, and does not; else ""."""
+    waits = [line for line in read_lines(paths.events) if line.get("event") == AWAITED]
+    return str(waits[-1].get("reason")) if waits and waits[-1].get("heard_at") == request.at else ""
 
 
 def _size(servers: int | None, leaves: Sequence[str], paths: RunPaths, asked: RequestEntry) -> dict[str, Any]:

@@ -39,7 +39,8 @@ async def killed_for_memory(node: str, pid: int) -> str:
     give_up_at = time.monotonic() + WITHIN_S
     while (left_s := give_up_at - time.monotonic()) > 0:
         try:
-            said = await asyncio.wait_for(asyncio.to_thread(listed_reason, node, pid), left_s)
+            async with asyncio.timeout(left_s):
+                said = await asyncio.to_thread(listed_reason, node, pid)
         except Exception as error:  # noqa: BLE001 - Ray's own errors here are many, and bare
             log.warning("ray_kills.not_known pid=%d reason=%r", pid, error)
             return ""

@@ -103,7 +103,8 @@ def kill(process: GuardedProcess) -> None:
 async def within(seconds: float, asked: asyncio.Event) -> None:
     """Wait, and no longer once the end is asked for."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asked.wait(), max(seconds, 0.0))
+        async with asyncio.timeout(max(seconds, 0.0)):
+            await asked.wait()
 
 
 async def run_to_end(command: TrainerCommand, paths: RunPaths) -> tuple[int | None, str]:

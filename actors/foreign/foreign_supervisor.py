@@ -44,6 +44,7 @@ from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, last_of, number_of
 from launcher.run_files.run_paths import RunPaths
 
+SUPERVISOR_LOST = "the actor that ran it ended, and the command with it"
 LOST = "its trainer's process has ended, and the command lives on"
 Made = TypeVar("Made")
 
@@ -166,20 +167,19 @@ class ForeignSupervisor:
             return ForeignFault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=error.message)
         return await self._watch()
 
-    async def _left_by_a_predecessor(self) -> ForeignFault:
-        """Its supervisor was killed, and the command with it. What it had reported by then is read first. Raises
-        OutsideWeights where a mend was awaited, or is to be."""
+    async def _left_by_a_predecessor(self) -> ForeignFault | None:
+        """Its supervisor was killed, and the command with it. Raises OutsideWeights where a mend is to be awaited."""
+        began = await asyncio.to_thread(last_of, self._paths.events, "trainer.starting", self._journal.attempt)
+        if not began and not self._history.incidents.open:
+            return await self._found_at_first()
         self._mend.resumed()
         self._owe_proof(FIRST_WEIGHTS if self.steps.last_step is None else self.steps.last_step)
-        began = await asyncio.to_thread(last_of, self._paths.events, "trainer.starting", self._journal.attempt)
-        if began:
+        if began:  # what it had reported by then is read first
             self._source.begin(int(number_of(began.get("at_byte"), 0.0)))
             if (fault := await self._take_all(known=self.steps.last_step)) is not None:
                 return fault
-        reason = "the actor that ran it ended, and the command with it"
-        return self._learning.find(self.steps.lines, self._clock()) or ForeignFault(
-            cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=reason
-        )
+        fault = ForeignFault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=SUPERVISOR_LOST)
+        return self._learning.find(self.steps.lines, self._clock()) or fault
 
     def _owe_proof(self, step: int) -> None:
         if (onset_step := self._mend.onset_after(step)) is not None:

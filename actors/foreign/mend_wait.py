@@ -12,10 +12,10 @@ import contextlib
 from collections.abc import Callable, Mapping
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
-from actors.foreign.foreign_faults import DOING, OutsideWeights
+from actors.foreign.foreign_faults import DOING, TRAINER, OutsideWeights
 from actors.foreign.foreign_process import within
 from actors.foreign.foreign_steps import ForeignSteps
-from actors.foreign.reward_check import why_broken
+from actors.foreign.reward_check import KEY, Objection, objection
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import unproven_of
@@ -84,18 +84,24 @@ class MendWait:
 
     async def check_first(self) -> None:
         """Before the first start of an attempt. Raises RunError."""
-        if why := await self._broken():
-            raise RunError(f"{why}; the trainer was not started", "mend the reward function, or the check")
+        if (found := await self._objection()) is not None:
+            raise RunError(f"{found.why}; the trainer was not started", "mend the reward function, or the check")
 
     async def accuse(self, reason: str, onset_step: int | None) -> None:
-        """Rewards fell. Raises OutsideWeights where the reward function does not pass its check."""
-        if onset_step is not None and (why := await self._broken()):
-            facts: dict[str, object] = {"onset_step": onset_step, "global_step": onset_step - 1}
-            self._history.event("health.verifier_broken", subject=REWARD, reason=why, **facts)
-            raise OutsideWeights(f"{why}; {reason}", onset_step=onset_step, cause=Cause.VERIFIER_BROKEN)
+        """Rewards fell. Raises OutsideWeights where the reward function fails its check. Where the check could not be
+        run to its end, the first steps after a restore have to tell."""
+        if onset_step is None or (found := await self._objection()) is None:
+            return
+        if not found.is_known:
+            unknown = f"{found.why}; it is not known whether the reward function is at fault: check {KEY}"
+            self._history.event("trainer.unwatched", subject=TRAINER, reason=unknown)
+            return
+        facts: dict[str, object] = {"onset_step": onset_step, "global_step": onset_step - 1}
+        self._history.event("health.verifier_broken", subject=REWARD, reason=found.why, **facts)
+        raise OutsideWeights(f"{found.why}; {reason}", onset_step=onset_step, cause=Cause.VERIFIER_BROKEN)
 
     def resumed(self) -> None:
-        """A supervisor takes over. Raises OutsideWeights where the one before it was waiting."""
+        """A supervisor takes over from one that had started something. Raises OutsideWeights where it was waiting."""
         if (unproven := self._checkpoints.unproven) is not None and unproven.is_contradicted:
             cause = Cause.VERIFIER_BROKEN if REWARD in self._open else Cause.OUTSIDE_WEIGHTS
             raise OutsideWeights(unproven.why, onset_step=unproven.onset_step, cause=cause)
@@ -107,8 +113,8 @@ class MendWait:
         if error.cause is Cause.OUTSIDE_WEIGHTS:
             await asyncio.to_thread(self._steps.withdraw, self._paths)
             await self._checkpoints.put_back()
-            if why := await self._broken():
-                reason = f"{why}; {error.message}"
+            if (found := await self._objection()) is not None and found.is_known:
+                reason = f"{found.why}; {error.message}"
                 error = OutsideWeights(reason, onset_step=error.onset_step, cause=Cause.VERIFIER_BROKEN)
         subject, now = SUBJECT_OF[error.cause], self._clock()
         others = [one for one in self._open.values() if one.subject != subject]
@@ -137,11 +143,15 @@ class MendWait:
         history.enter(RunState.PAUSED, f"it waits for its rewards to be mended: {reason}")
         why, by_itself = "", "as trainer.reward_check passes" if has_check else f"after {wait_s:.3g} s"
         while not self._asked.is_set():
-            why = await self._resumed_within(wait_s) or by_itself
-            if not has_check or not await self._broken():
+            who = await self._resumed_within(wait_s)
+            why = who or by_itself
+            if not has_check or (found := await self._objection()) is None:
                 break
             if self._clock() >= give_up_at:
                 raise self._given_up(error)
+            if who:
+                reason = f"{found.why}; {how} {wait_s:.3g} s"
+                history.event(WAITS, subject=one.subject, reason=reason, seconds=wait_s, heard_at=self._heard_at)
         if not self._asked.is_set():
             history.enter(RunState.REPAIRING, f"the trainer is started again {why}")
 
@@ -162,8 +172,8 @@ class MendWait:
             await within(min(left, LOOK_S), self._asked)
         return ""
 
-    async def _broken(self) -> str:
-        return await why_broken(self._config, self._paths, self._adapter, self._asked, self._variables)
+    async def _objection(self) -> Objection | None:
+        return await objection(self._config, self._paths, self._adapter, self._asked, self._variables)
 
     def _wanted(self) -> RequestEntry | None:
         with contextlib.suppress(StorageError):  # asked again at the next look

@@ -135,7 +135,8 @@ class GuardedProcess:
         """The child that a guard reports through the pipe `report`, which is closed at its end. Raises ServerError."""
         pipe = ReportPipe(report)
         try:
-            first = await asyncio.wait_for(pipe.lines.readline(), within_s)
+            async with asyncio.timeout(within_s):  # wait_for, of Python 3.11, may swallow a cancellation
+                first = await pipe.lines.readline()
         except TimeoutError as error:
             pipe.close()
             raise ServerError(

@@ -176,7 +176,8 @@ class ClusterObserver:
         """As the trainer knows them now: at the last look they may have been loading weights."""
         if self._history.fleet.standbys:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.trainer.probe.refresh(), LOOK_AGAIN_S)
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self.trainer.probe.refresh()
 
     def _disk_answered(self) -> None:
         """On a thread of a probe: the loop may have ended."""

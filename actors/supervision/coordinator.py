@@ -84,7 +84,8 @@ class Coordinator:
             if self._artifacts is not None:
                 await self._artifacts.close()
             with contextlib.suppress(TimeoutError):  # a disk that stalls must not keep the outcome from the driver
-                await asyncio.wait_for(self._history.flush(), FLUSH_S)
+                async with asyncio.timeout(FLUSH_S):
+                    await self._history.flush()
 
     def abort(self, reason: str) -> None:
         """End the run, saving what there is. Asking twice changes nothing."""
@@ -227,7 +228,8 @@ class Coordinator:
         """That it was begun is on the disk first: a Coordinator that takes over must know. A pause and a halt, which it
         would only order again, do not wait for a disk that stalls: the run could not even be ended."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._history.flush(), FLUSH_S if isinstance(action, Halt | PauseTrainer) else None)
+            async with asyncio.timeout(FLUSH_S if isinstance(action, Halt | PauseTrainer) else None):
+                await self._history.flush()
 
     def _failed(self, action: Action, reason: str, started: float) -> None:
         """It is due again after a wait that doubles with each failure; a halt is never waited for. After

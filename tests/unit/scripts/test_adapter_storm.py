@@ -78,13 +78,14 @@ def test_rewards_are_broken_only_where_the_reward_function_is_this_tools(capsys,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("why", ["health.outside_weights", "health.verifier_broken"])
 @pytest.mark.parametrize(("resumed", "first", "is_right"), [(9, 10, True), (14, 15, False), (9, 0, False)])
-def test_a_contradicted_restore_goes_on_from_before_the_onset(tmp_path, resumed, first, is_right):
+def test_rewards_that_broke_outside_the_weights_go_on_from_before_the_onset(tmp_path, why, resumed, first, is_right):
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
     paths.prepare()
     for event, facts in (
         ("trainer.restored", {"global_step": 4}),
-        ("health.outside_weights", {"onset_step": 12, "global_step": 4}),
+        (why, {"onset_step": 12, "global_step": 4}),
         ("trainer.restored", {"global_step": resumed}),
     ):
         append_line(paths.events, {"time": 2.0, "event": event, **facts})

@@ -14,7 +14,7 @@ import pytest
 from actors.foreign import mend_wait
 from actors.foreign.foreign_process import mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
-from actors.foreign.reward_check import why_broken
+from actors.foreign.reward_check import Objection, objection
 from actors.processes.guarded_process import ReportPipe
 from actors.processes.process_tree import bearing
 from actors.supervision.run_history import RunHistory
@@ -126,7 +126,11 @@ def test_with_a_check_nothing_is_restored_before_the_reward_function_is_mended(c
     async def run():
         running = await waiting(config, paths, tmp_path)
         resume(paths)  # by somebody who is mistaken: the check says so
-        await until(lambda: paths.trainer_log.read_text().count("4 is not 4") > 1, running)
+        waits = await until(lambda: events(paths, "rewards.awaited")[1:], running)
+        assert waits[-1]["heard_at"] == 1.0
+        assert waits[-1]["reason"].startswith(
+            "trainer.reward_check ended with exit code 1: 4 is not 4; trainer.reward_check"
+        )
         assert not events(paths, "trainer.restored", "checkpoint.condemned")
         (tmp_path / "environment").unlink()  # and nobody says so
         return await running
@@ -196,22 +200,68 @@ def test_a_stop_that_comes_as_the_check_has_just_started_does_not_wait_for_its_e
 
         monkeypatch.setattr(ReportPipe, "_take", taken)
         async with asyncio.timeout(scaled(20)):
-            return await why_broken(config, paths, adapter_of(config.trainer), asked, {})
+            return await objection(config, paths, adapter_of(config.trainer), asked, {})
 
-    assert asyncio.run(run()) == ""
+    assert asyncio.run(run()) is None
     assert bearing(mark_of(paths)) == []
 
 
-def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass(config, paths):
-    async def why(check, **variables):
+def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass_and_shows_nothing(config, paths):
+    def found(check, **variables):
         config.trainer.reward_check = check
-        return await why_broken(config, paths, adapter_of(config.trainer), asyncio.Event(), variables)
+        return asyncio.run(objection(config, paths, adapter_of(config.trainer), asyncio.Event(), variables))
 
     config.reward.setup_timeout = 0.5
-    assert asyncio.run(why("sleep 60")) == "trainer.reward_check did not end within reward.setup_timeout=0.5"
+    why = "trainer.reward_check did not end within reward.setup_timeout=0.5"
+    assert found("sleep 60") == Objection(why=why, is_known=False)
     assert bearing(mark_of(paths)) == []
-    config.reward.setup_timeout = 60.0
-    assert asyncio.run(why("true")) == asyncio.run(why(None)) == ""
-    assert "trainer.reward_check ended with exit code 127" in asyncio.run(why("no-such-program"))
+    config.reward.setup_timeout = scaled(60)
+    assert found("true") is found(None) is None
+    assert found("sh -c 'echo 4 is not 4; exit 1'") == Objection(
+        why="trainer.reward_check ended with exit code 1: 4 is not 4", is_known=True
+    )
+    for not_run, exit_code in (("no-such-program", "127"), ("sh -c 'kill -9 $$'", "-9")):
+        assert f"ended with exit code {exit_code}" in found(not_run).why and not found(not_run).is_known
     its_path = "sh -c 'test $PYTHONPATH = of/the/trainer'"
-    assert asyncio.run(why(its_path, PYTHONPATH="of/the/trainer")) == "" != asyncio.run(why(its_path))
+    assert found(its_path, PYTHONPATH="of/the/trainer") is None and found(its_path).is_known
+
+
+@pytest.mark.slow
+def test_a_check_that_does_not_end_accuses_nobody_and_the_first_steps_after_a_restore_decide(config, paths, tmp_path):
+    (tmp_path / "check.py").write_text("import os, time\nos.path.exists('environment') and time.sleep(3600)")
+    config.trainer.reward_check = f"{sys.executable} check.py"
+    config.reward.setup_timeout = scaled(5)
+    assert_sound(asyncio.run(mended(config, paths, tmp_path)), paths, tmp_path)
+    (unknown,) = events(paths, "trainer.unwatched")
+    assert "did not end within reward.setup_timeout" in unknown["reason"]
+    assert unknown["reason"].endswith(
+        "it is not known whether the reward function is at fault: check trainer.reward_check"
+    )
+    assert not events(paths, "health.verifier_broken")
+    assert causes(paths) == [("reward_collapse", False), ("outside_weights", True)]
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_is_killed_before_its_first_start_is_followed_by_one_that_starts(config, paths, tmp_path):
+    """Of a run that was given up while its rewards were broken, and is started again: nobody waits any more."""
+    config.reward_health.mend_patience_s = 0.0
+
+    async def attempt(number):
+        journal = Journal(paths.events, number, time.time)
+        history = RunHistory.read(journal, paths.events, number, clock=time.monotonic, node="n")
+        return await ForeignSupervisor(config, paths, journal, history, {}).run()
+
+    async def given_up():
+        supervisor = supervisor_of(config, paths)
+        running = asyncio.create_task(supervisor.run())
+        await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
+        (tmp_path / "environment").touch()
+        return await running
+
+    assert asyncio.run(given_up()).status is TerminalStatus.ERRORED
+    (tmp_path / "environment").unlink()
+    killed = RunHistory.read(Journal(paths.events, 2, time.time), paths.events, 2, clock=time.monotonic, node="n")
+    killed.begin("the command is starting")
+    asyncio.run(killed.flush())
+    assert_sound(asyncio.run(attempt(2)), paths, tmp_path)
+    assert not [event for event in events(paths, "rewards.awaited") if event["attempt"] == 2]
