@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import math
 import os
 import random
-import re
 import resource
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
@@ -40,6 +37,7 @@ from launcher.run_files.journal import Record, current_lines, number_of, read_li
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended
 from scripts.faults import areal_rig, trl_rig
+from scripts.faults.foreign_cost import OOM, FaultCost, begins_again, cost_of, fault_cost
 from scripts.faults.run_processes import LiveServer, find_servers
 from scripts.faults.started_run import Driver, started
 from scripts.health.recorded_run import read_view
@@ -47,14 +45,8 @@ from scripts.run_control import send as send_request
 
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
-ZERO, STAYS, OOM = "zero", "zero-stays", "oom"
+ZERO, STAYS = "zero", "zero-stays"
 OUTSIDE, WAITS = ("health.outside_weights", "health.verifier_broken"), "rewards.awaited"
-ENDS_IT, STARTS = frozenset({"kill", "stop", OOM}), "trainer.starting"
-HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
-DROPPED = re.compile(rb"Workflow execution failed")
-"""As AReaL's client says it."""
-NOTICED = frozenset({"server.died", "health.dead", "trainer.died", "incident.began"})
-AGAIN = frozenset({"trainer.restarted"})
 SERVES, WHOLE = frozenset({"READY"}), frozenset({"READY", "PARKED"})
 UPDATE_S = 0.3
 """`update` is sent at a random moment of so many seconds after the trainer has given weights."""
@@ -65,21 +57,6 @@ LEAST_BYTES = 4096
 """The kernel takes a limit of 0 for none."""
 LOOK_S = 0.1
 BEHIND = "--"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Of a fault: seconds to the first step that was new, None where none came; steps that were taken again; seconds
-    until an event told of it, and until the trainer was started again; and what its log says of its requests from the
-    fault to that step."""
-
-    after_step: int
-    seconds: float | None
-    steps_again: int
-    noticed_s: float | None = None
-    restarted_s: float | None = None
-    http_errors: int = 0
-    groups_dropped: int = 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,7 +101,7 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     at = sorted(chance.sample(range(first, last), len(given.faults)))
     is_served = config.trainer.rung == SERVERS
     n_servers = config.sglang.n_servers + (config.recovery.standby_servers or 0) if is_served else 0
-    costs: list[Cost] = []
+    costs: list[FaultCost] = []
     with started(words, paths) as run:
         for step, fault in zip(at, given.faults, strict=True):
             _wait(run, functools.partial(_is_due, paths, step, n_servers))
@@ -133,7 +110,7 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
             if (moment := _strike(fault, paths, adapter, run, chance, broken)) is None:
                 break
             _wait(run, functools.partial(_has_stepped, paths, moment, fault))
-            costs.append(_cost(paths, log, begin, moment, fault))
+            costs.append(fault_cost(paths, log, begin, moment, fault))
             print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
     goes_on = STAYS not in given.faults or _resumed_before(paths)
@@ -169,36 +146,6 @@ def _learned(paths: RunPaths) -> str:
     rewards, times = ([x for line in lines if math.isfinite(x := number_of(line.get(key)))] for key in (REWARD, STEP_S))
     reward = f"reward {fmean(rewards[-LAST:]):.3f} in the last {LAST}" if rewards else "no rewards"
     return f"{reward}, {median(times):.2f} s a step (median)" if times else reward
-
-
-def _cost(paths: RunPaths, log: Path, begin: int, moment: float, fault: str) -> Cost:
-    """`begin`: bytes of the trainer's log before the fault."""
-    with log.open("rb") as text:
-        text.seek(begin)
-        said = text.read()
-    events = list(read_lines(paths.events))
-    return dataclasses.replace(
-        cost_of(list(read_lines(paths.metrics)), moment, _begins_again(paths, moment, fault)),
-        noticed_s=_seconds_to(events, NOTICED, moment),
-        restarted_s=_seconds_to(events, AGAIN, moment),
-        http_errors=len(HTTP_ERROR.findall(said)),
-        groups_dropped=len(DROPPED.findall(said)),
-    )
-
-
-def _seconds_to(events: Sequence[Record], names: Set[str], moment: float) -> float | None:
-    times = [number_of(event.get("time")) for event in events if event.get("event") in names]
-    return next((round(time - moment, 1) for time in times if time >= moment), None)
-
-
-def cost_of(lines: Sequence[Record], at: float, since: float | None = None) -> Cost:
-    """`lines`: all of metrics.jsonl. `at`: unix seconds of the fault, `since`: from when on a step can be new."""
-    begin = at if since is None else since
-    seen = [(number_of(line.get("time")), int(number_of(line.get("global_step")))) for line in lines]
-    last = max((step for moment, step in seen if moment < begin), default=-1)
-    new = next((moment for moment, step in seen if moment >= begin and step > last), None)
-    again = sum(begin <= moment and step <= last for moment, step in seen if new is None or moment < new)
-    return Cost(after_step=last, seconds=None if new is None else round(new - at, 1), steps_again=again)
 
 
 def _strike(
@@ -281,16 +228,8 @@ def _is_due(paths: RunPaths, step: int, n_servers: int) -> bool:
 
 
 def _has_stepped(paths: RunPaths, moment: float, fault: str) -> bool:
-    since = _begins_again(paths, moment, fault)
+    since = begins_again(paths, moment, fault)
     return cost_of(list(read_lines(paths.metrics)), moment, since).seconds is not None
-
-
-def _begins_again(paths: RunPaths, moment: float, fault: str) -> float:
-    """What a trainer had said before it was killed is read after it: its next incarnation's steps are new."""
-    if fault not in ENDS_IT:
-        return moment
-    started = [number_of(event.get("time")) for event in read_lines(paths.events) if event.get("event") == STARTS]
-    return next((time for time in started if time >= moment), math.inf)
 
 
 def _is_updating(paths: RunPaths, known: Set[Path]) -> bool:

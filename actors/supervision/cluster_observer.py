@@ -1,7 +1,6 @@
 """Observes a real run for the Coordinator: its servers, its trainer, its monitor, its nodes and its checkpoints.
 
-Each actor is queried by a separate task, so one that hangs delays nothing that is known of the others. The disk is read
-in threads, since the loop that runs this answers whether the Coordinator is alive.
+A task asks each actor, so one that hangs delays nothing. Threads read the disk: the loop answers for the Coordinator.
 """
 
 from __future__ import annotations

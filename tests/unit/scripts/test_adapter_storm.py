@@ -9,28 +9,26 @@ from actors.processes.process_tree import identify
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
 from scripts.adapter_storm import (
-    Cost,
-    _cost,
     _has_stepped,
     _is_known,
     _learned,
     _resumed_before,
     _starve,
-    cost_of,
     main,
 )
+from scripts.faults.foreign_cost import FaultCost, cost_of, fault_cost
 
 TOOK = [(1.0, 0), (2.0, 1), (3.0, 2), (13.0, 1), (14.0, 2), (15.0, 3), (16.0, 4)]
-LINES = [{"time": moment, "global_step": step} for moment, step in TOOK]
+LINES = [{"time": moment, "global_step": step, "timeperf/step_s": 1.0} for moment, step in TOOK]
 
 
 @pytest.mark.parametrize(
     ("at", "cost"),
     [
-        (3.5, Cost(after_step=2, seconds=11.5, steps_again=2)),
-        (15.5, Cost(after_step=3, seconds=0.5, steps_again=0)),
-        (16.5, Cost(after_step=4, seconds=None, steps_again=0)),
-        (0.5, Cost(after_step=-1, seconds=0.5, steps_again=0)),
+        (3.5, FaultCost(after_step=2, seconds=11.5, late_s=11.0, steps_again=2)),
+        (15.5, FaultCost(after_step=3, seconds=0.5, late_s=0.0, steps_again=0)),
+        (16.5, FaultCost(after_step=4, seconds=None, steps_again=0)),
+        (0.5, FaultCost(after_step=-1, seconds=0.5, steps_again=0)),
     ],
 )
 def test_a_fault_costs_the_time_to_a_new_step_and_the_steps_taken_again(at, cost):
@@ -49,7 +47,9 @@ def test_a_step_that_a_killed_trainer_had_taken_is_not_the_first_of_the_next_one
     append_line(paths.events, {"time": 5.0, "event": "trainer.starting", "subject": "trainer"})
     for line in late[4:]:
         append_line(paths.metrics, line)
-    assert _cost(paths, paths.trainer_log, 0, 3.5, "kill") == Cost(after_step=3, seconds=12.5, steps_again=3)
+    assert fault_cost(paths, paths.trainer_log, 0, 3.5, "kill") == FaultCost(
+        after_step=3, seconds=12.5, late_s=11.4, steps_again=3
+    )
 
 
 def test_errors_that_its_client_logged_after_the_fault_are_counted_and_its_first_event_dates_it(tmp_path):
@@ -64,8 +64,8 @@ def test_errors_that_its_client_logged_after_the_fault_are_counted_and_its_first
         append_line(paths.metrics, line)
     for at, name in ((2.0, "server.died"), (3.75, "weights.refused"), (4.0, "server.died"), (5.0, "incident.began")):
         append_line(paths.events, {"time": at, "event": name, "subject": "server-0"})
-    cost = Cost(after_step=2, seconds=11.5, steps_again=2, noticed_s=0.5, http_errors=2, groups_dropped=1)
-    assert _cost(paths, paths.trainer_log, begin, 3.5, "server") == cost
+    cost = fault_cost(paths, paths.trainer_log, begin, 3.5, "server")
+    assert (cost.seconds, cost.noticed_s, cost.http_errors, cost.groups_dropped) == (11.5, 0.5, 2, 1)
 
 
 def test_rewards_are_broken_only_where_the_reward_function_is_this_tools(capsys, tmp_path, monkeypatch):
