@@ -35,7 +35,15 @@ from launcher.cli import doctor, keep_alive
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.unattended import CONTINUES
 from launcher.config import hydra_plugin
-from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, presets, register, to_run_config
+from launcher.config.compose import (
+    CONFIG_FOLDER,
+    CONFIG_NAME,
+    REPOSITORY,
+    as_typed_texts,
+    presets,
+    register,
+    to_run_config,
+)
 from launcher.config.foreign import OWN
 from launcher.config.hydra_messages import explain
 from launcher.config.hydra_plugin import Compose
@@ -128,7 +136,7 @@ def ordered_arguments(arguments: Sequence[str]) -> list[str]:
     options = [a for a in arguments if a not in overrides]
     if {"--help", "-h"} & set(options) and not any(a.startswith("conf=") for a in overrides):
         overrides.append(f"conf={presets()[0]}")
-    return [*options, *overrides]
+    return [*options, *as_typed_texts(overrides)]
 
 
 def quoted(text: str) -> str:

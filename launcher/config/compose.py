@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,7 @@ from launcher.config import hydra_plugin
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
 from launcher.config.hydra_messages import deleted, explain, unknown_key
 from launcher.config.schema import RunConfig
-from launcher.config.settings import settings_of
+from launcher.config.settings import Duration, settings_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG_FOLDER = REPOSITORY / "conf"
@@ -33,6 +34,8 @@ LONGEST_SHOWN = 80
 
 YAML_SWITCHES = {"True": "on", "False": "off"}
 """YAML 1.1 reads a bare `on` or `off` as a boolean, so `recover: {mode: on}` in a preset arrives as "True"."""
+NUMBER = re.compile(r"[\d_.]*\d[\d_.]*([eE][+-]?\d[\d_]*)?")
+"""What Hydra may take for one."""
 
 
 @functools.cache
@@ -50,13 +53,36 @@ def presets() -> list[str]:
     return sorted(file.stem for file in (CONFIG_FOLDER / "conf").glob("*.yaml"))
 
 
+@functools.cache
+def _texts() -> frozenset[str]:
+    """The settings that take a text as it is typed."""
+    return frozenset(
+        one.key
+        for one in settings_of(RunConfig)
+        if one.type.startswith("str") and not isinstance(one.allowed, Duration)
+    )
+
+
+def as_typed_texts(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with quotes around a text that Hydra would take for a number and write another way: `2026_11_26`
+    would be 20261126, `3.10` 3.1, and of a commit `12e4567` infinity, which many names share."""
+
+    def quoted(override: str) -> str:
+        key, equals, value = override.partition("=")
+        if key.lstrip("+") not in _texts():
+            return override
+        return key + equals + ",".join(f'"{one}"' if NUMBER.fullmatch(one) else one for one in value.split(","))
+
+    return [quoted(one) for one in overrides]
+
+
 def compose(overrides: Sequence[str]) -> RunConfig:
     """The RunConfig of a command line, for scripts and tests. Raises ConfigError; not checked
     (`launcher.resources.config_checks`)."""
     register()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_FOLDER)):
         try:
-            composed = hydra.compose(CONFIG_NAME, overrides=list(overrides))
+            composed = hydra.compose(CONFIG_NAME, overrides=as_typed_texts(overrides))
         except Exception as error:  # Hydra raises ValueErrors and assertions beside its own kinds
             raise explain(error, overrides) from error
     return to_run_config(composed)

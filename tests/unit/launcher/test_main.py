@@ -323,6 +323,7 @@ def test_a_preset_of_the_users_own(command, tmp_path):
         (["conf=a", "-m", "~x", "+y=1"], ["-m", "conf=a", "~x", "+y=1"]),
         (["--config-dir=/a", "conf=a"], ["--config-dir=/a", "conf=a"]),
         (["-h", "conf=a"], ["-h", "conf=a"]),
+        (["-m", "trial_name=1_0,x", "seed=1_0"], ["-m", 'trial_name="1_0",x', "seed=1_0"]),
         (["conf=a", "--", "x=${y}", 'z="1"'], ["conf=a", r'trainer.overrides=["x=\${y}","z=\"1\""]']),
     ],
 )

@@ -48,6 +48,13 @@ def test_what_comes_out_is_plain_and_crosses_processes():
     assert pickle.loads(pickle.dumps(config)) == config
 
 
+@pytest.mark.parametrize("name", ["2026_11_26", "3.10", "12e4567", "1e5", "007", "'3.10'"])
+def test_a_name_stays_as_it_was_typed(name):
+    """Hydra makes 20261126, 3.1 and infinity of the first three, and two commits' names would be of one run."""
+    config = compose(["conf=arithmetic_cpu", f"trial_name={name}", f"train_dataset.name={name}", "seed=1_0"])
+    assert (config.trial_name, config.train_dataset.name, config.seed) == (name.strip("'"), name.strip("'"), 10)
+
+
 def test_defaults_follow_the_settings_they_are_tied_to():
     config = compose(["conf=arithmetic_cpu", "actor.path=Qwen/Qwen2.5-0.5B", "actor.dtype=bfloat16", "seed=7"])
     assert (config.sglang.model_path, config.ref.path) == ("Qwen/Qwen2.5-0.5B",) * 2
