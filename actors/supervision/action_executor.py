@@ -24,7 +24,7 @@ from actors.supervision.server_handle import ServerHandle
 from actors.supervision.standby_handle import NEW_PROCESS_S, PARK_S
 from actors.supervision.verifier_retry import ask_the_verifier_again
 from actors.weights.start_weights import StartWeights, first_weights, forget, keep_for
-from launcher.base.errors import CheckpointError, DataError, LauncherError, RunError, ServerError, UsageError
+from launcher.base.errors import CheckpointError, DataError, DiskError, LauncherError, RunError, ServerError, UsageError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, TerminalStatus, TrainerReady
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
@@ -223,8 +223,9 @@ class ActionExecutor:
         try:
             next_step = await self._trainer.restore(global_step, self._history.lineage)
         except CheckpointError as error:
-            made_at = await asyncio.to_thread(self._observer.catalog.made_at, global_step)
-            self._history.found_damaged(global_step, made_at, error.message)
+            if not isinstance(error, DiskError):  # of which an older one knows no more
+                made_at = await asyncio.to_thread(self._observer.catalog.made_at, global_step)
+                self._history.found_damaged(global_step, made_at, error.message)
             raise
         except DataError as error:  # of another data set: no older checkpoint is of this one
             self._unusable = error

@@ -40,7 +40,7 @@ class Save:
 
 
 class CheckpointWriter:
-    """`newest`: the newest complete checkpoint. One `write` at a time."""
+    """`newest`: the newest complete checkpoint, None before the first `look`. One `write` at a time."""
 
     def __init__(
         self, config: RunConfig, paths: RunPaths, journal: Journal, store: CheckpointStore, uploads: Uploader | None
@@ -52,7 +52,6 @@ class CheckpointWriter:
         self._keep_last = config.recover.keep_last
         self._fingerprint = config_fingerprint(config)
         self.newest: Checkpoint | None = None
-        self.look()
 
     def look(self) -> None:
         """Find the newest on the disk."""

@@ -30,8 +30,9 @@ from actors.training.checkpoint_writer import CheckpointWriter, Save
 from actors.training.run_position import RunPosition
 from actors.training.step_memory import Restored, StepMemory
 from launcher.base.disk_faults import DiskFault, Refusal, fault_of
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, DiskError
 from launcher.base.messages import StepReport
+from launcher.checkpoints.checkpoint_folder import refuse_unread
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
 from launcher.checkpoints.manifest import POSITION_FILE
@@ -239,18 +240,24 @@ class Checkpointer:
         return position
 
     def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Restored:
-        """Restore the state after a step, from memory or else from disk, verified before anything changes."""
+        """Restore the state after a step, from memory or else from disk, verified before anything changes. Raises
+        CheckpointError, as DiskError where nothing is known of the checkpoint."""
         self.settle()
         state = self._memory.find(global_step, self._store.list())
         if state is not None:
             try:
                 return self._load_state(state, model, queue)
+            except DiskError:
+                raise
             except CheckpointError as error:
                 self._journal.record("state.damaged", subject="trainer", reason=error.message, global_step=global_step)
         checkpoint = self._store.find(global_step)
         if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint of step {global_step} in {self._store.root}")
         found = verify(checkpoint.path)
+        if not found.is_complete:
+            refuse_unread(checkpoint.path)
+            found = verify(checkpoint.path)  # what the disk did not give a moment ago
         if not found.is_complete:
             raise CheckpointError(f"{checkpoint} can't be gone back to: {found.why_not}", "an older one is used")
         return Restored(position=self.load(checkpoint.path, model, queue))

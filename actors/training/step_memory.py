@@ -27,7 +27,7 @@ from actors.model.policy_model import PolicyModel
 from actors.model.stored_tensors import overwrite_tensors
 from actors.model.training_state import TrainingState
 from actors.training.run_position import RunPosition
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, DiskError
 from launcher.base.messages import StepReport
 from launcher.base.private_folders import make_private
 from launcher.checkpoints.checkpoint_store import Checkpoint
@@ -146,7 +146,7 @@ class StepMemory:
 
     def load(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
         """Verify the state, then restore everything from it. Raises CheckpointError and drops the state; and
-        DataError, where it is of another data set."""
+        DataError, where it is of another data set, DiskError, where it can't be read now."""
         try:
             state.verify()
             kept = _read(state.path / POSITION_FILE)
@@ -155,6 +155,8 @@ class StepMemory:
                 raise CheckpointError(f"{state.path} is not of step {state.global_step}", "an older state is used")
             model.load(state.path)
             queue.load_state_dict(kept["queue"])
+        except DiskError:
+            raise
         except (KeyError, TypeError, CheckpointError) as error:
             self._states.drop(state)
             if isinstance(error, CheckpointError):

@@ -18,6 +18,7 @@
         ├── RewardError              the reward function raised or answered nonsense
         ├── TrainerError             the step loop: non-finite numbers, a lost process
         ├── CheckpointError          a checkpoint: torn, damaged, of another run, or not written
+        │   └── DiskError            its disk does not give it now, or takes nothing: nothing is known of the checkpoint
         ├── StateError               a change of the run's state that is not legal: a defect of the launcher's own
         └── JournalError             a line of the metrics, ledger or events could not be written
 
@@ -124,6 +125,10 @@ class TrainerError(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint is torn, damaged, of another run, or could not be written."""
+
+
+class DiskError(CheckpointError):
+    """A disk does not give a checkpoint now, or does not take what was to be changed: the checkpoint may be sound."""
 
 
 class StateError(RunError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, DiskError
 from launcher.checkpoints.manifest import (
     FAULT_HINT,
     KEEP_MARK,
@@ -25,6 +25,8 @@ from launcher.checkpoints.manifest import (
     list_files,
 )
 from launcher.config.fingerprint import Fingerprint
+
+READ_HINT = "look at its disk; to go on without the checkpoint, move its folder away"
 
 _NAME = re.compile(r"epoch(\d+)epochstep(\d+)globalstep(\d+)")
 
@@ -82,6 +84,14 @@ class Checkpoint:
         return str(self.name)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestComplete:
+    """The newest checkpoint that was verified complete (None: there is none). `skipped`: why newer ones were not."""
+
+    checkpoint: Checkpoint | None
+    skipped: tuple[str, ...]
+
+
 def read_checkpoint(path: Path, name: CheckpointName) -> Checkpoint:
     """What the manifest of a folder says, without looking at its files. Never raises: the state says what is wrong."""
     try:
@@ -126,6 +136,30 @@ def check_checkpoint_sizes(path: Path) -> None:
         raise CheckpointError(faults[0], FAULT_HINT)
 
 
+def refuse_unread(path: Path) -> None:
+    """Raises DiskError where the disk gives neither this checkpoint nor any other beside it: then nothing is known of
+    it. Where it gives another, what can't be read of this one is damaged."""
+    try:
+        why = next(filter(None, (_refusal(file) for file in path.rglob("*") if file.is_file())), "")
+        others = [other / MANIFEST_NAME for other in path.parent.iterdir() if why and other != path]
+        if why and not any(other.is_file() and not _refusal(other) for other in others):
+            raise DiskError(why, READ_HINT)
+    except OSError as error:
+        raise DiskError(f"{path} can't be read: {error.strerror or error}", READ_HINT) from error
+
+
+def _refusal(file: Path) -> str:
+    """Why the disk does not give a file that is there; "" where it does."""
+    try:
+        with file.open("rb", buffering=0) as opened:
+            opened.read(1)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"{file} can't be read: {error.strerror or error}"
+    return ""
+
+
 def _manifest_of(path: Path) -> Manifest:
     name = CheckpointName.parse(path.name)
     if name is None:
@@ -165,7 +199,7 @@ class Listing:
     def read(self, root: Path, now: float) -> tuple[Checkpoint, ...]:
         """All below `root`, the newest last; none where there is no such folder. `now`: unix seconds.
 
-        Raises CheckpointError where it can't be read: that is not the same as none.
+        Raises DiskError where it can't be read: that is not the same as none.
         """
         known: dict[Path, tuple[Stamp, Checkpoint]] = {}
         found = []
@@ -180,15 +214,15 @@ class Listing:
                     one = read_checkpoint(path, name)
                     if not path.is_dir():
                         continue  # a live run prunes while others read: what is gone by now was not damaged
+                    if one.state is CheckpointState.DAMAGED:
+                        refuse_unread(path)
                 found.append(one)
                 if stamp and one.state is CheckpointState.COMMITTED and max(stamp[:4]) < (now - SETTLED_S) * 1e9:
                     known[path] = stamp, one
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not root.exists():
                 return ()
-            raise CheckpointError(
-                f"{root} can't be listed: {error.strerror or error}", "check cluster.fileroot"
-            ) from error
+            raise DiskError(f"{root} can't be listed: {error.strerror or error}", "check cluster.fileroot") from error
         self._known = known
         return tuple(sorted(found, key=lambda one: (one.name, one.path)))
 

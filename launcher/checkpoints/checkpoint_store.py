@@ -19,19 +19,20 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.durable import make_folder, sync_file, sync_folder
-from launcher.base.errors import CheckpointError, LauncherError
+from launcher.base.errors import CheckpointError, DiskError, LauncherError
 from launcher.checkpoints.checkpoint_folder import (
     Checkpoint,
     CheckpointName,
     CheckpointState,
     Listing,
+    NewestComplete,
     check_checkpoint_sizes,
     list_folder,
     read_checkpoint,
+    refuse_unread,
     verify_checkpoint,
 )
 from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, Manifest, record_files
@@ -46,14 +47,6 @@ TRASH = ".trash-"
 SET_ASIDE = "set_aside"
 Telling = Callable[[Path], object]
 NOBODY: Telling = lambda target: None  # noqa: E731
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewestComplete:
-    """The newest checkpoint that was verified complete (None: there is none). `skipped`: why newer ones were not."""
-
-    checkpoint: Checkpoint | None
-    skipped: tuple[str, ...]
 
 
 class CheckpointStore:
@@ -234,12 +227,13 @@ class CheckpointStore:
         return extra
 
     def latest_complete(self) -> NewestComplete:
-        """The newest checkpoint that is verified complete now, and why newer ones were passed over."""
+        """The newest that is verified complete now, and why newer ones were passed over. Raises DiskError."""
         skipped: list[str] = []
         for checkpoint in reversed(self.list()):
             try:
                 self.verify(checkpoint)
             except CheckpointError as error:
+                refuse_unread(checkpoint.path)
                 skipped.append(error.message)
             else:
                 return NewestComplete(checkpoint=checkpoint, skipped=tuple(skipped))
@@ -310,7 +304,8 @@ class CheckpointStore:
         hint = "the last committed checkpoint is intact; check the folder's permissions and its disk"
         if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or _free_bytes(self.root) < 2**20:
             hint = "its disk is full; the last committed checkpoint is intact: make room, or lower recover.keep_last"
-        return CheckpointError(f"checkpoint {what} was not written to {self.root}: {error}", hint)
+        kind = DiskError if isinstance(error, OSError) else CheckpointError
+        return kind(f"checkpoint {what} was not written to {self.root}: {error}", hint)
 
 
 def _seal(staged: Path, manifest: Manifest, *, keep: bool) -> None:

@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, DiskError
 from launcher.base.private_folders import could_be_ours
-from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointName
+from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint, CheckpointName
 from launcher.checkpoints.manifest import MANIFEST_NAME, inside
 from launcher.config.fingerprint import Fingerprint
 from launcher.run_files.journal import encode, read_lines
@@ -119,13 +119,16 @@ class InMemoryCheckpoint:
             return None
 
     def verify(self) -> None:
-        """Every file in its length, with its checksum. Raises CheckpointError naming the first that differs."""
+        """Every file in its length, with its checksum. Raises CheckpointError naming the first that differs; DiskError
+        where one is there and can't be read now."""
         for name, record in self.files.items():
             path = self.path / name
             try:
                 found = check(path)
-            except (OSError, ValueError) as error:
+            except (FileNotFoundError, ValueError) as error:
                 raise CheckpointError(f"{path} can't be read: {error}", UNUSABLE) from error
+            except OSError as error:
+                raise DiskError(f"{path} can't be read: {error}", READ_HINT) from error
             if found != record:
                 raise CheckpointError(f"{path} was changed: it has {found}, its manifest says {record}", UNUSABLE)
 

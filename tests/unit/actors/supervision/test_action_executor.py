@@ -9,7 +9,7 @@ import pytest
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
-from launcher.base.errors import CheckpointError, DataError, ResourceError
+from launcher.base.errors import CheckpointError, DataError, DiskError, ResourceError
 from launcher.base.messages import ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import CondemnCheckpoints, Halt, RestoreTrainer
@@ -160,6 +160,13 @@ async def test_another_data_set_ends_the_run_and_no_checkpoint_is_called_damaged
     assert trial.history.damaged_checkpoints == {}
     with pytest.raises(DataError, match="the data set is not the checkpoint's"):
         await trial.hands.look()
+
+
+async def test_no_checkpoint_is_called_damaged_for_a_disk_that_does_not_give_it(tmp_path):
+    trial = Trial(tmp_path, trainer=FakeTrainer(restore=DiskError("manifest.json can't be read: Input/output error")))
+    with pytest.raises(DiskError):
+        await trial.hands.perform(RestoreTrainer(global_step=19, reason="the newest"))
+    assert trial.history.damaged_checkpoints == {}
 
 
 async def test_an_action_that_nobody_carries_out_is_not_recorded_as_done(tmp_path):

@@ -3,6 +3,8 @@ to have the room."""
 
 import errno
 import json
+import os
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -10,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data.prompt_queue import PromptQueue
-from actors.training import step_memory, step_records
+from actors.training import checkpointing, step_memory, step_records
 from actors.training.step_records import StepRecords
-from launcher.base.errors import CheckpointError, DataError
+from launcher.base.errors import CheckpointError, DataError, DiskError
 from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
+from launcher.checkpoints.verification import Verification, verify
 from launcher.run_files import line_tail
 from launcher.run_files.journal import append_line, current_lines, read_lines
 from tests.unit.actors.training.test_step_loop import Trial, identical
@@ -98,6 +101,44 @@ def test_a_state_of_another_data_set_or_seed_is_not_damaged_and_stays(tmp_path):
     assert newest(trial).global_step == 6 and trial.events("state.damaged") == []
     restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
     assert restored.last == trial.reports[6]
+
+
+def test_a_state_that_can_not_be_read_now_stays(tmp_path):
+    """It was dropped, and the steps since the last checkpoint were lost with it."""
+    trial = Trial(tmp_path, steps=6)
+    trial.run()
+    trial.store.set_aside_after(3)
+    refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    with patch.object(in_memory_checkpoints, "check", side_effect=refused), pytest.raises(DiskError):
+        trial.loop._checkpointer.load_step(4, trial.model, trial.queue)
+    assert trial.events("state.damaged") == []
+    assert trial.loop._checkpointer.load_step(4, trial.model, trial.queue).last == trial.reports[4]
+
+
+def test_a_checkpoint_that_can_not_be_read_now_is_gone_back_to_later(tmp_path, monkeypatch):
+    trial = Trial(tmp_path, steps=7, memory=False)
+    trial.run()
+    opened, lasts = Path.open, [True]
+
+    def refused(path, *args, **kwargs):
+        if lasts[0] and path.is_relative_to(trial.store.root):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(DiskError, match="Stale file handle"):
+        trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
+    lasts[0] = False
+    assert trial.loop._checkpointer.load_step(6, trial.model, trial.queue).position.next_step == 7
+
+
+def test_a_disk_that_is_back_within_the_look_costs_no_checkpoint(tmp_path):
+    trial = Trial(tmp_path, steps=7, memory=False)
+    trial.run()
+    lost = Verification(trial.store.root, problems=["model.safetensors can't be read: Connection timed out"])
+    looks = iter([lost])
+    with patch.object(checkpointing, "verify", side_effect=lambda folder: next(looks, None) or verify(folder)):
+        assert trial.loop._checkpointer.load_step(6, trial.model, trial.queue).position.next_step == 7
 
 
 def test_a_damaged_state_of_a_step_that_the_disk_has_is_no_loss(tmp_path):
