@@ -153,6 +153,10 @@ def _column(where: str, fields: Mapping[str, object], column: str, setting: str)
             f"{setting}: {outer}, as columns are read whole{taken}" if is_inside else f"{setting}: the column to read"
         )
         hint += ", or null where the data set has no answers" if setting.endswith("answer_key") else ""
+        if column in fields:
+            hint = f"fill it in; {setting.rpartition('.')[0]}.bad_records=skip leaves such records out"
+            hint += f"; {setting}=null: the data set has no answers" if setting.endswith("answer_key") else ""
+            raise DataError(f"{where}: the record has no {column}: it is null", hint)
         raise DataError(f"{where}: the record has no {column}; its fields are {sorted(map(str, fields))}", hint)
     return value
 

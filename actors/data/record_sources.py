@@ -43,7 +43,8 @@ def read_path(path: Path, *, name: str | None, split: str, key: str) -> Iterator
         for file in files:
             yield from _reader(file, key)(file)
     except OSError as error:
-        raise DataError(f"{key}.path: {path} can't be read: {error}", "check the path and its permissions") from error
+        hint = "check the path and its permissions" if error.errno else "write the file again"  # it can't be unpacked
+        raise DataError(f"{key}.path: {path} can't be read: {error}", hint) from error
 
 
 def _folder_of(path: Path, name: str | None, split: str) -> Path:
@@ -133,6 +134,8 @@ def _line(line: bytes, where: str) -> Mapping[str, object] | DataError:
 def _parse(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not valid JSON: no UTF-8 ({error})", "save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not valid JSON: {error}", "repair the file") from error
 

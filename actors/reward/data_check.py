@@ -45,6 +45,8 @@ def check_data(
             tell(f"{key}: {counted(len(records), 'record')} read; {longest}; {_scored(config, pool, score)}")
             if key.startswith("train"):
                 prompts += in_epoch(dataset.weight, count)
+            if (tools := dataset.tools_key) is not None and not any(tools in one.record for one in records):
+                notes.append(f"{key}.tools_key={tools}: no record has that field, so no prompt has tools")
             if left_out:
                 notes.append(f"{key}: {counted(left_out, 'prompt')} left out, over {key}.max_length")
             if bad.count:

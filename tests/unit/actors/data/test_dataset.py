@@ -156,7 +156,8 @@ def test_an_unknown_ending(tmp_path):
     ("broken", "said"),
     [
         ({"question": "1+1?"}, "the record has no answer; its fields are ['question']"),
-        ({"question": "1+1?", "answer": None}, "the record has no answer"),
+        ({"question": "1+1?", "answer": None}, "the record has no answer: it is null"),
+        ({"question": None, "answer": "#### 2"}, "the record has no question: it is null"),
         ({"answer": "#### 2"}, "the record has no question"),
         ({"question": " ", "answer": "#### 2"}, "the record has the question ' '"),
         ({"prompt": "1+1?", "solution": "#### 2"}, "its fields are ['prompt', 'solution']"),
@@ -192,6 +193,13 @@ def test_a_line_that_is_no_json(tmp_path, line):
     path = write(tmp_path / "d.jsonl")
     path.write_bytes(path.read_bytes() + line)
     assert f"{path}:6 is not valid JSON" in refused(path)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_called_so(tmp_path, encoding):
+    (tmp_path / "d.jsonl").write_text('{"question": "fünf?", "answer": 5}\n', encoding=encoding)
+    message = refused(tmp_path / "d.jsonl")
+    assert f"{tmp_path / 'd.jsonl'}:1 is not valid JSON: no UTF-8" in message and "as UTF-8" in message
 
 
 def test_a_list_that_is_no_json(tmp_path):

@@ -86,6 +86,15 @@ def test_a_batch_that_no_epoch_fills_is_told(check):
     assert notes == ["train_dataset: 1 prompt left out, over train_dataset.max_length", *said]
 
 
+def test_tools_that_no_record_has_are_told(check):
+    """A column that is misspelt would train an agent without its tools."""
+    free = "checked_rewards:free"
+    records = [GOOD, {**GOOD, "question": "2+2?", "tools": []}]
+    assert check(records, "train_dataset.tools_key=tools", "valid_dataset=null", fn=free) == []
+    said = ["train_dataset.tools_key=tool: no record has that field, so no prompt has tools"]
+    assert check(records, "train_dataset.tools_key=tool", "valid_dataset=null", fn=free) == said
+
+
 def test_a_dry_run_says_what_was_read_measured_and_scored(check):
     tokenizer = load_tokenizer(REPOSITORY / "assets/arithmetic/model", key="tokenizer_path")
     told = []
