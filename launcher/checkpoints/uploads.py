@@ -14,7 +14,7 @@ import time
 
 from launcher.base.errors import CheckpointError, ConfigError, LauncherError
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
-from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState
+from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, list_folder
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
 from launcher.checkpoints.remote_store import NotWanted, RemoteCheckpoint, RemoteStore
 from launcher.config.schema import RunConfig
@@ -111,15 +111,22 @@ class Uploader:
         return [one for one in self._store.list() if one.state is CheckpointState.COMMITTED]
 
     def _without_superseded(self, there: tuple[RemoteCheckpoint, ...]) -> tuple[RemoteCheckpoint, ...]:
+        """Take away what is later than the run was set back to, and what lies aside here: the process that was set back
+        may have ended while the URL was away."""
         step = self._set_back_to
-        if step is None:
-            return there
-        for one in there:
-            if one.name.global_step > step:
-                self._remote.remove(one.name)
+        here = [(one.name, one.manifest.files) for one in self._here() if one.manifest]
+        aside = [one for one in list_folder(self._store.root / SET_ASIDE) if ".damaged-" not in one.path.name]
+        undone = [mine for one in aside if one.manifest and (mine := (one.name, one.manifest.files)) not in here]
+        gone = {
+            one.name
+            for one in there
+            if (step is not None and one.name.global_step > step) or (one.name, one.manifest.files) in undone
+        }
+        for name in gone:
+            self._remote.remove(name)
         if self._set_back_to == step:
             self._set_back_to = None
-        return tuple(one for one in there if one.name.global_step <= step)
+        return tuple(one for one in there if one.name not in gone)
 
     def _copy(self, checkpoint: Checkpoint) -> None:
         started = time.monotonic()

@@ -53,6 +53,45 @@ def test_what_a_restore_set_aside_goes_there_too_and_a_retrained_step_takes_its_
     assert [one.manifest.reward_mean for one in machine.remote.list()] == [0.5, 0.9]
 
 
+@pytest.mark.parametrize("why", ["condemn_after", "set_aside_after"])
+def test_what_lies_aside_is_taken_away_by_whoever_comes_next(machine, tmp_path, url, why):
+    """The URL was away from the restore to the end of the trainer: an empty disk got what was condemned."""
+    for step in (0, 1, 2):
+        save(machine.store, step)
+    machine.copy()
+    getattr(machine.store, why)(0)
+    machine.uploader = machine.new_uploader()
+    machine.copy()
+    assert machine.there() == [0]
+    assert Machine(tmp_path / "elsewhere", url).fetch().global_step == 0
+
+
+def test_what_is_back_and_what_is_made_again_alike_stays_there(machine):
+    for step in (0, 1, 2):
+        save(machine.store, step)
+    machine.copy()
+    aside = machine.store.condemn_after(0)
+    machine.store.reinstate(0, [path.name for path in aside])
+    machine.copy()
+    machine.store.set_aside_after(1)
+    save(machine.store, 2)
+    machine.copy()
+    machine.copy()
+    assert machine.there() == [0, 1, 2]
+    assert len(machine.events("checkpoint.uploaded")) == 3
+
+
+def test_a_copy_of_one_that_was_set_aside_as_damaged_stays_there(machine):
+    """It is the sound one."""
+    path = save(machine.store, 0).path
+    machine.copy()
+    aside = machine.store.root / "set_aside"
+    aside.mkdir()
+    path.rename(aside / f"{path.name}.damaged-1")
+    machine.copy()
+    assert machine.there() == [0]
+
+
 def test_a_step_of_the_same_name_with_other_content_is_copied_anew(machine):
     save(machine.store, 0)
     machine.copy()
