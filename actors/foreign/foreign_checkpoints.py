@@ -183,7 +183,10 @@ class ForeignCheckpoints:
             names = [path.name for path, _ in moved]
             facts = {} if self._is_again else {"moved": [[str(path), str(target)] for path, target in moved]}
             name = "checkpoint.condemned" if is_condemned else "checkpoint.set_aside"
-            self._history.event(name, subject="checkpoints", reason=f"after step {after}", checkpoints=names, **facts)
+            torn = [one for one in self._found if one.path in self._problems and not self._is_kept_out(one)]
+            why = "".join(f"; {one.path.name}: {self._problems[one.path]}" for one in torn[-1:])
+            reason = f"after step {after}{why}"
+            self._history.event(name, subject="checkpoints", reason=reason, checkpoints=names, **facts)
 
     def _is_kept_out(self, one: FoundCheckpoint) -> bool:
         return self.unproven is not None and self._problems.get(one.path) == self.unproven.why

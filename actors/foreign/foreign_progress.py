@@ -7,10 +7,11 @@ gets the patience of a first step (`health.trainer_first_s`), since a busy tree 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from actors.foreign.foreign_process import TreeWatch
-from launcher.adapters.trainer_adapter import TrainerAdapter
+from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
 from launcher.base.messages import Health, Verdict
 from launcher.config.supervision import HealthConfig
 from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
@@ -22,7 +23,8 @@ CHECKPOINTS_EVERY_S = 2.0
 
 class ProgressWatch:
     """One incarnation. `unseen`: what shows that its steps are not seen, "" where nothing does: no step since it began,
-    for as long as a first step may take, or for `trainer_min_s` after it has written a checkpoint."""
+    for as long as a first step may take, or for `trainer_min_s` after it has written a checkpoint. `torn`: the same of
+    a checkpoint that does not become whole, though a later one is there."""
 
     def __init__(
         self, settings: HealthConfig, tree: TreeWatch, adapter: TrainerAdapter, clock: Callable[[], float]
@@ -38,7 +40,7 @@ class ProgressWatch:
         self._wrote_at = float("inf")
         self._at_progress = (0, 0.0, clock(), 0.0)
         self._changes = 0
-        self.unseen = ""
+        self.unseen = self.torn = ""
 
     def look(self, steps: int, median_step_s: float | None) -> Verdict:
         """`steps`: seen so far, of this process of the actor."""
@@ -79,5 +81,18 @@ class ProgressWatch:
     def _changed_at(self, now: float) -> float:
         """When its newest checkpoint last changed: one that is being written is progress."""
         if now - self._changed[0] >= CHECKPOINTS_EVERY_S:
-            self._changed = (now, max((one.changed_at for one in self._adapter.checkpoints()), default=0.0))
+            found = self._adapter.checkpoints()
+            self._changed = (now, max((one.changed_at for one in found), default=0.0))
+            self.torn = torn_in(found, older_than=time.time() - self._settings.trainer_min_s)
         return self._changed[1]
+
+
+def torn_in(found: Sequence[FoundCheckpoint], *, older_than: float) -> str:
+    """Of some checkpoints, one that is still not whole, was not changed since, and is not the latest; "" where all that
+    are so old are whole."""
+    latest = max((one.step for one in found), default=0)
+    for one in found:
+        if one.is_whole is False and one.step < latest and one.changed_at < older_than:
+            said = f"{one.path.name} is not whole, and would not be resumed from: {one.problem}"
+            return f"{said}: check what is written last into each (for conf=command, trainer.checkpoint_file)"
+    return ""

@@ -15,6 +15,8 @@ from launcher.run_files.journal import LineLog, Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
 STEPS_TIMED, MOST_REPORTS, MOST_LINES = 20, 1000, 4000
+SKEW_S = 60.0
+"""Between the clocks of two machines, at most."""
 
 
 class ForeignSteps:
@@ -33,6 +35,7 @@ class ForeignSteps:
         self.beside: Mapping[str, float] = {}
         self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
         self.lines = standing_lines(paths)
+        self._last_at = number_of(self.lines[-1].get("time"), 0.0) if self.lines else 0.0
 
     @property
     def last_step(self) -> int | None:
@@ -55,7 +58,7 @@ class ForeignSteps:
     def begin(self, restored_step: int) -> None:
         """Another incarnation continues after a step: what came later counts no more."""
         self.lines = [line for line in self.lines if number_of(line.get("global_step")) <= restored_step]
-        self._last = None
+        self._last, self._last_at = None, time.time()
         self._step_s.clear()
 
     def take(self, seen: StepSeen, now: float, *, age_s: float = 0.0) -> bool:
@@ -68,7 +71,7 @@ class ForeignSteps:
             step_s = (now - self._last[1]) / (seen.step - self._last[0])
             self._step_s.append(step_s)
         self._last = (seen.step, now)
-        at = seen.at if seen.at is not None else time.time() - age_s
+        at = self._time_of(seen, time.time(), age_s)
         line = {**metrics_line(seen, attempt=self._attempt, time=at, step_s=step_s), **self.beside}
         self.beside = {}
         self._unwritten.append(line)
@@ -76,6 +79,14 @@ class ForeignSteps:
         self.lines = [*kept, line]
         self._report(seen, line, at)
         return True
+
+    def _time_of(self, seen: StepSeen, now: float, age_s: float) -> float:
+        """Unix seconds. What it says of that itself counts only after the step before and until now: some write the
+        seconds since their start under the same name, or those of another time zone."""
+        is_possible = seen.at is not None and self._last_at <= seen.at <= now + SKEW_S
+        at = seen.at if seen.at is not None and is_possible else now - age_s
+        self._last_at = at
+        return at
 
     def write(self) -> None:
         """Append what `take` was given to metrics.jsonl. A disk may stall it: not for a loop that answers."""

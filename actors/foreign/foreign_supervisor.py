@@ -25,6 +25,7 @@ from actors.foreign.foreign_process import TreeWatch, kill, start, within
 from actors.foreign.foreign_progress import ProgressWatch
 from actors.foreign.foreign_steps import ForeignSteps
 from actors.foreign.mend_wait import MendWait
+from actors.foreign.step_doubts import StepDoubts
 from actors.foreign.step_source import StepSource
 from actors.processes.guarded_process import Ended, GuardedProcess
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
@@ -81,9 +82,8 @@ class ForeignSupervisor:
         self._mend = MendWait(config, paths, *shared, self._asked, clock, variables)
         self._process: GuardedProcess | None = None
         self._source = StepSource(self._adapter, paths.trainer_log)
-        self._start_step = FIRST_WEIGHTS
         self._learning = LearningWatch(config.reward_health, history)
-        self._told: set[str] = set()
+        self._doubts = StepDoubts(history, self._adapter.reads)
         self.since = clock()
 
     @property
@@ -215,9 +215,9 @@ class ForeignSupervisor:
         if path is not None or is_again:
             reason = "from the beginning" if path is None else f"from {path.name}"
             history.event("trainer.restored", subject=TRAINER, reason=reason, global_step=step)
+        self._doubts.begin(step, self.steps.lines)
         self.steps.begin(step)
         self._checkpoints.started()
-        self._start_step = step
         self._source.begin()
         facts: dict[str, object] = {"with_overrides": {}, "at_byte": self._source.at_byte}
         history.event("trainer.starting", subject=TRAINER, reason=f"{self._adapter.reads} is read", **facts)
@@ -269,7 +269,9 @@ class ForeignSupervisor:
                 if verdict.health is Health.DEAD:
                     return ForeignFault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
                 if watch.unseen:
-                    self._tell(f"{watch.unseen}: check {self._adapter.reads}")
+                    self._doubts.tell(f"{watch.unseen}: check {self._adapter.reads}")
+                if watch.torn:
+                    self._doubts.tell(watch.torn)
         finally:
             for task in (ending, asked, *losing):
                 task.cancel()
@@ -279,14 +281,14 @@ class ForeignSupervisor:
         if ended is None:  # nothing of it has anything left to save
             kill(process)
         await self._stop()  # what it left behind
-        if (fault := await self._take_all()) is not None:
-            return fault
         exit_code, why = (None, LOST) if ended is None else (ended.exit_code, ended.cause)
+        if (fault := await self._take_all(is_over=exit_code == 0)) is not None:
+            return fault
         last = self.steps.seen_now
         if (ended is None or not ended.cause) and self._adapter.is_done(exit_code, last, self.steps.total):
             what = "no step was seen" if last is None else f"its last step was {last}"
             if last is None:
-                self._tell(f"it ended, and {what}: check {self._adapter.reads}")
+                self._doubts.tell(f"it ended, and {what}: check {self._adapter.reads}")
             await asyncio.to_thread(self.steps.write)
             self._close_incidents("training is done")
             how = "its trainer has ended" if ended is None else f"the command ended with exit code {exit_code}"
@@ -296,9 +298,9 @@ class ForeignSupervisor:
         self._history.event("trainer.died", subject=TRAINER, reason=fault.reason, **facts)
         return fault
 
-    async def _take_all(self, *, known: int | None = None) -> ForeignFault | None:
+    async def _take_all(self, *, known: int | None = None, is_over: bool = False) -> ForeignFault | None:
         """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""
-        seen = await asyncio.to_thread(self._source.read)
+        seen = await asyncio.to_thread(self._source.read, is_over=is_over)
         fault = await self._take([one for one in seen if known is None or one.step > known])
         if not self._learning.owes_proof:  # a line of a step undoes those that a contradicted restore gives back
             await asyncio.to_thread(self.steps.write)
@@ -309,13 +311,10 @@ class ForeignSupervisor:
         now, seen_at = self._clock(), self.steps.seen_at
         before = self.since if seen_at is None else seen_at
         for number, one in enumerate(seen, 1):
-            is_first = self.steps.seen_now is None
             age_s = (now - before) * (1 - number / len(seen))
             if not self.steps.take(one, now - age_s, age_s=age_s):
                 continue
-            if is_first and one.step < self._start_step:
-                began = f"it was to resume from step {self._start_step} and began at step {one.step}"
-                self._tell(f"{began}: check trainer.resume")
+            self._doubts.look(one)
             if (fault := self._learning.find(self.steps.lines, self._clock())) is not None:
                 return fault
             if not self._learning.owes_proof:
@@ -332,12 +331,6 @@ class ForeignSupervisor:
     def _close_incidents(self, reason: str) -> None:
         open_ = [one for one in self._history.incidents.open.values() if one.subject in OF_LEARNING]
         self._incidents.ended([Ending(incident=one, reason=reason) for one in open_], self._clock())
-
-    def _tell(self, what: str) -> None:
-        """Once for each setting that it names."""
-        if (setting := what.rpartition(": ")[2]) not in self._told:
-            self._told.add(setting)
-            self._history.event("trainer.unwatched", subject=TRAINER, reason=what)
 
     def _end(self, status: TerminalStatus, reason: str) -> RunOutcome:
         if self._history.ending is not None:  # the Coordinator of the servers was first

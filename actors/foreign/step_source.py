@@ -25,7 +25,14 @@ class StepSource:
         self.log_start = size_of(self._log)
         self._tail, self._rest = TextTail(self._path, self.at_byte), ""
 
-    def read(self) -> Sequence[StepSeen]:
-        """What is new. A disk may stall it: not for a loop that answers."""
-        seen, self._rest = self._adapter.read(self._rest + self._tail.read())
-        return seen
+    def read(self, *, is_over: bool = False) -> Sequence[StepSeen]:
+        """All that is new. `is_over`: nothing comes any more, and the last line may lack its end. A disk may stall it:
+        not for a loop that answers."""
+        found: list[StepSeen] = []
+        while text := self._tail.read():
+            found += self._take(text)
+        return found + self._take("\n") if is_over else found
+
+    def _take(self, text: str) -> list[StepSeen]:
+        seen, self._rest = self._adapter.read(self._rest + text)
+        return list(seen)

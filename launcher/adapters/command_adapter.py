@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
+import itertools
 import json
 import math
 import os
@@ -19,6 +22,8 @@ from launcher.run_files.journal import number_of
 
 STEP, MOST_REST = "*", 1 << 20
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""Of a terminal, which some loggers print into a pipe too."""
 
 
 class CommandAdapter:
@@ -31,7 +36,7 @@ class CommandAdapter:
         self._words = split_words("trainer.command", settings.command)
         self._resume = [] if settings.resume is None else split_words("trainer.resume", settings.resume)
         self.source = None if settings.metrics is None else self._cwd / settings.metrics
-        self.reads = "trainer.pattern" if settings.metrics is None else "trainer.metrics"
+        self.reads = "trainer.pattern" if settings.metrics is None else "trainer.metrics (step_key, reward_key)"
         self._pattern = None if settings.metrics is not None else _pattern(settings.pattern)
         self._reward = None if settings.reward_pattern is None else _compiled("reward", settings.reward_pattern)
         self._at = _checkpoint_pattern(settings)
@@ -86,6 +91,7 @@ class CommandAdapter:
 
     def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
         *lines, rest = re.split(r"[\r\n]", text)
+        lines = [COLOURS.sub("", line) for line in lines]
         if self._reward is not None and self._pattern is not None:
             return self._read_pairs(lines, rest)
         read = self._read_object if self._pattern is None else self._read_line
@@ -111,7 +117,8 @@ class CommandAdapter:
     def checkpoints(self) -> Sequence[FoundCheckpoint]:
         if self._at is None:
             return []
-        paths = self._cwd.glob(str(self._at.relative_to(self._cwd)))
+        parts = str(self._at.relative_to(self._cwd)).split(STEP)
+        paths = self._cwd.glob(STEP.join(map(glob.escape, parts)))
         steps = [(step, path) for path in paths if (step := self._step_of(path)) is not None]
         return sorted((self._found(step, path) for step, path in steps), key=lambda one: one.step)
 
@@ -259,11 +266,9 @@ def _checkpoint_pattern(settings: ForeignTrainerConfig) -> Path | None:
 
 
 def changed_at(path: Path) -> float:
-    """Of a folder's files too. One that vanishes meanwhile has just changed: it is looked at again."""
+    """Of a folder's files too. What the trainer removes meanwhile is passed over: it is looked at again."""
     newest = 0.0
-    for one in (path, *path.rglob("*")):
-        try:
+    for one in (path, *(Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names))):
+        with contextlib.suppress(OSError):
             newest = max(newest, one.stat().st_mtime)
-        except FileNotFoundError:
-            continue
     return newest

@@ -1,9 +1,11 @@
 """When another project's trainer counts as hung: its steps, its checkpoints and its tree's CPU time."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from actors.foreign.foreign_process import TreeLook
-from actors.foreign.foreign_progress import ProgressWatch
+from actors.foreign.foreign_progress import ProgressWatch, torn_in
+from launcher.adapters.trainer_adapter import FoundCheckpoint
 from launcher.base.messages import Cause, Health
 from launcher.config.supervision import HealthConfig
 
@@ -16,7 +18,7 @@ class Game:
     def __init__(self):
         self.now, self.state, self.cpu_s, self.changed = 0.0, "S", 0.0, 0.0
         tree = SimpleNamespace(look=lambda: TreeLook(state=self.state, cpu_s=self.cpu_s))
-        adapter = SimpleNamespace(checkpoints=lambda: [SimpleNamespace(changed_at=self.changed)])
+        adapter = SimpleNamespace(checkpoints=lambda: [SimpleNamespace(step=1, is_whole=None, changed_at=self.changed)])
         self.watch = ProgressWatch(SETTINGS, tree, adapter, lambda: self.now)
 
     def looks(self, seconds, *, steps, step_s=1.0, share=0.0, saves=False):
@@ -84,3 +86,18 @@ def test_a_checkpoint_without_a_step_is_told_of_and_one_that_was_there_before_is
     assert game.watch.unseen == "", "its step may be reported after its checkpoint"
     game.looks(10, steps=0, share=0.5)
     assert game.watch.unseen == "no step was seen in 365 s, and it wrote a checkpoint 65 s ago"
+
+
+def saved(step, is_whole, changed_at):
+    problem = "" if is_whole else "state.json is not there yet"
+    path = Path(f"out/step-{step}")
+    return FoundCheckpoint(step=step, path=path, changed_at=changed_at, is_whole=is_whole, problem=problem)
+
+
+def test_a_checkpoint_that_does_not_become_whole_is_told_of():
+    torn, later = saved(5, False, 100.0), saved(10, False, 200.0)
+    said = torn_in([torn, later], older_than=150.0)
+    assert "step-5 is not whole" in said and "state.json" in said and "trainer.checkpoint_file" in said
+    assert torn_in([torn, later], older_than=50.0) == "", "it may still be written"
+    assert torn_in([torn], older_than=150.0) == "", "a save takes as long as it takes"
+    assert torn_in([saved(5, True, 100.0), saved(7, None, 100.0), later], older_than=150.0) == ""

@@ -1,7 +1,9 @@
 """The steps of another project's trainer: written once, undone by a restore, timed over the bundles they come in."""
 
 import asyncio
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
+from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import Journal, current_lines, read_lines
 
 
@@ -28,6 +31,25 @@ def test_each_step_is_written_once_and_a_repeated_line_says_nothing_new(paths):
     assert [one.global_step for one in steps.reports_since(1)] == [2, 3]
     take(steps, 2, now=10.0)  # it went back by itself
     assert [line["global_step"] for line in steps.lines] == [1, 2]
+
+
+def test_a_time_that_it_can_not_have_been_does_not_count(paths):
+    steps, began = ForeignSteps(paths, 1), time.time()
+    steps.begin(-1)
+    elapsed, thousandths, elsewhere = 12.5, began * 1000, began - 8 * 3600
+    for step, at in enumerate((elapsed, thousandths, elsewhere), 1):
+        steps.take(StepSeen(step=step, reward=0.5, at=at), float(step))
+        assert began <= steps.lines[-1]["time"] <= time.time()
+
+
+def test_times_of_steps_that_come_late_and_together_are_kept(paths, monkeypatch):
+    steps = ForeignSteps(paths, 1)
+    steps.begin(-1)
+    began = time.time()
+    monkeypatch.setattr(time, "time", lambda: began + 600)
+    for step in (1, 2, 3):
+        steps.take(StepSeen(step=step, reward=0.5, at=began + 10 * step), 600.0)
+    assert [line["time"] - began for line in steps.lines] == pytest.approx([10, 20, 30])
 
 
 def test_a_restore_undoes_the_later_steps_before_they_are_repeated_too(paths):
@@ -87,6 +109,20 @@ def test_what_no_run_has_seen_is_not_moved(tmp_path):
     with pytest.raises(RunError, match="nothing is moved"):
         asyncio.run(found.resume_from([], None))
     assert folder.is_dir()
+
+
+def test_why_one_is_set_aside_is_said(tmp_path):
+    for step in (5, 10):
+        (tmp_path / "out" / f"step-{step}").mkdir(parents=True)
+    config, told = RunConfig(), []
+    config.trainer = ForeignTrainerConfig(
+        command="x", cwd=str(tmp_path), pattern="(?P<step>1)", checkpoints="out/step-*", checkpoint_file="done"
+    )
+    history = SimpleNamespace(attempts=[], event=lambda name, **facts: told.append((name, facts["reason"])))
+    found = ForeignCheckpoints(config, adapter_of(replace(config.trainer, adapter="command")), history, are_ours=True)
+    assert asyncio.run(found.resume_from([], None)) == FIRST_WEIGHTS
+    asyncio.run(found.clear(after=FIRST_WEIGHTS, is_condemned=False))
+    assert told == [("checkpoint.set_aside", "after step -1; step-10: done is not there yet")]
 
 
 def test_a_torn_safetensors_file_is_damage_and_other_files_are_not_opened(tmp_path):

@@ -98,6 +98,17 @@ def test_a_lost_trainer_and_a_lost_server_cost_no_step_and_leave_no_orphan(confi
     assert [(event["cause"], event["is_mended"]) for event in ended] == [("trainer_crash", True)] * 2
 
 
+def test_a_last_step_whose_line_has_no_end_counts(tmp_path):
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command=r"printf '\rstep 1\rstep 2'", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
+    )
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    outcome = asyncio.run(supervisor_of(config, paths).run())
+    assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 2)
+    assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2]
+
+
 def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path, monkeypatch):
     config = RunConfig(experiment_name="e", trial_name="t")
     config.trainer = ForeignTrainerConfig(

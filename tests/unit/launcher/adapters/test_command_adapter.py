@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 import sys
 
 import pytest
@@ -48,6 +50,16 @@ def test_steps_of_its_output_are_read_once_however_it_is_cut(tmp_path):
         assert ([*first, *second], left) == (whole, rest)
 
 
+def test_colours_of_a_terminal_hide_no_step(tmp_path):
+    text = "\x1b[1mstep\x1b[0m \x1b[1;36m12\x1b[0m \x1b[33mreward \x1b[0m0.5\x1b[K\n"
+    strict = r"^step (?P<step>\d+) reward (?P<reward>\S+)$"
+    assert adapter(tmp_path, pattern=strict).read(text)[0] == adapter(tmp_path).read("step 12 reward 0.5\n")[0] != []
+    (pair,), _ = adapter(tmp_path, pattern=r"^step (?P<step>\d+)", reward_pattern=r"^mean (?P<reward>\S+)$").read(
+        "\x1b[1mstep 3\x1b[0m\n\x1b[32mmean 0.25\x1b[0m\n"
+    )
+    assert (pair.step, pair.reward) == (3, 0.25)
+
+
 def test_a_jsonl_file_gives_steps_rewards_times_and_figures_that_are_not_finite(tmp_path):
     made = adapter(tmp_path, pattern=None, metrics="log.jsonl", reward_key="r", finite_keys=["loss"])
     lines = [
@@ -80,6 +92,28 @@ def test_checkpoints_are_found_by_their_step_and_whole_with_their_last_file(tmp_
     assert math.isfinite(found[0].changed_at) and found[0].changed_at > 0
     (undecided, _) = adapter(tmp_path, checkpoints="out/step-*").checkpoints()
     assert undecided.is_whole is None
+
+
+def test_what_a_shell_would_expand_in_a_folder_is_part_of_its_name(tmp_path):
+    (tmp_path / "lr=[1,2]?" / "step-5").mkdir(parents=True)
+    assert [one.step for one in adapter(tmp_path, checkpoints="lr=[1,2]?/step-*").checkpoints()] == [5]
+
+
+def test_a_checkpoint_that_its_trainer_removes_meanwhile_breaks_no_look_at_the_others(tmp_path, monkeypatch):
+    for step in (5, 10):
+        (tmp_path / "out" / f"step-{step}" / "part").mkdir(parents=True)
+    scandir = os.scandir
+
+    def removed_before(path="."):
+        if str(path).endswith("step-5"):
+            monkeypatch.setattr(os, "scandir", scandir)
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removed_before)
+    found = adapter(tmp_path, checkpoints="out/step-*").checkpoints()
+    assert not (tmp_path / "out" / "step-5").exists()
+    assert [one.step for one in found if one.changed_at > 0][-1:] == [10]
 
 
 @pytest.mark.parametrize(
