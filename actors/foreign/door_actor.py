@@ -25,6 +25,7 @@ from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.processes.background_tasks import BackgroundTasks
+from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
@@ -99,7 +100,14 @@ class DoorActor:
         made.kept.note(paused="")
         made.requests.resume()
         if from_first and made.servers.version > 0:
-            self._tasks.start(made.servers.update(Path(self._config.sglang.model_path)))
+            self._tasks.start(self._give_first_weights(made))
+
+    async def _give_first_weights(self, made: _Parts) -> None:
+        try:
+            await made.servers.update(Path(self._config.sglang.model_path))
+        except WeightsRefused as error:  # SGLang starts from formats that it is not sent in
+            reason = f"{error.message}: until its first update, the trainer is answered with weights of the one before"
+            made.journal.record("door.refused", subject=DOOR, reason=reason)
 
     async def completions(self) -> CompletionCounts:
         return (await self._begun()).requests.completions

@@ -8,6 +8,7 @@ The answer has the shape of SGLang's own to a request that is not streamed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 from actors.serving.completions import malformed
@@ -31,6 +32,7 @@ NOT_JOINED = frozenset(
     )
 )
 """What a request may not ask for: its parts would not add up. Such a one is asked again from the beginning."""
+COUNTS = ("max_new_tokens", "min_new_tokens")
 OF_THE_PROMPT = ("prompt_tokens", "cached_tokens", "cached_tokens_details", "input_token_logprobs")
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
@@ -40,6 +42,8 @@ def can_be_continued(asked: Mapping[str, Any]) -> bool:
     ids, sampling = asked.get("input_ids"), asked.get("sampling_params") or {}
     if not (isinstance(ids, list) and ids and type(ids[0]) is int and isinstance(sampling, Mapping)):
         return False
+    if any(type(sampling.get(key)) not in (int, NoneType) for key in COUNTS):
+        return False  # a server says what is wrong with it
     if any(asked[key] for key in NOT_JOINED.intersection(asked)):
         return False
     return all(sampling[key] in DEPENDS_ON_ITS_OUTPUT[key] for key in DEPENDS_ON_ITS_OUTPUT.keys() & sampling.keys())

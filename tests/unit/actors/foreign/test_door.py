@@ -6,14 +6,17 @@ import contextlib
 import aiohttp
 import pytest
 
+from actors.foreign import door_actor
 from actors.foreign.door_http import ByteBudget, DoorHttp
 from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.kept_weights import KeptWeights
 from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerState
-from launcher.config.schema import RolloutConfig, RunConfig
+from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
+from launcher.run_files.journal import read_lines
 from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths
 from tests.support.foreign.counting_server import CountingServer, completion
 from tests.support.machine import scaled
 from tests.unit.actors.foreign.test_kept_weights import give, remove
@@ -261,6 +264,30 @@ async def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tm
         await server.kill()
         async with door.session.get(health) as response:
             assert response.status == 200, "a server that is lost is not the client's to see"
+
+
+async def test_first_weights_that_can_not_be_sent_are_told_of_and_break_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(door_actor, "listening_address", lambda host: host)
+    monkeypatch.setattr(door_actor, "this_node", lambda: "")
+    monkeypatch.setattr(door_actor, "bind_to_cluster", lambda config: None)
+    config = RunConfig(experiment_name="door", sglang=SGLangConfig(model_path=str(tmp_path / "model")))
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / "model" / name).write_text("{}")
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="door", trial_name="t")
+    paths.prepare()
+    ServerKeys.make(paths.keys)
+    KeptWeights(paths.kept_weights(1)).take(give(tmp_path / "trained", 1))
+    door = door_actor.DoorActor.__ray_metadata__.modified_class(config, paths, 1)
+    try:
+        await door.new_client(True)
+        (task,) = door._tasks._tasks
+        await asyncio.wait([task])
+        assert (await door.view()).policy_version == 1, "the Coordinator still sees its servers"
+    finally:
+        await door.close()
+    (told,) = (event for event in read_lines(paths.events) if event["event"] == "door.refused")
+    assert "no *.safetensors" in told["reason"] and str(tmp_path / "model") in told["reason"]
 
 
 async def test_a_client_that_goes_away_leaves_nothing_in_flight(tmp_path):

@@ -106,6 +106,9 @@ def test_tokens_that_do_not_follow_those_before_are_refused(damage):
         ({}, {"frequency_penalty": 0.5}, False),
         ({}, {"json_schema": "{}"}, False),
         ({"sampling_params": None}, None, True),
+        ({}, {"max_new_tokens": None, "min_new_tokens": 2}, True),
+        ({}, {"max_new_tokens": "many"}, False),  # a server says what is wrong with it
+        ({}, {"min_new_tokens": [2]}, False),
     ],
 )
 def test_what_can_be_continued(change, sampling, can):
