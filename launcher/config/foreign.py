@@ -41,8 +41,8 @@ class ForeignTrainerConfig:
     reward_key: str = setting("reward", "in each object of `metrics`: the step's mean reward")
     time_key: str = setting(
         "time",
-        "in each object of `metrics`: unix seconds; where it is missing, before the last step's, or still to come, when "
-        "it was read",
+        "in each object of `metrics`: unix seconds; where it is missing, before the last step's, or still to come, "
+        "when it was read",
     )
     finite_keys: list[str] = setting(
         ["loss", "grad_norm"], "in `metrics`, where they are there: figures that must be finite"
