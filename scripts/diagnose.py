@@ -112,8 +112,11 @@ def _paths(given: argparse.Namespace) -> list[Path]:
         raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
     if given.paths:
         return list(given.paths)
-    if not any(names) and not (given.fileroot / "logs").is_dir():
-        raise UsageError("nothing to read", "give a log folder, files, or --experiment-name and --trial-name")
+    if not any(names) and not (logs := given.fileroot / "logs").is_dir():
+        raise UsageError(
+            f"nothing to read: there is no folder {logs}",
+            "give a log folder, files, or --experiment-name and --trial-name",
+        )
     if not any(names):
         return [named_run(given).logs]
     if not all(names):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.base.errors import UsageError
 from launcher.base.wording import some_of
-from launcher.checkpoints.trial_folders import first_missing, folders_in
+from launcher.checkpoints.trial_folders import first_missing, folders_in, found_below
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import add_names
 from scripts.faults.run_processes import live_runs
@@ -43,7 +43,7 @@ def _of_folder(folder: Path) -> RunPaths:
         raise UsageError(f"there is no folder {folder}", f"{folder.parent} holds {some_of(folders_in(folder.parent))}")
     paths = RunPaths.of_logs(folder)
     if paths is None:
-        below = sorted({file.parent for depth in range(1, 6) for file in folder.glob("*/" * depth + "events.jsonl")})
+        below = sorted({file.parent for file in found_below(folder, "events.jsonl")})
         runs = [str(run) for run in below if RunPaths.of_logs(run) is not None]
         raise UsageError(
             f"{folder} is not …/logs/<user>/<experiment>/<trial>",

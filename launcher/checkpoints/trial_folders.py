@@ -10,6 +10,7 @@ Looking creates nothing; AReaL's own look for its recover folder makes it.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def _not_found(paths: RunPaths) -> UsageError:
     elsewhere = [
         name for name in _trials(paths.fileroot) if name.endswith(f"{paths.experiment_name}/{paths.trial_name}")
     ]
-    hint = f"it is there as {elsewhere[0]}" if elsewhere else f"in all there are {some_of(_trials(paths.fileroot))}"
+    hint = f"it is there as {elsewhere[0]}" if elsewhere else f"there: {some_of(_trials(paths.fileroot))}"
     names = {"--user": paths.user, "--experiment-name": paths.experiment_name, "--trial-name": paths.trial_name}
     return UsageError(first_missing(top, names), hint)
 
@@ -150,6 +151,19 @@ def _looks_like_a_trial(folder: Path) -> bool:
         )
     except OSError:
         return False
+
+
+def found_below(folder: Path, name: str, *, levels: int = 5) -> list[Path]:
+    """The files of that name, at most so many folders below. A folder that goes away meanwhile, as a live run's staged
+    checkpoints do, is passed over; pathlib's glob raises there."""
+    found = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        depth = len(Path(place).relative_to(folder).parts)
+        if depth and name in files:
+            found.append(Path(place, name))
+        if depth == levels:
+            folders.clear()
+    return found
 
 
 def folders_in(folder: Path) -> list[str]:

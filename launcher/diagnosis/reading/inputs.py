@@ -17,6 +17,7 @@ import numpy as np
 
 from launcher.base.errors import DataError, LauncherError, StorageError
 from launcher.base.wording import some_of
+from launcher.checkpoints.trial_folders import found_below
 from launcher.diagnosis.reading.kills import each_kill_once, of_the_run
 from launcher.diagnosis.reading.log_file import read_log, role_of_name
 from launcher.diagnosis.reading.log_records import (
@@ -110,7 +111,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
 
 def _runs_below(folder: Path) -> str:
     marks = ("metrics.jsonl", "trainer.log", "merged.log", "llm_server.log")
-    runs = sorted({path.parent for mark in marks for depth in range(1, 6) for path in folder.glob("*/" * depth + mark)})
+    runs = sorted({path.parent for mark in marks for path in found_below(folder, mark)})
     if not runs:
         return "give a run's log folder (trainer.log, merged.log or metrics.jsonl lie in it), or single files"
     return f"give one of the runs below it: {some_of([str(run) for run in runs], most=6)}"

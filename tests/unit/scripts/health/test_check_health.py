@@ -332,3 +332,19 @@ def test_a_wrong_command_names_what_exists_instead(paths, capsys, arguments, sai
     root = str(paths.fileroot)
     assert check_health.main([argument.replace("{root}", root) for argument in arguments]) == 2
     assert said.replace("{root}", root) in capsys.readouterr().err
+
+
+def test_a_folder_that_goes_away_while_runs_are_looked_for(paths, capsys, monkeypatch):
+    """A live run's staged checkpoint does. It was a traceback."""
+    Journal(paths.events, 1).record("run.started")
+    (staged := paths.checkpoints / "staged").mkdir(parents=True)
+    scandir = os.scandir
+
+    def gone(folder="."):
+        if str(folder).rstrip("/") == str(staged):
+            raise FileNotFoundError(2, "No such file or directory", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert check_health.main([str(paths.checkpoints)]) == 2
+    assert f"{paths.checkpoints} is not …/logs/<user>/<experiment>/<trial>" in capsys.readouterr().err
