@@ -96,18 +96,19 @@ class StepMemory:
                 FACTS_FILE: write_small(folder / FACTS_FILE, facts),
                 POSITION_FILE: write_small(folder / POSITION_FILE, kept),
             }
-            self._states.commit(folder, self._facts_of(position, report.policy_version, base), files)
+            self._states.commit(folder, self._facts_of(position, report, base), files)
         except OSError as error:
             self._failed(position.next_step - 1, error)
         else:
             self._has_failed = False
 
-    def _facts_of(self, position: RunPosition, policy_version: int, base: Checkpoint | None) -> StateFacts:
+    def _facts_of(self, position: RunPosition, report: StepReport, base: Checkpoint | None) -> StateFacts:
         return StateFacts(
             global_step=position.next_step - 1,
             epoch=position.last_epoch,
             epoch_step=position.last_epoch_step,
-            policy_version=policy_version,
+            policy_version=report.policy_version,
+            attempt=report.attempt,
             run=self._run,
             base=None if base is None else str(base),
             base_made_at=None if base is None or base.manifest is None else base.manifest.created_at,

@@ -8,7 +8,8 @@ the memory outlives the process and not the machine, and what must survive that 
 instead of SHA-256 for the same reason: it is to find memory that was damaged, in a third of the time.
 
 A state counts only for the run that wrote it, and only while the checkpoint that was the newest then is still there:
-after checkpoints are deleted by hand, newer in-memory states are ignored. Files are opaque here.
+after checkpoints are deleted by hand, newer in-memory states are ignored. So is one whose step a later attempt, on
+another machine, has undone. Files are opaque here.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.base.errors import CheckpointError, DiskError
+from launcher.base.errors import CheckpointError, DiskError, JournalError
 from launcher.base.private_folders import could_be_ours
 from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint, CheckpointName
 from launcher.checkpoints.manifest import MANIFEST_NAME, inside
 from launcher.config.fingerprint import Fingerprint
-from launcher.run_files.journal import encode, read_lines
+from launcher.run_files.journal import encode, number_of, read_lines
+from launcher.run_files.line_tail import current_line, newest_line
 from launcher.run_files.run_paths import RunPaths
 
 MEMORY_BACKED = Path("/dev/shm")
@@ -66,6 +68,7 @@ class StateFacts:
     """What its manifest says of a state.
 
     `run`: when the run began. `base`, `base_made_at`: its newest checkpoint on the disk then, None where it had none.
+    `attempt`: whose step it was; states of before don't say.
     """
 
     global_step: int
@@ -76,6 +79,7 @@ class StateFacts:
     base: str | None
     base_made_at: float | None
     config_fingerprint: Fingerprint
+    attempt: int | None = None
 
     @property
     def name(self) -> CheckpointName:
@@ -138,7 +142,8 @@ class InMemoryCheckpoints:
 
     def __init__(self, paths: RunPaths) -> None:
         self._root = memory_folder(paths, "state")
-        self._events = paths.events
+        self._events, self._ledger = paths.events, paths.ledger
+        self._stand: Mapping[tuple[int, float], bool] = {}
 
     @property
     def root(self) -> Path:
@@ -155,7 +160,22 @@ class InMemoryCheckpoints:
         """Those that count beside these checkpoints on the disk, the newest last."""
         found = self._all()
         run = self.run_began() if found else None
-        return [state for state in found if state.facts.run == run and _base_is_there(state.facts, checkpoints)]
+        mine = [state for state in found if state.facts.run == run and _base_is_there(state.facts, checkpoints)]
+        self._stand = stand = {key_of(state): self._stands(state) for state in mine}
+        return [state for state in mine if stand[key_of(state)]]
+
+    def _stands(self, state: InMemoryCheckpoint) -> bool:
+        """Whether the run has not gone on from elsewhere since: an attempt on another machine can drop no state here.
+        Looked up once: while this process lives, no other attempt takes steps."""
+        attempt, known = state.facts.attempt, self._stand.get(key_of(state))
+        if attempt is None or known is not None:
+            return known is not False
+        try:
+            if number_of(newest_line(self._ledger).get("attempt"), attempt) <= attempt:
+                return True
+            return (current_line(self._ledger, state.global_step) or {}).get("attempt") == attempt
+        except OSError as error:
+            raise JournalError(f"{self._ledger} can't be read: {error.strerror}", "look at its disk") from error
 
     def newest_complete(self, checkpoints: Sequence[Checkpoint]) -> InMemoryCheckpoint | None:
         """The newest that counts and is verified complete now."""
@@ -213,6 +233,10 @@ class InMemoryCheckpoints:
 
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def key_of(state: InMemoryCheckpoint) -> tuple[int, float]:
+    return state.global_step, state.created_at
 
 
 def _base_is_there(facts: StateFacts, checkpoints: Sequence[Checkpoint]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -39,6 +40,13 @@ class LineTail:
                     self._is_torn = False
         except OSError:
             return  # not there yet, or not readable now: it is tried again
+
+
+def newest_line(path: Path) -> Mapping[str, object]:
+    """The last line of a file; empty where there is none."""
+    size = path.stat().st_size if path.exists() else 0
+    lines = LineTail(path, since=max(0, size - WINDOW)).read(has_ended=True)
+    return next(iter(deque(lines, maxlen=1)), {})
 
 
 def current_line(path: Path, step: int) -> Mapping[str, object] | None:

@@ -16,7 +16,7 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, Stat
 from launcher.checkpoints.resume_decision import resume_point
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import DatasetConfig, RunConfig
-from launcher.run_files.journal import Journal
+from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import flip
 
@@ -37,6 +37,10 @@ class Run:
         self.store = CheckpointStore(self.paths.default_checkpoints)
         self.states = InMemoryCheckpoints(self.paths)
 
+    def again(self):
+        """As the next process sees it."""
+        return Run(self.config.cluster.fileroot)
+
     def save(self, step):
         with self.store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
             (staged / "model.safetensors").write_bytes(b"weights")
@@ -49,7 +53,7 @@ class Run:
                 keep=False,
             )
 
-    def keep(self, step, slots=2):
+    def keep(self, step, slots=2, attempt=None):
         newest = self.store.list()[-1] if self.store.list() else None
         folder = self.states.begin(slots)
         files = {"tensors": write_small(folder / "tensors", {"step": step, "filling": "x" * 1000})}
@@ -62,9 +66,15 @@ class Run:
             base=None if newest is None else str(newest),
             base_made_at=None if newest is None else newest.manifest.created_at,
             config_fingerprint=config_fingerprint(self.config),
+            attempt=attempt,
         )
         self.states.commit(folder, facts, files)
         return folder
+
+    def step(self, step, attempt, *, has_line=True):
+        self.keep(step, attempt=attempt)
+        if has_line:
+            append_line(self.paths.ledger, {"global_step": step, "attempt": attempt})
 
     def current(self):
         return [state.global_step for state in self.states.current(self.store.list())]
@@ -116,6 +126,42 @@ def test_states_of_another_run_of_the_same_name_do_not_count(run, tmp_path):
     again = Run(tmp_path / "run")
     assert again.current() == []
     assert resume_point(again.config, again.paths) is None
+
+
+def test_a_step_that_another_machine_has_undone_does_not_come_back(run):
+    """The run was killed at step 100 here, went on from its checkpoint elsewhere, and is here again: of 96 and 97 the
+    ledger would have had the one's lines, and the weights the other's steps."""
+    run.save(95)
+    for step in (99, 100):
+        run.step(step, attempt=1)
+    for step in (96, 97):
+        append_line(run.paths.ledger, {"global_step": step, "attempt": 2})
+    assert run.current() == [] and run.facts() == [(95, False)]
+    assert resume_point(run.config, run.paths).global_step == 95
+    for step in (98, 99, 100):
+        append_line(run.paths.ledger, {"global_step": step, "attempt": 2})
+    assert run.again().current() == []
+
+
+@pytest.mark.parametrize("has_line", [True, False])
+def test_the_states_of_an_attempt_that_went_on_here_count(run, has_line):
+    run.save(95)
+    run.step(99, attempt=1)
+    run.step(100, attempt=1, has_line=has_line)
+    assert run.current() == [99, 100]
+    if not has_line:
+        append_line(run.paths.ledger, {"global_step": 100, "attempt": 1})  # as the trainer does that goes on from it
+    run.step(101, attempt=2)
+    assert run.again().current() == [100, 101]
+
+
+def test_a_retaken_step_counts_before_its_line_is_written(run):
+    run.save(60)
+    for step in (61, 62):
+        run.step(step, attempt=1)
+    run.states.drop_after(60)
+    run.step(61, attempt=2, has_line=False)
+    assert run.current() == [61]
 
 
 def test_whoever_removes_the_newest_checkpoint_goes_back_to_the_one_before(run):
