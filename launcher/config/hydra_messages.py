@@ -160,9 +160,11 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
     (r"In '([^']+)': \w+ raised while composing config:\s+Key '[^\n]*\s+full_key: (\S+)", _unknown_in_preset),
     (r"((?:Value |field |Invalid type |Invalid value |Cannot convert )[^\n]*)\s+full_key: (\S+)", _wrong_type),
     (
-        r"(?:Unsupported interpolation|Interpolation key|Interpolation to)[^\n]*",
+        r"(?:Unsupported interpolation|Interpolation (?:key|to)|Recursive interp|\w+ raised while resolving)[^\n]*",
         _reworded(
-            "{key}: {0}", "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder"
+            "{key}: {0}",
+            "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder, "
+            "${oc.env:NAME} an environment variable",
         ),
     ),
     (

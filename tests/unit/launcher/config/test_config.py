@@ -139,6 +139,8 @@ def test_a_bare_on_in_yaml_is_the_word_on(own_preset):
         (["gconfig.greedy=true"], ["unknown key gconfig.greedy", "gconfig has n_samples, max_new_tokens,"]),
         (["actor.path=${nope.x}"], ["nope.x", "not found"]),
         (["actor.path=${nope:x}"], ["nope", "${repo:path}"]),
+        (["seed=${oc.env:NO_SUCH}"], ["seed: KeyError", "variable 'NO_SUCH' not found", "${oc.env:NAME}"]),
+        (["trial_name=${trial_name}"], ["trial_name: Recursive", "another setting's value"]),
         (["sglang.extra_args.watchdog_timeout=60"], ["+sglang.extra_args.watchdog_timeout=…"]),
         (["chat.template_kwargs.thinks=1"], ["+chat.template_kwargs.thinks=…"]),
         (["chat.template_kwargs={thinks: 1}"], ["one by one", "+chat.template_kwargs.NAME=VALUE"]),
