@@ -218,7 +218,7 @@ class ArealAdapter:
         if not any(file.is_file() for file in info.glob("*")):
             return None
         changed = max(changed_at(path), changed_at(info))
-        if (known := self._known.get(path)) is None or known.changed_at != changed:
+        if (known := self._known_as_whole(path, changed)) is None:
             read = self._recover_info()
             known = self._known[path] = FoundCheckpoint(
                 step=0 if read.name is None else read.name.global_step,
@@ -231,9 +231,14 @@ class ArealAdapter:
             )
         return known
 
+    def _known_as_whole(self, path: Path, changed: float) -> FoundCheckpoint | None:
+        """One that is not whole is read again: it may be, and the times of some disks are whole seconds."""
+        known = self._known.get(path)
+        return known if known is not None and known.changed_at == changed and known.is_whole else None
+
     def _export(self, path: Path, name: CheckpointName, no_resume: str) -> FoundCheckpoint:
         changed = changed_at(path)
-        if (known := self._known.get(path)) is None or known.changed_at != changed:
+        if (known := self._known_as_whole(path, changed)) is None:
             problem = find_problem(read_checkpoint(path, name))
             known = self._known[path] = FoundCheckpoint(
                 step=name.global_step,

@@ -76,12 +76,15 @@ def read_recover_info(folder: Path, checkpoint: Path, *, updates: int | None = N
     elif name is not None:
         problems += _other_step(folder, name.global_step, logger["last_commit_step"])
     problems += pickle_problems(folder / DATA_FILE)
-    if (optimizer := _optimizer_files(checkpoint)) and not (checkpoint / METADATA).exists():
-        last, counted = max(optimizer, key=_written_at), None
-        unreadable = export_problems(checkpoint) + _rank_problems(checkpoint, optimizer)
-    else:
-        last, unreadable = checkpoint / METADATA, dcp_problems(checkpoint)
-        counted = None if unreadable else optimizer_steps(checkpoint, last.read_bytes())
+    optimizer, last, counted = _optimizer_files(checkpoint), checkpoint / METADATA, None
+    try:
+        if optimizer and not last.exists():
+            last = max(optimizer, key=_written_at)
+            unreadable = export_problems(checkpoint) + _rank_problems(checkpoint, optimizer)
+        elif not (unreadable := dcp_problems(checkpoint)):
+            counted = optimizer_steps(checkpoint, last.read_bytes())
+    except OSError as error:  # its trainer writes it again meanwhile, which removes .metadata for a moment
+        unreadable = [f"{error.filename} can't be read: {error.strerror}"]
     problems += unreadable or _mixture(folder / "step_info.json", last, name, counted, updates)
     steps = step.get("steps_per_epoch")
     return RecoverInfo(

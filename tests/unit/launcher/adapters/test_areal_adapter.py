@@ -1,5 +1,6 @@
 """AReaL: its YAML, the command, its step tables as 1.0.4 printed them, its exports and its recover folder."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,44 @@ def test_what_is_torn_is_not_whole_and_an_export_alone_is_nothing_to_resume_from
     truncate(top / "default" / "recover_checkpoint" / ".metadata")
     assert not adapter_of(given).checkpoints()[-1].is_whole
     assert adapter_of(trainer(tmp_path, "recover.mode=disabled")).checkpoints() == []
+
+
+def test_one_that_becomes_whole_within_the_tick_of_its_disks_clock_counts(tmp_path):
+    given = trainer(tmp_path)
+    top, info = make_areal(tmp_path / "out", [4], recover_step=9)
+    last = [info / "saver_info.json", *(top / "default").glob("epoch*/tokenizer_config.json")]
+    written = [file.read_bytes() for file in last]
+    adapter = adapter_of(given)
+
+    def look():
+        """As on a disk whose times are whole seconds."""
+        for path in (info, *info.iterdir(), *(top / "default").rglob("*")):
+            os.utime(path, (1e9, 1e9))
+        return [one.is_whole for one in adapter.checkpoints()]
+
+    for file in last:
+        file.unlink()
+    assert look() == [False, False]
+    for file, content in zip(last, written, strict=True):
+        file.write_bytes(content)
+    assert look() == [True, True]
+
+
+def test_a_recover_folder_that_is_written_again_while_it_is_read_is_not_whole(tmp_path, monkeypatch):
+    given = trainer(tmp_path)
+    make_areal(tmp_path / "out", [], recover_step=9)
+    read, asked = Path.read_bytes, []
+
+    def removed_after(path):
+        content = read(path)
+        if path.name == ".metadata":
+            asked.append(path)
+            path.unlink()  # as torch does before it renames the new one
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", removed_after)
+    (own,) = adapter_of(given).checkpoints()
+    assert asked and not own.is_whole and ".metadata" in own.problem
 
 
 def test_its_rank_is_told_from_its_launcher_and_its_servers(tmp_path):
