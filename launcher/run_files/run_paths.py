@@ -21,6 +21,7 @@ from typing import Self
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import RunConfig
+from launcher.run_files.journal import read_lines
 
 
 class _InLogs:
@@ -187,7 +188,9 @@ class RunLock:
         os.pwrite(self._fd, json.dumps(holder).encode(), 0)
 
     def next_attempt(self) -> int:
-        """Count this launch of the run: 1 for the first, one more for each that held the lock before."""
+        """Count this launch of the run: 1 for the first, one more for each that held the lock before.
+
+        Raises StorageError, JournalError."""
         attempt = self._last_attempt() + 1
         try:
             replace_file(self._paths.attempt_counter, f"{attempt}\n".encode())
@@ -198,8 +201,9 @@ class RunLock:
     def _last_attempt(self) -> int:
         try:
             return int(self._paths.attempt_counter.read_text())
-        except FileNotFoundError:
-            return 0
+        except FileNotFoundError:  # the first, or the run was copied without the files whose names begin with a dot
+            known = [line.get("attempt") for line in read_lines(self._paths.events)]
+            return max([one for one in known if isinstance(one, int)], default=0)
         except (OSError, ValueError) as error:
             raise StorageError(
                 f"{self._paths.attempt_counter} can't be read: {error}",

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, RunPaths, login_name
 
 HOLD_THE_LOCK = """
@@ -155,6 +156,20 @@ def test_attempts_count_up_and_survive(tmp_path):
     for expected in (1, 2, 3):
         with RunLock(paths) as lock:
             assert lock.next_attempt() == expected
+
+
+def test_a_run_that_was_copied_without_hidden_files_counts_on(tmp_path):
+    """`cp -r run/* …` leaves the counter behind. As attempt 1 again, the Coordinator took the first one's end for its
+    own, and the run halted at once."""
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    for attempt in (1, 2, 3):
+        Journal(paths.events, attempt).record("run.started")
+    Journal(paths.events, 0).record("run.errored")
+    with paths.events.open("ab") as file:
+        file.write(b'{"event": "torn", "attem')
+    with RunLock(paths) as lock:
+        assert (lock.next_attempt(), lock.next_attempt()) == (4, 5)
 
 
 def test_an_unreadable_attempt_counter_says_what_to_write(tmp_path):
