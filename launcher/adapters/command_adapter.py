@@ -24,6 +24,9 @@ STEP, MOST_REST = "*", 1 << 20
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Of a terminal, which some loggers print into a pipe too."""
+LONGEST = 1 << 15
+"""Characters of a line that a pattern is looked for in: its time may grow with their square. The preset's took minutes
+for a trajectory of a megabyte, in which the supervisor answered nobody."""
 
 
 class CommandAdapter:
@@ -91,7 +94,8 @@ class CommandAdapter:
 
     def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
         *lines, rest = re.split(r"[\r\n]", text)
-        lines = [COLOURS.sub("", line) for line in lines]
+        if self._pattern is not None:
+            lines = [COLOURS.sub("", line[:LONGEST]) for line in lines]
         if self._reward is not None and self._pattern is not None:
             return self._read_pairs(lines, rest)
         read = self._read_object if self._pattern is None else self._read_line

@@ -3,12 +3,13 @@
 import json
 import math
 import os
+import re
 import shutil
 import sys
 
 import pytest
 
-from launcher.adapters.command_adapter import CommandAdapter
+from launcher.adapters.command_adapter import LONGEST, CommandAdapter
 from launcher.base.errors import ConfigError
 from launcher.config.foreign import ForeignTrainerConfig
 
@@ -48,6 +49,23 @@ def test_steps_of_its_output_are_read_once_however_it_is_cut(tmp_path):
         first, left = adapter(tmp_path).read(text[:cut])
         second, left = adapter(tmp_path).read(left + text[cut:])
         assert ([*first, *second], left) == (whole, rest)
+
+
+def test_a_pattern_is_looked_for_in_the_beginning_of_a_line_and_json_in_all_of_it(tmp_path):
+    asked = []
+
+    class Pattern:
+        def search(self, line):
+            asked.append(len(line))
+            return re.search(PATTERN, line)
+
+    made = adapter(tmp_path)
+    made._pattern = Pattern()
+    long = '"step": 1, ' * (LONGEST // 5)  # a trajectory, say: each of its steps may begin what the pattern is of
+    assert [one.step for one in made.read(f"{long}\nstep 2 reward 0.5 {long}\n")[0]] == [2]
+    assert asked == [LONGEST, LONGEST]
+    (seen,), _ = adapter(tmp_path, pattern=None, metrics="log.jsonl").read(json.dumps({"x": long, "step": 3}) + "\n")
+    assert seen.step == 3
 
 
 def test_colours_of_a_terminal_hide_no_step(tmp_path):
