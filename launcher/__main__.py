@@ -48,7 +48,7 @@ from launcher.config.foreign import OWN
 from launcher.config.hydra_messages import explain
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
-from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, discard, speak_anywhere
+from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, discard, speak_anywhere, unwritten
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
@@ -73,12 +73,13 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     Interrupts.hold_back_notice()
     speak_anywhere()
     keep_bytecode()
-    if "--version" in sys.argv[1:]:
-        kind = "from the checkout" if (REPOSITORY / "pyproject.toml").exists() else "installed in"
-        print(f"grpo-launcher {__version__} {kind} {REPOSITORY} (python {platform.python_version()})")
-        return 0
-    if sys.argv[1:2] == [doctor.COMMAND]:
-        return doctor.run(sys.argv[2:])
+    try:
+        if "--version" in sys.argv[1:]:
+            return show_version()
+        if sys.argv[1:2] == [doctor.COMMAND]:
+            return doctor.run(sys.argv[2:])
+    except LauncherError as error:
+        return _refuse(error)
     register()
     sys.argv[1:] = ordered_arguments(sys.argv[1:])
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
@@ -110,8 +111,19 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     except Exception as error:  # Hydra refuses with ValueErrors and assertions beside its own kinds
         if wants_traceback or codes:
             raise
+        if isinstance(error, OSError) and error.filename is None:  # `… --cfg job > a full disk`
+            discard(sys.stdout)
+            return _refuse(unwritten(error))
         return _refuse(explain(error, sys.argv[1:]))
     return next((code for code in codes if code), 0)
+
+
+def show_version() -> int:
+    """Which one it is, and which copy of it. Raises ResourceError where that can't be printed."""
+    kind = "from the checkout" if (REPOSITORY / "pyproject.toml").exists() else "installed in"
+    with as_far_as_it_is_read():
+        print(f"grpo-launcher {__version__} {kind} {REPOSITORY} (python {platform.python_version()})")
+    return 0
 
 
 def keep_bytecode() -> None:

@@ -31,10 +31,12 @@ GPU_AND_CPU, CPU_ONLY, NEITHER = 0, 4, 2
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print a table for this machine, or for each node of a cluster; the exit code is of the worst of them."""
+    """Print a table for this machine, or for each node of a cluster; the exit code is of the worst of them. Raises
+    ResourceError where it can't be printed."""
     address = arguments[0].removeprefix("address=") if arguments else ""
     if {"-h", "--help"} & set(arguments):
-        print(f"{__doc__}\n{USAGE}")
+        with as_far_as_it_is_read():
+            print(f"{__doc__}\n{USAGE}")
         return GPU_AND_CPU
     if len(arguments) > 1 or (arguments and not arguments[0].startswith("address=")):
         print(f"error: {' '.join(arguments)} can't be understood\n  → {USAGE}", file=sys.stderr)
@@ -44,8 +46,10 @@ def run(arguments: Sequence[str]) -> int:
     except LauncherError as error:
         print(f"error: {error}", file=sys.stderr)
         return NEITHER
+    codes = [_code_of(checks) for checks in asked.values()]
     with as_far_as_it_is_read():
-        codes = [_show(node, checks) for node, checks in asked.items()]
+        for node, checks in asked.items():
+            _show(node, checks)
     return NEITHER if NEITHER in codes else max(codes)
 
 
@@ -73,8 +77,13 @@ def _of_cluster(address: str) -> dict[str, Sequence[NodeCheck]]:
     return {f"node {one.address}": one.answer for one in answers}
 
 
-def _show(node: str, checks: Sequence[NodeCheck]) -> int:
-    """The table, and what follows from it. Returns the exit code."""
+def _code_of(checks: Sequence[NodeCheck]) -> int:
+    stopped = {check.stops for check in checks}
+    return NEITHER if Stops.EVERY in stopped else CPU_ONLY if Stops.GPU in stopped else GPU_AND_CPU
+
+
+def _show(node: str, checks: Sequence[NodeCheck]) -> None:
+    """The table, and what follows from it."""
     console = console_of_width(WIDTH)
     table = Table(title=node, title_justify="left", box=box.SIMPLE, pad_edge=False)
     for column in ("", "what", "seen", "remedy"):
@@ -89,7 +98,6 @@ def _show(node: str, checks: Sequence[NodeCheck]) -> int:
     for stops in (Stops.SHARED, Stops.SEVERAL):
         if stopped[stops] and not on_gpu:
             console.print(f"but not {stops}: {', '.join(dict.fromkeys(stopped[stops]))}")
-    return NEITHER if on_cpu else CPU_ONLY if on_gpu else GPU_AND_CPU
 
 
 def _mark(check: NodeCheck) -> str:

@@ -164,4 +164,9 @@ def as_far_as_it_is_read() -> Iterator[None]:
         if error.filename is not None:  # a file's own, of what was done inside
             raise
         discard(sys.stdout)
-        raise ResourceError(f"standard output can't be written: {error.strerror}", "write to another place") from error
+        raise unwritten(error) from error
+
+
+def unwritten(error: OSError) -> ResourceError:
+    """What standard output refused."""
+    return ResourceError(f"standard output can't be written: {error.strerror}", "write to another place")

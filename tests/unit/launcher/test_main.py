@@ -111,6 +111,16 @@ def test_a_plan_of_which_nobody_reads_more(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["conf=arithmetic_cpu", "--cfg", "job"]])
+def test_what_a_full_disk_does_not_take(arguments, tmp_path):
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "launcher", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "standard output can't be written: No space left on device" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_run_begins_with_its_plan(command, monkeypatch):
     def run(config, **_):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from launcher.__main__ import main
 from launcher.cli import doctor
 from launcher.resources.gpu_checks import NodeCheck, Stops
 from tests.support.machine import scaled
@@ -57,6 +58,22 @@ def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said)
     monkeypatch.setattr(doctor, "check_node", lambda: checks)
     assert doctor.run([]) == code
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("place", "code", "said"), [("pipe", doctor.CPU_ONLY, ""), ("/dev/full", 2, "No space left")])
+def test_a_table_that_nobody_reads_or_no_disk_takes(monkeypatch, capfd, place, code, said):
+    """`doctor | head -1` was a traceback."""
+    checks = (NodeCheck(name="x", seen="bad", stops=Stops.GPU, remedy="mend"),)
+    monkeypatch.setattr(doctor, "check_node", lambda: checks)
+    monkeypatch.setattr(sys, "argv", ["launcher", "doctor"])
+    if place == "pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open(place, os.O_WRONLY)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w"))
+    assert main() == code
+    assert said in (told := capfd.readouterr().err) and "Traceback" not in told
 
 
 def test_a_command_that_can_not_be_understood(capsys):
