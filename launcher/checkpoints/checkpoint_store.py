@@ -243,7 +243,7 @@ class CheckpointStore:
 
     def prune(self, keep_last: int, *, spare: Set[int] = frozenset()) -> tuple[Checkpoint, ...]:
         """Remove all but the `keep_last` newest, those committed with `keep` and the steps in `spare`; returns what
-        was removed.
+        was removed. One that can't be removed is logged and stays.
 
         Nothing is removed unless the newest of them was verified in this process. Those set aside by a restore
         are thinned in the same way; damaged ones are left for a person. Raises CheckpointError.
@@ -251,17 +251,22 @@ class CheckpointStore:
         if keep_last < 1:
             raise ValueError(f"keep_last={keep_last} would remove every checkpoint")
         surplus = (*self._surplus(keep_last, spare), *_surplus_aside(self.root / SET_ASIDE, keep_last))
+        removed = tuple(checkpoint for checkpoint in surplus if self._is_out_of_the_way(checkpoint))
         try:
-            for checkpoint in surplus:
-                checkpoint.path.rename(self.root / f"{TRASH}{checkpoint.name}-{secrets.token_hex(4)}")
-            if surplus:
+            if removed:
                 sync_folder(self.root)
             self.clean()
         except OSError as error:
-            raise CheckpointError(
-                f"old checkpoints in {self.root} can't be removed: {error}", "check the folder's permissions"
-            ) from error
-        return surplus
+            raise DiskError(f"old checkpoints in {self.root} can't be removed: {error}", "look at its disk") from error
+        return removed
+
+    def _is_out_of_the_way(self, checkpoint: Checkpoint) -> bool:
+        try:
+            checkpoint.path.rename(self.root / f"{TRASH}{checkpoint.name}-{secrets.token_hex(4)}")
+        except OSError as error:
+            log.warning("an old checkpoint stays, it can't be removed: %s: %s", checkpoint.path, error)
+            return False
+        return True
 
     def _surplus(self, keep_last: int, spare: Set[int]) -> tuple[Checkpoint, ...]:
         retained = 0

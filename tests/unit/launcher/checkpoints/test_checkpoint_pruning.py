@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,23 @@ def test_retention_thins_what_restores_set_aside_but_not_what_is_marked_or_damag
     assert len(left) == 3
     assert left[0] == "epoch0epochstep0globalstep0.superseded-1"
     assert left[-1] == "epoch0epochstep9globalstep9.damaged-1"
+
+
+def test_one_that_can_not_be_removed_keeps_neither_the_others_nor_the_new_one_from_their_place(store, monkeypatch):
+    """One under `chattr +i`: each later save was called failed, nothing was pruned or copied to recover.url any more,
+    and a run that had done all its steps ended with ERRORED."""
+    for step in range(5):
+        save(store, step)
+    rename = Path.rename
+
+    def refused(path, target):
+        if path.name == str(name_of(2)):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    assert sorted(one.global_step for one in store.prune(keep_last=1)) == [0, 1, 3]
+    assert steps_of(store) == [2, 4]
 
 
 def test_leftovers_of_a_crash_go_with_the_next_save_not_with_a_reader(store):
