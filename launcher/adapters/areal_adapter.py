@@ -54,6 +54,8 @@ class ArealAdapter:
         self._version = self._installed or NEW
         words = split_words("trainer.command", trainer.command or "train.py")
         self._script = words[1:] if PYTHON.fullmatch(words[0]) else words
+        if not self._script:
+            raise ConfigError(f"trainer.command={trainer.command} names no script", "give the training script")
         self.stop_s = trainer.stop_s
         self.source: Path | None = None if trainer.rung == SERVERS else self._paths.trainer_log
         self.reads = "trainer.adapter=areal (the step tables of its StatsLogger)"

@@ -125,6 +125,7 @@ def areal_settings(trainer: ForeignTrainerConfig) -> ArealSettings:
     again = [f"{section}.{key}" for section in ("recover", "saver") for key in OF_THE_TRIAL]
     found = values_of(file, trainer.overrides, [*KEYS, *again])
     _check(trainer.config, found)
+    found["cluster.fileroot"] = str(Path(trainer.cwd) / str(found["cluster.fileroot"]))  # where it runs
     return ArealSettings(config=trainer.config, overrides=tuple(trainer.overrides), values=found)
 
 

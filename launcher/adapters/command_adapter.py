@@ -38,6 +38,9 @@ class CommandAdapter:
         self._cwd = Path(settings.cwd)
         self._words = split_words("trainer.command", settings.command)
         self._resume = [] if settings.resume is None else split_words("trainer.resume", settings.resume)
+        for key in ("metrics", "checkpoints", "tracker"):
+            if (given := getattr(settings, key)) is not None and given.startswith("~"):
+                raise ConfigError(f"trainer.{key}={given}: nothing expands ~ there", "give the whole path")
         self.source = None if settings.metrics is None else self._cwd / settings.metrics
         self.reads = "trainer.pattern" if settings.metrics is None else "trainer.metrics (step_key, reward_key)"
         self._pattern = None if settings.metrics is not None else _pattern(settings.pattern)
@@ -55,6 +58,8 @@ class CommandAdapter:
             yield StorageError(
                 f"trainer.metrics: {self.source.parent} is no folder", "give the path that the command writes to"
             )
+        elif self.source is not None and self.source.is_dir():
+            yield StorageError(f"trainer.metrics: {self.source} is a folder", "give the file that it appends steps to")
 
     def command(self, resume: Path | None) -> TrainerCommand:
         words = list(self._words)

@@ -208,6 +208,12 @@ def test_a_recover_folder_that_is_written_again_while_it_is_read_is_not_whole(tm
     assert asked and not own.is_whole and ".metadata" in own.problem
 
 
+def test_its_folders_are_below_the_one_that_it_runs_in(tmp_path):
+    make_areal(tmp_path / "out", [], recover_step=9)
+    (found,) = adapter_of(trainer(tmp_path, "cluster.fileroot=out")).checkpoints()
+    assert found.step == 9
+
+
 def test_its_rank_is_told_from_its_launcher_and_its_servers(tmp_path):
     adapter = adapter_of(trainer(tmp_path))
     assert adapter.is_trainer(["/venv/bin/python", "-u", "train.py", "--config", "their.yaml"])
@@ -229,6 +235,7 @@ def test_it_is_done_after_its_last_step_whatever_its_exit_code(tmp_path):
     [
         ([], {"config": None}, "trainer.config=null"),
         ([], {"config": "other.yaml"}, "is no YAML file"),
+        ([], {"command": "python"}, "trainer.command=python names no script"),
         ([], {"metrics": "m.jsonl"}, "trainer.metrics is set with trainer.adapter=areal"),
         (["scheduler.type=ray"], {}, "scheduler.type=ray"),
         (["saver.experiment_name=x"], {}, "saver.experiment_name=x, and the run's is"),

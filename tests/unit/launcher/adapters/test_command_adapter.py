@@ -149,6 +149,8 @@ def test_a_checkpoint_that_its_trainer_removes_meanwhile_breaks_no_look_at_the_o
         ({"checkpoints": "/elsewhere/step-*"}, "below trainer.cwd"),
         ({"checkpoints": "out/step-*", "resume": "--resume"}, "trainer.resume"),
         ({"tracker": "out/latest"}, "trainer.checkpoints"),
+        ({"checkpoints": "~/out/step-*"}, "trainer.checkpoints=~"),
+        ({"metrics": "~/log.jsonl"}, "trainer.metrics=~"),
         ({"reward_pattern": "reward \\S+"}, "(?P<reward>"),
     ],
 )
@@ -170,4 +172,6 @@ def test_what_is_missing_here_is_named_with_its_setting(tmp_path):
     assert missing(python="/no/python") == ["trainer.python: /no/python can't be run here"]
     assert missing(command="python other.py") == [f"trainer.command: {tmp_path}/other.py is no file"]
     assert missing(cwd=str(tmp_path / "gone")) == [f"trainer.cwd={tmp_path}/gone is no folder"]
+    (tmp_path / "log").mkdir()
+    assert missing(metrics="log") == [f"trainer.metrics: {tmp_path}/log is a folder"]
     assert missing(metrics="a/b/log.jsonl", pattern=None) == [f"trainer.metrics: {tmp_path}/a/b is no folder"]
