@@ -54,6 +54,7 @@ class DoorActor:
         self._paths = paths
         self._attempt = attempt
         self._made: _Parts | None = None
+        self._told = ""
         self._beginning = asyncio.Lock()
         self._tasks = BackgroundTasks()
 
@@ -119,6 +120,10 @@ class DoorActor:
         self._tasks.check()
         made.journal.write_waiting()
         servers = made.servers
+        if servers.waits_for not in ("", self._told):
+            self._told = servers.waits_for
+            reason = f"the trainer waits until its new weights can be loaded: {self._told}"
+            made.journal.record("door.refused", subject=DOOR, reason=reason)
         return TrainerView(
             pid=os.getpid(),
             node=this_node(),

@@ -31,7 +31,7 @@ AGAIN_S = 2.0
 
 
 class DoorServers:
-    """Used on one asyncio loop."""
+    """Used on one asyncio loop. `waits_for`: why new weights are not loaded yet; "" where nothing is wrong."""
 
     def __init__(self, config: RunConfig, keys: ServerKeys, kept: KeptWeights) -> None:
         self._config = config
@@ -64,11 +64,12 @@ class DoorServers:
                 version = await self._take(source)
                 try:
                     await self.publisher.publish(version)
-                except WeightsRefused:  # by every server: the Coordinator restarts or loads them
-                    pass
+                except WeightsRefused as error:  # by every server: the Coordinator restarts or loads them
+                    self.waits_for = error.message
                 finally:
                     self.is_publishing = False
             async with self.pool.acquire(self._newest):
+                self.waits_for = ""
                 self.serves()
 
     async def _take(self, source: Path) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 
 import aiohttp
 import pytest
@@ -266,19 +267,29 @@ async def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tm
             assert response.status == 200, "a server that is lost is not the client's to see"
 
 
-async def test_first_weights_that_can_not_be_sent_are_told_of_and_break_nothing(tmp_path, monkeypatch):
+@pytest.fixture
+def actor(tmp_path, monkeypatch):
+    """The door without Ray, and its paths; the trainer before has given it weights."""
     monkeypatch.setattr(door_actor, "listening_address", lambda host: host)
     monkeypatch.setattr(door_actor, "this_node", lambda: "")
     monkeypatch.setattr(door_actor, "bind_to_cluster", lambda config: None)
     config = RunConfig(experiment_name="door", sglang=SGLangConfig(model_path=str(tmp_path / "model")))
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "pytorch_model.bin"):
-        (tmp_path / "model" / name).write_text("{}")
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="door", trial_name="t")
     paths.prepare()
     ServerKeys.make(paths.keys)
     KeptWeights(paths.kept_weights(1)).take(give(tmp_path / "trained", 1))
-    door = door_actor.DoorActor.__ray_metadata__.modified_class(config, paths, 1)
+    return door_actor.DoorActor.__ray_metadata__.modified_class(config, paths, 1), paths
+
+
+def refusals(paths):
+    return [event["reason"] for event in read_lines(paths.events) if event["event"] == "door.refused"]
+
+
+async def test_first_weights_that_can_not_be_sent_are_told_of_and_break_nothing(tmp_path, actor):
+    door, paths = actor
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / "model" / name).write_text("{}")
     try:
         await door.new_client(True)
         (task,) = door._tasks._tasks
@@ -286,8 +297,44 @@ async def test_first_weights_that_can_not_be_sent_are_told_of_and_break_nothing(
         assert (await door.view()).policy_version == 1, "the Coordinator still sees its servers"
     finally:
         await door.close()
-    (told,) = (event for event in read_lines(paths.events) if event["event"] == "door.refused")
-    assert "no *.safetensors" in told["reason"] and str(tmp_path / "model") in told["reason"]
+    (told,) = refusals(paths)
+    assert "no *.safetensors" in told and str(tmp_path / "model") in told
+
+
+async def test_what_new_weights_wait_for_is_told_once(tmp_path, actor, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(KeptWeights, "take", full)
+    door, paths = actor
+    await door.view()
+    servers = door._made.servers
+    updating = asyncio.create_task(servers.update(give(tmp_path / "next", 2)))
+    try:
+        await until(lambda: servers.waits_for)
+        await door.view()
+        await door.view()
+    finally:
+        updating.cancel()
+        await door.close()
+    (told,) = refusals(paths)
+    assert "No space left on device" in told
+
+
+async def test_why_every_server_refuses_new_weights_is_known_until_one_has_them(tmp_path):
+    async with Door(tmp_path) as door, CountingServer() as server:
+        await door.serve(server)
+
+        async def refuse(*_, **__):
+            raise WeightsRefused("server-0: size mismatch")
+
+        publish, door.servers.publisher.publish = door.servers.publisher.publish, refuse
+        updating = asyncio.create_task(door.servers.update(give(tmp_path / "update", 1)))
+        await until(lambda: door.servers.waits_for)
+        assert "size mismatch" in door.servers.waits_for and not updating.done()
+        await publish(1)
+        await updating
+        assert door.servers.waits_for == ""
 
 
 async def test_a_client_that_goes_away_leaves_nothing_in_flight(tmp_path):
