@@ -218,7 +218,7 @@ class ForeignSupervisor:
         self._doubts.begin(step, self.steps.lines)
         self.steps.begin(step)
         self._checkpoints.started()
-        self._source.begin()
+        self._source.begin(after=step)
         facts: dict[str, object] = {"with_overrides": {}, "at_byte": self._source.at_byte}
         history.event("trainer.starting", subject=TRAINER, reason=f"{self._adapter.reads} is read", **facts)
         await history.flush()

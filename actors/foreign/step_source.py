@@ -8,6 +8,7 @@ from pathlib import Path
 from actors.serving.server_log_tail import size_of
 from launcher.adapters.text_tail import TextTail
 from launcher.adapters.trainer_adapter import StepSeen, TrainerAdapter
+from launcher.policy.restore import FIRST_WEIGHTS
 
 
 class StepSource:
@@ -19,19 +20,32 @@ class StepSource:
         self._path = adapter.source or log
         self.begin()
 
-    def begin(self, at_byte: int | None = None) -> None:
-        """None: with what is written from now on."""
+    def begin(self, at_byte: int | None = None, *, after: int = FIRST_WEIGHTS) -> None:
+        """None: with what is written from now on. `after`: the step that it resumes from."""
         self.at_byte = size_of(self._path) if at_byte is None else at_byte
         self.log_start = size_of(self._log)
+        self._after = after
         self._tail, self._rest = TextTail(self._path, self.at_byte), ""
 
     def read(self, *, is_over: bool = False) -> Sequence[StepSeen]:
         """All that is new. `is_over`: nothing comes any more, and the last line may lack its end. A disk may stall it:
-        not for a loop that answers."""
+        not for a loop that answers.
+
+        A trainer that begins its file again as it resumes may write into it what it did before."""
         found: list[StepSeen] = []
-        while text := self._tail.read():
+        while text := self._new():
             found += self._take(text)
-        return found + self._take("\n") if is_over else found
+        if is_over:
+            found += self._take("\n")
+        if self._tail.restarts and any(one.step == self._after for one in found):
+            return [one for one in found if one.step > self._after]
+        return found
+
+    def _new(self) -> str:
+        restarts = self._tail.restarts
+        text = self._tail.read()
+        self._rest = self._rest if self._tail.restarts == restarts else ""
+        return text
 
     def _take(self, text: str) -> list[StepSeen]:
         seen, self._rest = self._adapter.read(self._rest + text)

@@ -9,11 +9,13 @@ MOST_BYTES = 4 * 2**20
 
 
 class TextTail:
-    """`offset`: the byte after the last that was read. A file that is shorter than that was begun again."""
+    """`offset`: the byte after the last that was read. A file that is shorter than that was begun again, `restarts`
+    times."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         self.offset = offset
+        self.restarts = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self) -> str:
@@ -22,6 +24,8 @@ class TextTail:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self.offset:
                     self.offset = 0
+                    self.restarts += 1
+                    self._decoder.reset()
                 file.seek(self.offset)
                 data = file.read(MOST_BYTES)
         except OSError:

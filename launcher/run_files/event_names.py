@@ -81,7 +81,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "hedge.ended": "it is heard again, or has no requests left",
     "door.opened": "another project's trainer can ask the servers at these addresses",
     "door.died": "their process ended, or hung; Ray restarts it",
-    "door.refused": "a request that the door can't serve, with the setting to change; or why new weights can't be loaded yet",
+    "door.refused": "a request that the door can't serve, with the setting to change; why new weights have to wait",
     "door.closed": "requests in all; `moved`: asked of another server or again; `continued`: with their tokens kept",
     "batch.rejected": "a batch was not trained on, with the reason; `subjects`: whose failure, where that is known",
     "gate.waiting": "the HealthMonitor does not answer, and the trainer waits",
