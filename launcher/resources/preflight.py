@@ -42,14 +42,17 @@ IMPORT_WITHIN_S = 120.0
 
 PROBE = """
 import json, sys
-from actors.reward.reward_import import function_names, load_reward_fn
+from actors.reward.reward_import import ARGUMENTS, KEY, check_signature, function_names, import_named
 from launcher.base.errors import RewardImportError
-answer = None
+answer, is_there = None, False
 try:
     for name in function_names(sys.argv[1]):
-        load_reward_fn(name)
+        is_there = False
+        function = import_named(name, KEY)
+        is_there = True
+        check_signature(name, function, KEY, ARGUMENTS)
 except RewardImportError as error:
-    answer = [error.message, error.hint]
+    answer = [error.message, error.hint, *["nowhere"] * is_there]
 print(json.dumps(answer))
 """
 PROBE_OPTIMIZER = """
@@ -169,16 +172,18 @@ def _tried(probe: str, *arguments: str, key: str, kind: type[UsageError]) -> Ite
         yield kind(f"{key}: {reason}", hint)
         return
     if answer is not None:
-        yield kind(*answer)
+        message, hint, *nowhere = answer
+        yield (UnsupportedSetting if nowhere else kind)(message, hint)
 
 
 class _NoAnswer(Exception):
     """A probe's; with the reason, and what to do."""
 
 
-def _ask(probe: str, *arguments: str) -> tuple[str, str] | None:
-    """What the probe refuses, and what to do; None: nothing. Another process imports it: a user's module may import
-    torch, take long, or end the process that imports it. Raises _NoAnswer."""
+def _ask(probe: str, *arguments: str) -> list[str] | None:
+    """What the probe refuses, what to do, and a third word where no machine would take it; None: nothing. Another
+    process imports it: a user's module may import torch, take long, or end the process that imports it. Raises
+    _NoAnswer."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", probe, *arguments],
@@ -193,11 +198,11 @@ def _ask(probe: str, *arguments: str) -> tuple[str, str] | None:
         reason = f"its import did not end within {IMPORT_WITHIN_S:g} s"
         raise _NoAnswer(reason, "move what takes long into the function") from error
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])  # after whatever the module printed
+        answer: list[str] | None = json.loads(done.stdout.splitlines()[-1])  # after whatever the module printed
     except (IndexError, ValueError) as error:
         reason = f"its import ended the process with exit code {done.returncode}"
         raise _NoAnswer(reason, f"its output: {done.stderr.strip()[-200:]}") from error
-    return None if answer is None else (answer[0], answer[1])
+    return answer
 
 
 def _missing_peft(config: RunConfig) -> Iterator[UsageError]:

@@ -70,11 +70,9 @@ def test_an_empty_data_set(config, tmp_path):
         ("import sys; sys.exit(4)", "SystemExit: 4"),
         ("import os; os._exit(4)", "ended the process with exit code 4"),
         ("def other(): ...", "no 'score'"),
-        ("score = 3", "is a int, not a function"),
-        ("def score(text): ...", "can't be called"),
     ],
 )
-def test_a_reward_function_that_cannot_be_used(config, tmp_path, monkeypatch, module, said):
+def test_a_reward_function_that_is_not_here(config, tmp_path, monkeypatch, module, said):
     monkeypatch.syspath_prepend(tmp_path)
     if module is not None:
         (tmp_path / "my_reward.py").write_text(module)
@@ -82,6 +80,20 @@ def test_a_reward_function_that_cannot_be_used(config, tmp_path, monkeypatch, mo
     message = the_one(config, RewardImportError)
     assert "my_reward:score" in message
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [("score = 3", "is a int, not a function"), ("def score(text): ...", "can't be called")]
+)
+def test_a_reward_function_that_can_be_called_on_no_machine_is_no_missing_one(
+    config, tmp_path, monkeypatch, module, said
+):
+    """A dry run refuses it, as it does an episode's."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_reward.py").write_text(module)
+    config.reward.fn = "my_reward:score"
+    message = the_one(config, UnsupportedSetting)
+    assert "my_reward:score" in message and said in message
 
 
 @pytest.mark.slow
