@@ -249,7 +249,11 @@ def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[in
     if path.suffix == ".csv":
         return read_csv(path, names, metric)
     if path.name in OF_OURS or head.lstrip()[:1] == b"{":
-        return read_events(path) if b'"event"' in head else read_metrics(path, names)
+        contents = read_events(path) if b'"event"' in head else read_metrics(path, names)
+        if path.name in OF_OURS or len(contents.steps) or contents.log_events:
+            return contents
+        hint = "give a log, a run's metrics.jsonl or events.jsonl, or a WandB export (.csv)"
+        raise DataError(f"{path} is JSON without a step (global_step) or an event of a run", hint)
     if head.count(b"\0") > len(head) // 1000:
         raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), a .wandb or a TensorBoard file")
     return read_log(path, names, on_progress)

@@ -266,6 +266,12 @@ def test_bad_input_says_what_is_wrong_and_what_there_is(capsys, crashed, tmp_pat
     assert "Traceback" not in err
 
 
+def test_json_lines_of_another_program_are_no_metrics_of_ours(capsys, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    code, out, err = run(capsys, tmp_path / "data.jsonl")
+    assert (code, out) == (WRONG, "") and "data.jsonl is JSON without a step (global_step)" in err
+
+
 def test_without_a_name_the_only_run_is_read(capsys, crashed, tmp_path):
     where = ("--fileroot", tmp_path, "--user", "me")
     assert run(capsys, *where) == run(capsys, crashed)
