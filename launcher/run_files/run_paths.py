@@ -222,6 +222,27 @@ class RunLock:
         self.release()
 
 
+def held_by_another(paths: RunPaths) -> str:
+    """Of the process that has the run's lock: who holds the file that is at its place now, as after the folder of a
+    running run was removed and the run started again; "" where nobody else is seen to."""
+    try:
+        fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return ""
+    try:
+        holder = json.loads(os.pread(fd, 4096, 0))
+        if (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname()):
+            return ""
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_holder(fd)[1]
+    except (OSError, ValueError, KeyError, TypeError):  # it signs just now
+        return ""
+    finally:
+        os.close(fd)
+    return ""  # a copy of an older one
+
+
 def login_name() -> str:
     """The user's name; `uid<n>` where the user id has none, as in many containers."""
     try:

@@ -57,6 +57,34 @@ def test_every_launch_ends_with_a_status(tmp_path, monkeypatch, happens, status,
     assert last["reason"] == outcome.reason
 
 
+def test_a_run_whose_removed_folder_another_has_begun_in_ends(tmp_path, monkeypatch):
+    """It went on: its lines were in the other's ledger, its checkpoints among the other's."""
+    config = RunConfig(experiment_name="status", train_dataset=DatasetConfig(path="none"))
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    launch = RunLaunch(config, paths, Journal(paths.events, 1, time.time), Silent())
+    monkeypatch.setattr(launch, "_create", lambda vital: SimpleNamespace(run=Asked(), ping=Asked()))
+    monkeypatch.setattr(driver, "ray_cluster", lambda *_, **__: contextlib.nullcontext(Whole()))
+    monkeypatch.setattr(driver, "ray", SimpleNamespace(wait=lambda *_, **__: ([], [])))
+    monkeypatch.setattr(driver, "held_by_another", lambda its: f"pid 4711, of {its.logs.name},")
+    outcome = launch.run()
+    assert outcome.status is TerminalStatus.ERRORED
+    assert outcome.reason.endswith(f"another began there: pid 4711, of trial0, holds {paths.lock}")
+
+
+class Asked:
+    def remote(self):
+        return None
+
+
+class Whole:
+    """Ray's own processes, none of which is lost."""
+
+    def lost(self):
+        return ""
+
+
 @pytest.mark.parametrize(
     ("known", "killed"),
     [

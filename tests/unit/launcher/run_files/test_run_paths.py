@@ -1,8 +1,10 @@
 """Where a run's files lie, who may write them, and what is said when nobody can."""
 
+import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.run_files.journal import Journal
-from launcher.run_files.run_paths import RunLock, RunPaths, login_name
+from launcher.run_files.run_paths import RunLock, RunPaths, held_by_another, login_name
 
 HOLD_THE_LOCK = """
 import sys
@@ -112,6 +114,25 @@ def holder(tmp_path):
     yield process
     process.kill()
     process.communicate()
+
+
+def test_who_began_in_a_removed_folder_is_seen_by_the_run_that_still_lives(tmp_path, holder):
+    """Both wrote the same ledger and checkpoints."""
+    assert held_by_another(paths_in(tmp_path)).startswith(f"pid {holder.pid} on {socket.gethostname()}")
+
+
+def test_nobody_else_is_seen_where_nobody_holds_the_lock(tmp_path):
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    assert held_by_another(paths) == ""
+    with RunLock(paths):
+        assert held_by_another(paths) == ""
+        for content in ("", "{", "[]", json.dumps({"pid": 1, "host": "a copy of an older one", "since": 0.0})):
+            paths.lock.unlink()
+            paths.lock.write_text(content)
+            assert held_by_another(paths) == ""
+    with RunLock(paths):
+        pass
 
 
 def test_a_second_run_is_told_who_holds_the_first(tmp_path, holder):
