@@ -111,7 +111,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     except Exception as error:  # Hydra refuses with ValueErrors and assertions beside its own kinds
         if wants_traceback or codes:
             raise
-        if isinstance(error, OSError) and error.filename is None:  # `… --cfg job > a full disk`
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk; Hydra's have no errno
             discard(sys.stdout)
             return _refuse(unwritten(error))
         return _refuse(explain(error, sys.argv[1:]))

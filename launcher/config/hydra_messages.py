@@ -149,6 +149,10 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
         ),
     ),
     (r"Could not find '(\w+)/([^']+)'", _unknown_preset),
+    (
+        r"Additional config directory '([^']+)' not found",
+        _reworded("--config-dir: there is no folder {1}", "a preset of your own is <folder>/conf/<name>.yaml"),
+    ),
     (r"Error merging override ~(\S+)", lambda found, _: deleted(found.group(1))),
     (r"(?:Error parsing override|mismatched input|token recognition error|LexerNoViableAlt)[^\n]*", _malformed),
     (r"no viable alternative at input '[^\n]*", _malformed),

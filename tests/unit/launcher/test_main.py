@@ -68,6 +68,7 @@ def test_without_a_preset_it_says_which_there_are(command):
         ("sglang.mem_fraction_static=1.5", "sglang.mem_fraction_static=1.5: allowed: more than 0 and less than 1"),
         ("rollout.request_timeout=inf", "would never fire"),
         ("conf=nope", "unknown preset conf=nope; presets: areal, arithmetic_cpu, arithmetic_dapo,"),
+        ("--config-dir=nowhere", "--config-dir: there is no folder "),
         ("hardware=aut", "unknown hardware=aut; allowed: auto\n  → did you mean hardware=auto?"),
     ],
 )
