@@ -13,7 +13,15 @@ from pathlib import Path
 
 from actors.foreign.foreign_process import run_to_end
 from actors.supervision.run_history import RunHistory
-from launcher.adapters.foreign_health import NOT_OURS, Unproven, facts_of, points_of, unproven_of, why_not_whole
+from launcher.adapters.foreign_health import (
+    NOT_OURS,
+    Unproven,
+    facts_of,
+    for_reports,
+    points_of,
+    unproven_of,
+    why_not_whole,
+)
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
 from launcher.base.errors import ModelError, RunError
 from launcher.base.messages import Incident
@@ -144,7 +152,7 @@ class ForeignCheckpoints:
         self, among: Sequence[FoundCheckpoint], lines: Sequence[Record], incident: Incident | None
     ) -> RestoreChoice:
         facts = facts_of(among, self._problems, lines, self._config)
-        return choose(facts, incident, self._history.attempts, self._config.restore)
+        return choose(facts, incident, self._history.attempts, for_reports(self._config.restore, lines))
 
     async def prepare(self, step: int, lines: Sequence[Record]) -> None:
         """Make of the chosen checkpoint what the trainer resumes from. Raises RunError."""

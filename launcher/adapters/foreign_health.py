@@ -6,16 +6,18 @@ checkpoint from before its onset; it is not kept out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
 from launcher.base.messages import Cause, Incident
 from launcher.base.rollouts import mean_of
 from launcher.config.schema import RunConfig
-from launcher.config.supervision import RewardHealthConfig
+from launcher.config.supervision import RestoreConfig, RewardHealthConfig
 from launcher.policy.canary_policy import STANDARD_ERRORS, CanaryVerdict
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
 from launcher.policy.restore import FIRST_WEIGHTS
@@ -32,6 +34,7 @@ from launcher.policy.reward_health import (
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
+REPORTS = 20
 NONFINITE_STEPS = 2
 """In a row, as for the launcher's own trainer: one alone may pass."""
 NOT_OURS = "move it away, or, for conf=command, set trainer.checkpoint_file to the file that is written last into each"
@@ -70,19 +73,30 @@ def find_damage(
     last of them was seen."""
     last = lines[-NONFINITE_STEPS:]
     if len(last) == NONFINITE_STEPS and all(line.get(NONFINITE) for line in last):
-        onset = last[0].get("global_step")
+        onset, steps = last[0].get("global_step"), [int(number_of(line.get("global_step"), -1)) for line in lines]
         reason = f"{NONFINITE_STEPS} steps in a row had figures that are not finite"
         return Incident(
             cause=Cause.NONFINITE,
             subject="trainer",
             reason=reason,
             since=since,
-            onset_step=onset if isinstance(onset, int) else None,
+            onset_step=begun_after(onset, steps) if isinstance(onset, int) else None,
         )
     if rewards.level is not Level.BREAK:
         return None
-    had_learned = has_learned(points_of(lines), rewards.onset_step, settings)
-    return find_cause(rewards, NO_CANARIES, (), since=since, had_learned=had_learned)
+    points = points_of(lines)
+    had_learned = has_learned(points, rewards.onset_step, settings)
+    found = find_cause(rewards, NO_CANARIES, (), since=since, had_learned=had_learned)
+    if found is None or found.onset_step is None:
+        return found
+    return replace(found, onset_step=begun_after(found.onset_step, [point.step for point in points]))
+
+
+def begun_after(onset_step: int, steps: Sequence[int]) -> int:
+    """The first step that may have begun what shows in `onset_step`. A trainer that reports each tenth step alone gives
+    the mean of ten, as TRL does: the report before may hold some of it too, and only the one before that is sound."""
+    before = [step for step in steps if step < onset_step][-2:]
+    return before[0] + 1 if before and onset_step - before[-1] > 1 else onset_step
 
 
 def restore_verdict(
@@ -108,6 +122,15 @@ def restore_verdict(
             said = f"the weights of step {saved[-1].step} earn {now:.3g} now{steps}, and earned {then:.3g} when they"
             return True, f"{said} were saved: what changed is not the weights"
     return len(since) == LEAST_STEPS, ""
+
+
+def for_reports(settings: RestoreConfig, lines: Sequence[Record]) -> RestoreConfig:
+    """What is counted in steps about an onset, for a trainer that does not report each of them."""
+    steps = [number_of(line.get("global_step")) for line in lines[-REPORTS:]]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(steps) if later > earlier]
+    every = max(1, round(median(gaps))) if gaps else 1
+    margin, place = settings.onset_margin_steps * every, settings.same_place_steps * every
+    return replace(settings, onset_margin_steps=margin, same_place_steps=place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

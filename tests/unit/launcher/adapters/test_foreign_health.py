@@ -9,6 +9,7 @@ import pytest
 from launcher.adapters.foreign_health import (
     facts_of,
     find_damage,
+    for_reports,
     metrics_line,
     points_of,
     restore_verdict,
@@ -18,7 +19,8 @@ from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import RewardHealthConfig
-from launcher.policy.checkpoint_status import CheckpointStatus
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
+from launcher.policy.restore import choose, first_damaged
 from launcher.policy.reward_health import judge_rewards
 
 SETTINGS = RewardHealthConfig()
@@ -132,3 +134,28 @@ def test_the_first_steps_after_a_restore_bear_it_out_or_contradict_it_together(s
 def test_where_too_little_is_known_of_what_a_checkpoint_earned_its_next_step_decides(earned):
     """A trainer may report no rewards at all, and its steps are written once that is decided."""
     assert restore_verdict(points_of(lines_of([0.5] * earned)), earned, SETTINGS) == (True, "")
+
+
+def each_tenth(lines):
+    return [{**line, "global_step": line["global_step"] * 10} for line in lines]
+
+
+def test_of_a_trainer_that_reports_each_tenth_step_no_checkpoint_since_the_last_sound_report_is_trusted():
+    rewards = [*noisy(0.6, 10), 0.1, *[0.0] * 10]  # it broke in the midst of the ten steps of report 110
+    found = damage_of(each_tenth(lines_of(rewards)))
+    assert found.cause is Cause.REWARD_COLLAPSE and first_damaged(found) <= 100
+    saved = [CheckpointFacts(global_step=step, status=CheckpointStatus.GOOD) for step in range(5, 215, 5)]
+    chosen = choose(saved, found, [], RunConfig().restore).global_step
+    assert 80 <= chosen <= 100
+    healthy, bad = lines_of(noisy(0.6, 20)), lines_of([0.6, 0.6], first=21, nonfinite=("loss",))
+    found = damage_of(each_tenth([*healthy, *bad]))
+    assert (found.cause, found.onset_step) == (Cause.NONFINITE, 191)
+
+
+def test_a_margin_of_steps_is_one_of_reports():
+    settings, lines = RunConfig().restore, lines_of(noisy(0.6, 30))
+    assert for_reports(settings, lines) == for_reports(settings, []) == settings
+    tenth = for_reports(settings, each_tenth(lines))
+    assert tenth.onset_margin_steps == 10 * settings.onset_margin_steps
+    assert tenth.same_place_steps == 10 * settings.same_place_steps
+    assert tenth.good_after_steps == settings.good_after_steps
