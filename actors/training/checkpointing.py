@@ -185,7 +185,8 @@ class Checkpointer:
 
         try:
             with save.model.beside_the_steps():
-                is_there = self._store.find(save.name.global_step) is not None
+                has_folder = (self._store.root / str(save.name)).is_dir()  # else others need not be readable
+                is_there = has_folder and self._store.find(save.name.global_step) is not None
                 return is_there or self._writer.write(save, has_lines, self._is_read.set)
         finally:
             self._is_read.set()

@@ -132,6 +132,21 @@ def test_a_checkpoint_that_can_not_be_read_now_is_gone_back_to_later(tmp_path, m
     assert trial.loop._checkpointer.load_step(6, trial.model, trial.queue).position.next_step == 7
 
 
+def test_one_that_can_never_be_read_keeps_no_later_one_from_being_saved(tmp_path, monkeypatch):
+    """A bad sector under the manifest of the only checkpoint."""
+    trial = Trial(tmp_path, steps=7, memory=False)
+    opened, bad = Path.open, trial.store.root / "epoch0epochstep3globalstep3"
+
+    def refused(path, *args, **kwargs):
+        if path.parent == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    trial.run()
+    assert [(one.global_step, str(one.state)) for one in trial.store.list()] == [(3, "DAMAGED"), (6, "COMMITTED")]
+
+
 def test_a_disk_that_is_back_within_the_look_costs_no_checkpoint(tmp_path):
     trial = Trial(tmp_path, steps=7, memory=False)
     trial.run()
