@@ -72,9 +72,36 @@ def test_an_image_runs_the_command_as_an_ordinary_user(target):
     base, own = stages()[target]
     settings = dict([*stages().get(base, (None, []))[1], *own])
     assert settings["USER"] == "10001"
-    (command,) = PYPROJECT["project"]["scripts"]
-    assert settings["ENTRYPOINT"] == f'["tini", "--", "{command}"]'
+    assert settings["ENTRYPOINT"] == '["tini", "--", "python", "-m", "launcher"]'
+    assert (REPOSITORY / "launcher" / "__main__.py").exists()
     assert settings["CMD"] in [f'["conf={preset}"]' for preset in presets()]
+
+
+def test_the_user_may_write_to_each_volume_and_to_the_folder_of_caches():
+    """`install -d` gives its owner to the folders that are named, and those it makes on the way to root."""
+    runs = " ".join(words for name, words in stages()["cpu"][1] if name == "RUN")
+    made = {Path(word) for word in re.search(r"install -d -o grpo -g grpo ([^&]+)", runs)[1].split()}
+    assert {Path(volume.partition(":")[2]) for volume in COMPOSE["x-run"]["volumes"]} <= made
+    home = Path("/home/grpo")
+    assert {parent for folder in made for parent in folder.parents if home in parent.parents} <= made
+
+
+def test_a_user_id_without_a_name_has_one():
+    """`getpass.getuser()`, which torch calls as it is imported, raises without."""
+    assert "USER=grpo" in " ".join(words for name, words in stages()["cpu"][1] if name == "ENV").split()
+
+
+def test_bytecode_stays_valid_where_a_builder_rounds_dates(tmp_path):
+    """The user may not write where the packages lie: what is stale there is compiled again by each process."""
+    words = " ".join(words for name, words in stages()["packages"][1] if name == "ENV")
+    epoch = dict(word.split("=", 1) for word in words.split())["SOURCE_DATE_EPOCH"]
+    assert int(epoch) >= 315532800, "1980, the first year that a wheel, which is a zip file, can hold"
+    (tmp_path / "module.py").write_text("value = 1\n")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", tmp_path], env={"SOURCE_DATE_EPOCH": epoch}, check=True)
+    (written,) = (tmp_path / "__pycache__").iterdir()
+    assert written.read_bytes()[4] == 0b11, "PEP 552: by the hash of the source, and checked"
+    (compiled,) = re.findall(r"python -m compileall -q (\S+ \S+) /usr/local/lib/python3\.\*", str(stages()["cpu"]))
+    assert compiled == "--invalidation-mode checked-hash"
 
 
 def test_compose_names_targets_presets_and_volumes_that_exist():
