@@ -52,11 +52,14 @@ class World:
         self.guards = [identify(self.process.guard_pid), identify(self.process.sentinel_pid)]
 
     async def all_up(self) -> list[Process]:
-        """The whole tree below the guard, once it is there and the sentinel has seen its file."""
+        """The whole tree below the guard, once it is there, one daemon without a mark, and has made its file."""
         async with asyncio.timeout(deadline_s()):
-            while len(tree := descendants(self.process.guard_pid)) < TREE or not self.file.exists():
+            while True:
+                tree = descendants(self.process.guard_pid)
+                marked = [process for process in bearing(self.mark) if process in tree]
+                if len(tree) == TREE > len(marked) and self.file.exists():
+                    return tree
                 await asyncio.sleep(0.01)
-            return tree
 
     async def has_looked(self, pid: int) -> None:
         """The guard looks around once a second: until the kernel has given `pid` the processor twice more."""
