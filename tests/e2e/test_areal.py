@@ -15,8 +15,8 @@ import pytest
 
 from launcher.run_files.journal import read_lines
 from scripts import check_health
-from scripts.faults.foreign_cost import cost_of
 from scripts.faults.areal_rig import BROKEN, areal_rig, make_folder, settings_of, variables_of
+from scripts.faults.foreign_cost import cost_of
 from tests.support.foreign.foreign_run import ForeignRun
 
 pytestmark = [
