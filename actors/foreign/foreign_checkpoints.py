@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.foreign.foreign_process import run_to_end
+from actors.foreign.foreign_process import run_to_end, within
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import (
     NOT_OURS,
@@ -23,8 +23,9 @@ from launcher.adapters.foreign_health import (
     why_not_whole,
 )
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
-from launcher.base.errors import ModelError, RunError
+from launcher.base.errors import DiskError, ModelError, RunError
 from launcher.base.messages import Incident
+from launcher.checkpoints.checkpoint_folder import why_unread
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
@@ -36,6 +37,11 @@ ASIDE = "set_aside"
 DAMAGED, CONDEMNED, SUPERSEDED, CONTRADICTED = "damaged", "condemned", "superseded", "contradicted"
 UNPROVEN = "unproven"
 """Why one is set aside, in its new name; the last: nobody knows yet whether a step of sound rewards was in it."""
+DISK_HINT = (
+    "look at its disk: the same command resumes when it is back; to begin anew without them give another trial_name"
+)
+UNREAD_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Waits for a disk that gives none of them."""
 Moved = list[tuple[Path, Path]]
 """Each path with its new one, of a start and those that repeat it."""
 
@@ -53,15 +59,19 @@ class ForeignCheckpoints:
         are_ours: bool,
         unproven: Unproven | None = None,
         paths: RunPaths | None = None,
+        asked: asyncio.Event | None = None,
     ) -> None:
-        """`are_ours`: the run has started the command before, so what is not whole is what it left."""
+        """`are_ours`: the run has started the command before, so what is not whole is what it left. `asked`: set once
+        the end of the run is asked for, which ends a wait."""
         self.are_ours = are_ours
         self.unproven = unproven
         self._config = config
         self._paths = paths or RunPaths.of(config)
         self._adapter = adapter
         self._history = history
+        self._asked = asked or asyncio.Event()
         self._found: Sequence[FoundCheckpoint] = ()
+        self._were_there = False
         self._problems: dict[Path, str] = {}
         self._moved, self._was_prepared = left_aside(self._paths)
 
@@ -89,10 +99,31 @@ class ForeignCheckpoints:
         """The next start repeats one that set aside what can come back."""
         return self.unproven is not None and not self.unproven.is_contradicted
 
+    def seen(self) -> Sequence[FoundCheckpoint]:
+        """While the trainer runs, on a thread: all that lie there, or none where they can't be read."""
+        with contextlib.suppress(OSError):
+            found = self._adapter.checkpoints()
+            self._were_there = self._were_there or any(one.is_whole is not False for one in found)
+            return found
+        return ()
+
     async def resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
-        """Of what the policy allows, the step of the newest whose tensors can be read. Raises RunError: the run halts.
+        """Of what the policy allows, the step of the newest whose tensors can be read. Raises RunError: the run halts,
+        also where the disk gives none of those that were there, and has not within a minute: that is not the same as
+        none.
 
         `lines`: the current ones of metrics.jsonl."""
+        for wait_s in UNREAD_S:
+            try:
+                return await self._resume_from(lines, incident)
+            except DiskError as error:
+                reason = f"{error.message}; they are looked at again in {wait_s:g} s"
+                self._history.event("checkpoint.unreadable", subject="checkpoints", reason=reason)
+                await within(wait_s, self._asked)
+        return await self._resume_from(lines, incident)
+
+    async def _resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
+        """Raises RunError, DiskError."""
         if self.unproven is None:  # what a trainer saved whose restore was not borne out when it ended
             self.unproven = await asyncio.to_thread(unproven_of, self._paths)
         await self._look(lines)
@@ -108,10 +139,13 @@ class ForeignCheckpoints:
                 f"{unused.path}: {unused.no_resume}; this run has not made it, would begin at step 0 and write over it",
                 "move it away, or give another trial_name",
             )
+        unread = ""
         while True:
             choice = self._choice([one for one in self._usable if one.has_optimizer], lines, incident)
             if choice.global_step in (None, FIRST_WEIGHTS):
                 choice = self._choice(self._usable, lines, incident)
+            if unread and choice.global_step in (None, FIRST_WEIGHTS):
+                raise DiskError(unread, DISK_HINT)
             unproven = self.unproven
             if unproven is not None and choice.global_step == FIRST_WEIGHTS and not self._may_begin_anew(lines):
                 raise RunError(
@@ -121,9 +155,14 @@ class ForeignCheckpoints:
             if choice.global_step is None:  # its hint names a tool for the launcher's own checkpoints
                 reason = choice.reason.partition("; what the run had learned")[0]
                 raise RunError(reason, "choose one by hand, and leave no later one")
-            chosen = self._of(choice.global_step)
-            problem = "" if chosen is None else await asyncio.to_thread(damage_in, chosen.path)
-            if chosen is None or not problem:
+            if (chosen := self._of(choice.global_step)) is None:
+                return choice.global_step
+            try:
+                problem = await asyncio.to_thread(damage_in, chosen.path)
+            except DiskError as error:  # damaged, where the disk gives another
+                self._problems[chosen.path] = unread = error.message
+                continue
+            if not problem:
                 return choice.global_step
             self._history.found_damaged(choice.global_step, (chosen.changed_at,), problem)
             self._problems[chosen.path] = problem
@@ -141,9 +180,18 @@ class ForeignCheckpoints:
         return [one for one in self._found if not one.no_resume]
 
     async def _look(self, lines: Sequence[Record]) -> None:
-        self._found = await asyncio.to_thread(self._adapter.checkpoints)
+        """Raises DiskError."""
+        try:
+            self._found = await asyncio.to_thread(self._adapter.checkpoints)
+        except OSError as error:
+            reason = f"the trainer's checkpoints can't be read: {error.strerror or error}"
+            raise DiskError(reason, DISK_HINT) from error
         whys = {one.path: why_not_whole(one, lines) for one in self._found}
         self._problems = {path: why for path, why in whys.items() if why}
+        if not self._found and self._were_there:
+            raise DiskError("of the trainer's checkpoints, which were there, none is any more", DISK_HINT)
+        if len(self._problems) == len(self._found) and (why := await asyncio.to_thread(unread_in, self._found)):
+            raise DiskError(why, DISK_HINT)
         if self.unproven is not None:
             kept_out = [one.path for one in self._found if self.unproven.holds_of(one)]
             self._problems = dict.fromkeys(kept_out, self.unproven.why) | self._problems
@@ -187,6 +235,8 @@ class ForeignCheckpoints:
                     raise RunError(
                         f"{one.path} can't be moved: {error.strerror}", "make its folder writable"
                     ) from error
+        gone = {path for path, _ in moved}
+        self._were_there = any(one.path not in gone for one in self._found)
         if moved:
             names = [path.name for path, _ in moved]
             facts = {} if self._is_again else {"moved": [[str(path), str(target)] for path, target in moved]}
@@ -232,7 +282,7 @@ class ForeignCheckpoints:
     async def _make_room(self) -> None:
         """Where a contradicted trainer has written into what was prepared for it."""
         unproven = self.unproven
-        for one in await asyncio.to_thread(self._adapter.checkpoints):
+        for one in await asyncio.to_thread(self.seen):
             if unproven is not None and unproven.is_made_by_it(one) and one.with_it:
                 for path in (one.path, *one.with_it):
                     with contextlib.suppress(OSError):  # then it is not taken back either, which is said
@@ -257,12 +307,22 @@ def left_aside(paths: RunPaths) -> tuple[Moved, bool]:
 
 def damage_in(path: Path) -> str:
     """Why the safetensors files of a checkpoint can't be loaded; "" where they can, or there are none. No other format
-    is read: pickled files would be executed."""
+    is read: pickled files would be executed. Raises DiskError where its disk does not give it."""
     for file in sorted(path.rglob("*.safetensors")):
         try:
             read_entries(file)
         except ModelError as error:
+            if isinstance(error.__cause__, OSError):
+                raise DiskError(error.message, DISK_HINT) from error
             return error.message
+    return ""
+
+
+def unread_in(found: Sequence[FoundCheckpoint]) -> str:
+    """Why the disk does not give a file of theirs; "" where it gives all."""
+    with contextlib.suppress(FileNotFoundError):  # some file has just been removed
+        files = (file for one in found for file in (one.path, *one.path.rglob("*")) if file.is_file())
+        return next(filter(None, map(why_unread, files)), "")
     return ""
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.foreign.foreign_process import TreeWatch
-from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
+from launcher.adapters.trainer_adapter import FoundCheckpoint
 from launcher.base.messages import Health, Verdict
 from launcher.config.supervision import HealthConfig
 from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
@@ -27,11 +27,15 @@ class ProgressWatch:
     a checkpoint that does not become whole, though a later one is there."""
 
     def __init__(
-        self, settings: HealthConfig, tree: TreeWatch, adapter: TrainerAdapter, clock: Callable[[], float]
+        self,
+        settings: HealthConfig,
+        tree: TreeWatch,
+        checkpoints: Callable[[], Sequence[FoundCheckpoint]],
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._tree = tree
-        self._adapter = adapter
+        self._checkpoints = checkpoints
         self._clock = clock
         self._evidence: TrainerEvidence | None = None
         self._changed = (float("-inf"), 0.0)
@@ -81,7 +85,7 @@ class ProgressWatch:
     def _changed_at(self, now: float) -> float:
         """When its newest checkpoint last changed: one that is being written is progress."""
         if now - self._changed[0] >= CHECKPOINTS_EVERY_S:
-            found = self._adapter.checkpoints()
+            found = self._checkpoints()
             self._changed = (now, max((one.changed_at for one in found), default=0.0))
             self.torn = torn_in(found, older_than=time.time() - self._settings.trainer_min_s)
         return self._changed[1]

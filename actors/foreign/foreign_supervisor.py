@@ -72,12 +72,18 @@ class ForeignSupervisor:
         self._adapter = adapter_of(config.trainer)
         self.steps = ForeignSteps(paths, journal.attempt)
         self._progress = ProgressTracker(history, furthest_step(paths.metrics, journal.attempt))
+        self._asked = asyncio.Event()
         self._checkpoints = ForeignCheckpoints(
-            config, self._adapter, history, are_ours=was_started(paths), unproven=unproven_of(paths), paths=paths
+            config,
+            self._adapter,
+            history,
+            are_ours=was_started(paths),
+            unproven=unproven_of(paths),
+            paths=paths,
+            asked=self._asked,
         )
         self._artifacts = ArtifactCollector(paths, pids=lambda: {TRAINER: self.pid} if self.pid else {})
         self._incidents = IncidentTracker(history, self._artifacts)
-        self._asked = asyncio.Event()
         shared = (self._adapter, history, self._incidents, self.steps, self._checkpoints)
         self._mend = MendWait(config, paths, *shared, self._asked, clock, variables)
         self._process: GuardedProcess | None = None
@@ -244,7 +250,7 @@ class ForeignSupervisor:
         ending = asyncio.create_task(process.wait_ended())
         asked = asyncio.create_task(self._asked.wait())
         tree = TreeWatch(process, self._adapter.is_trainer)
-        watch = ProgressWatch(settings, tree, self._adapter, self._clock)
+        watch = ProgressWatch(settings, tree, self._checkpoints.seen, self._clock)
         losing: set[asyncio.Task[None]] = set()
         try:
             while True:

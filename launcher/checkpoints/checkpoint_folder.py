@@ -140,15 +140,15 @@ def refuse_unread(path: Path) -> None:
     """Raises DiskError where the disk gives neither this checkpoint nor any other beside it: then nothing is known of
     it. Where it gives another, what can't be read of this one is damaged."""
     try:
-        why = next(filter(None, (_refusal(file) for file in path.rglob("*") if file.is_file())), "")
+        why = next(filter(None, (why_unread(file) for file in path.rglob("*") if file.is_file())), "")
         others = [other / MANIFEST_NAME for other in path.parent.iterdir() if why and other != path]
-        if why and not any(other.is_file() and not _refusal(other) for other in others):
+        if why and not any(other.is_file() and not why_unread(other) for other in others):
             raise DiskError(why, READ_HINT)
     except OSError as error:
         raise DiskError(f"{path} can't be read: {error.strerror or error}", READ_HINT) from error
 
 
-def _refusal(file: Path) -> str:
+def why_unread(file: Path) -> str:
     """Why the disk does not give a file that is there; "" where it does."""
     try:
         with file.open("rb", buffering=0) as opened:

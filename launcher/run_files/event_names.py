@@ -102,7 +102,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "checkpoint.committed": "a checkpoint is complete and on the disk",
     "checkpoint.failed": "a checkpoint could not be written",
     "checkpoint.damaged": "a checkpoint failed its verification before a restore",
-    "checkpoint.unreadable": "the checkpoints could not be listed",
+    "checkpoint.unreadable": "the checkpoints could not be listed or read: nothing is known of them",
     "checkpoint.pruned": "retention deleted a checkpoint",
     "checkpoint.setting_aside": "a checkpoint is moved to set_aside/, under the name that is the subject",
     "checkpoint.set_aside": "a checkpoint was moved to set_aside/",

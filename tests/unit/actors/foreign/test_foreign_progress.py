@@ -18,8 +18,10 @@ class Game:
     def __init__(self):
         self.now, self.state, self.cpu_s, self.changed = 0.0, "S", 0.0, 0.0
         tree = SimpleNamespace(look=lambda: TreeLook(state=self.state, cpu_s=self.cpu_s))
-        adapter = SimpleNamespace(checkpoints=lambda: [SimpleNamespace(step=1, is_whole=None, changed_at=self.changed)])
-        self.watch = ProgressWatch(SETTINGS, tree, adapter, lambda: self.now)
+        self.watch = ProgressWatch(SETTINGS, tree, self._checkpoints, lambda: self.now)
+
+    def _checkpoints(self):
+        return [SimpleNamespace(step=1, is_whole=None, changed_at=self.changed)]
 
     def looks(self, seconds, *, steps, step_s=1.0, share=0.0, saves=False):
         """The last verdict, or the first of a death."""
