@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import hydra
@@ -60,6 +60,7 @@ from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight, refuse
 from launcher.resources.run_plan import RunPlan, make_plan, noted
 from launcher.resources.standby_trainer import with_standby_trainer
+from launcher.run_files.run_paths import login_name
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -73,6 +74,8 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     Interrupts.hold_back_notice()
     speak_anywhere()
     keep_bytecode()
+    find_modules_here()
+    have_a_user_name()
     try:
         if "--version" in sys.argv[1:]:
             return show_version()
@@ -131,6 +134,20 @@ def keep_bytecode() -> None:
     where PYTHONDONTWRITEBYTECODE is set, as it is in many containers."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+def find_modules_here() -> None:
+    """The installed command finds the user's modules in the working folder, as `python -m launcher` does, but behind
+    all others: a folder of theirs may be called `scripts`."""
+    with suppress(FileNotFoundError):
+        if not sys.flags.safe_path and not {"", os.getcwd()} & set(sys.path):  # noqa: PTH109 - as sys.path has it
+            sys.path.append(os.getcwd())  # noqa: PTH109
+
+
+def have_a_user_name() -> None:
+    """torch and SGLang ask for it, and fail where the user id has none, as in many containers."""
+    if not os.environ.get("USER"):
+        os.environ["USER"] = login_name()
 
 
 def ordered_arguments(arguments: Sequence[str]) -> list[str]:

@@ -67,7 +67,7 @@ from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_ends import last_start_or_end
 from launcher.run_files.run_keys import ServerKeys
-from launcher.run_files.run_paths import RunLock, RunPaths, held_by_another
+from launcher.run_files.run_paths import RunLock, RunPaths
 
 POLL_S = 0.25
 ASK_AGAIN_S = 0.5
@@ -310,7 +310,7 @@ class RunLaunch:
             done, _ = ray.wait([running], timeout=POLL_S)
             if lost := vital.lost():
                 raise RunError(lost, SAME_COMMAND)
-            if another := held_by_another(self._paths):
+            if another := self._now.another:
                 raise RunError(f"its folder was removed, and another began there: {another} holds {self._paths.lock}")
             self._shown.say_lost(vital.lost_nodes())
             if heartbeat.has_stopped():

@@ -5,7 +5,6 @@ Ray sets OMP_NUM_THREADS to an actor's CPUs, 1 for none, so the number of thread
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from actors.serving.sampling_seed import sampling_seed
 from launcher.base.addresses import bound, free_port, is_every_interface
 from launcher.base.errors import ResourceError
 from launcher.config.schema import SGLangConfig
+from launcher.run_files.run_paths import login_name
 
 CPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_cpu")
 GPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_gpu")
@@ -110,7 +110,7 @@ def environment(
     `scratch` takes its temporary files, which SGLang leaves behind; compiled kernels stay where they always were.
     """
     environment = {**inherited, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{login_name()}")
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules again
     if device == "cpu":
         environment["OMP_NUM_THREADS"] = str(config.threads or max(1, int(config.num_cpus)))

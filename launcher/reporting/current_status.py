@@ -22,7 +22,7 @@ from launcher.base.durable import replace_file
 from launcher.base.gpu_names import GpuName
 from launcher.base.messages import EvalReport, ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.run_files.journal import encode
-from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_paths import RunPaths, held_by_another
 
 EVERY_S = 1.0
 WRITE_S = 0.2
@@ -47,13 +47,15 @@ class CurrentStatus:
 
 class CurrentStatusFile:
     """The driver's side. A failed write is not reported: the next one may succeed. While one does not return (a stalled
-    disk), no other begins, and the driver goes on."""
+    disk), no other begins, and the driver goes on. `another`: who runs in this run's folder now, seen before a write;
+    "" where nobody else is seen to."""
 
     def __init__(self, paths: RunPaths, attempt: int, *, address: str, is_detached: bool) -> None:
         self._paths = paths
         self._began = time.monotonic()
         self._written_at = float("-inf")
         self._writer: threading.Thread | None = None
+        self.another = ""
         self._now = CurrentStatus(
             attempt=attempt,
             beat=0,
@@ -83,6 +85,9 @@ class CurrentStatusFile:
             writer.join(WRITE_S)
 
     def _write(self, content: bytes) -> None:
+        self.another = held_by_another(self._paths)
+        if self.another:
+            return
         with contextlib.suppress(OSError):
             replace_file(self._paths.now, content, durable=False)
 

@@ -158,7 +158,7 @@ def check_caches(inherited: Mapping[str, str]) -> NodeCheck:
         name="kernel caches",
         seen="; ".join(refused),
         stops=Stops.GPU,
-        remedy="set HOME, or TRITON_HOME and its like, to a folder that may be written and stays: docker -e HOME=/work",
+        remedy="set HOME (docker -e HOME=/work/outputs), or TRITON_HOME and its like, to a folder that may be written",
     )
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import getpass
 import hashlib
@@ -22,6 +23,8 @@ from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import read_lines
+
+WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 
 
 class _InLogs:
@@ -176,6 +179,11 @@ class RunLock:
             ) from error
         except OSError as error:
             os.close(self._fd)
+            if error.errno in WITHOUT_LOCKS:
+                raise StorageError(
+                    f"{paths.lock} can't be locked, as its file system has no locks: {error.strerror}",
+                    "mount it with them (Lustre: -o flock), or set cluster.fileroot to a folder on another one",
+                ) from error
             raise _unusable(paths.lock, error) from error
 
     @property

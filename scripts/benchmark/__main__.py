@@ -19,6 +19,7 @@ BENCHMARKS = {
     "ahead": "steps with rollouts ahead of the trainer against steps that wait for them, where each side has a core",
     "step": "share of a step that is neither generation nor training",
     "door": "processor time of the door for each request of another trainer, against a bare proxy",
+    "foreign_step": "a step of the real AReaL under the launcher, with its servers, against one without it",
     "publish": "new weights to the server: from a folder, as tensors, over a group",
     "supervision": "steps with supervision against steps without, in one run",
     "failover": "from a server's SIGKILL to the next tokens, with a standby and without",

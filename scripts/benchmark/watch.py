@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from launcher.base.errors import UsageError
-from scripts.benchmark.browser import Browser
 from scripts.benchmark.measured import Measured
 from scripts.checkpoints.arguments import DEFAULT_FILEROOT
+from scripts.watch_page.browser import Browser
 from scripts.watch_page.run_list import runs_below
 
 OPENED = "Number(document.documentElement?.dataset.opened ?? 0)"

@@ -10,10 +10,13 @@ import pytest
 from tests.support.machine import scaled
 from tests.unit.launcher.test_main import PYTHONPATH, QUICK
 
+AS_INSTALLED = "import sys; del sys.path[0]; from launcher.__main__ import main; raise SystemExit(main())"
+"""What the script `grpo-launcher` does: Python puts the script's own folder where the working folder was."""
 
-def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedProcess[str]:
+
+def process(*arguments: str, cwd, run=("-m", "launcher"), **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "launcher", *arguments],
+        [sys.executable, *run, *arguments],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": PYTHONPATH} | environment,
         capture_output=True,
@@ -62,3 +65,22 @@ def test_a_reader_that_left_is_no_error(tmp_path):
     environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert done.stderr == b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [("-m", "launcher"), ("-c", AS_INSTALLED)])
+def test_a_reward_function_in_the_working_folder_is_found(tmp_path, run):
+    (tmp_path / "my_rewards.py").write_text("def score(completion, **others):\n    return 1.0\n")
+    words = ("conf=arithmetic_cpu", "reward.fn=my_rewards:score", "dry_run=true", QUICK)
+    done = process(*words, cwd=tmp_path, run=run)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_user_id_without_a_name_is_given_one(tmp_path):
+    """torch and SGLang ask for it in the processes that this one starts."""
+    nameless = "import pwd\ndef getpwuid(uid):\n    raise KeyError(uid)\npwd.getpwuid = getpwuid\n"
+    tells = "import atexit, os\natexit.register(lambda: print(os.environ['USER']))\n"
+    run = ("-c", f"{nameless}{tells}{AS_INSTALLED}")
+    done = process("--version", cwd=tmp_path, run=run, USER="", LOGNAME="", LNAME="", USERNAME="")
+    assert done.stdout.splitlines()[-1] == f"uid{os.getuid()}", done.stderr

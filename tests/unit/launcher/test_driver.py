@@ -67,7 +67,7 @@ def test_a_run_whose_removed_folder_another_has_begun_in_ends(tmp_path, monkeypa
     monkeypatch.setattr(launch, "_create", lambda vital: SimpleNamespace(run=Asked(), ping=Asked()))
     monkeypatch.setattr(driver, "ray_cluster", lambda *_, **__: contextlib.nullcontext(Whole()))
     monkeypatch.setattr(driver, "ray", SimpleNamespace(wait=lambda *_, **__: ([], [])))
-    monkeypatch.setattr(driver, "held_by_another", lambda its: f"pid 4711, of {its.logs.name},")
+    launch._now.another = f"pid 4711, of {paths.logs.name},"
     outcome = launch.run()
     assert outcome.status is TerminalStatus.ERRORED
     assert outcome.reason.endswith(f"another began there: pid 4711, of trial0, holds {paths.lock}")

@@ -24,6 +24,7 @@ def command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # Hydra adds one to this test's stdout
     monkeypatch.setattr(logging.Logger, "callHandlers", only_of_this_thread(logging.Logger.callHandlers))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def run(*arguments: str) -> tuple[int, str, str]:

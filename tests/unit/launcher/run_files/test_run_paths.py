@@ -1,5 +1,7 @@
 """Where a run's files lie, who may write them, and what is said when nobody can."""
 
+import errno
+import fcntl
 import json
 import os
 import pickle
@@ -13,6 +15,7 @@ import pytest
 
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.reporting.current_status import CurrentStatusFile
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, RunPaths, held_by_another, login_name
 
@@ -121,6 +124,16 @@ def test_who_began_in_a_removed_folder_is_seen_by_the_run_that_still_lives(tmp_p
     assert held_by_another(paths_in(tmp_path)).startswith(f"pid {holder.pid} on {socket.gethostname()}")
 
 
+def test_what_the_run_is_at_is_not_written_over_what_another_run_is_at(tmp_path, holder):
+    paths = paths_in(tmp_path)
+    paths.now.parent.mkdir(parents=True, exist_ok=True)
+    paths.now.write_text("of the other run")
+    file = CurrentStatusFile(paths, 1, address="auto", is_detached=False)
+    file.write_if_due()
+    file._writer.join()
+    assert file.another.startswith(f"pid {holder.pid} on ") and paths.now.read_text() == "of the other run"
+
+
 def test_nobody_else_is_seen_where_nobody_holds_the_lock(tmp_path):
     paths = paths_in(tmp_path)
     paths.prepare()
@@ -141,6 +154,20 @@ def test_a_second_run_is_told_who_holds_the_first(tmp_path, holder):
     assert "exp/t0 is already running" in caught.value.message
     assert f"pid {holder.pid} on {os.uname().nodename} since 2" in caught.value.message
     assert "trial_name" in caught.value.hint
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    """As Lustre mounted without `-o flock`."""
+
+    def refuse(fd, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    with pytest.raises(StorageError, match="file system has no locks: Function not implemented") as caught:
+        RunLock(paths)
+    assert "-o flock" in caught.value.hint
 
 
 def test_another_trial_is_not_held(tmp_path, holder):

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from launcher.run_files.run_paths import RunLock, RunPaths
-from scripts.benchmark.browser import Browser, find_chromium
 from scripts.watch import link
+from scripts.watch_page.browser import Browser, find_chromium
 from scripts.watch_page.server import WatchServer
 from tests.support.long_run import LongRun
 
