@@ -22,7 +22,7 @@ from launcher.base.durable import replace_file
 from launcher.base.gpu_names import GpuName
 from launcher.base.messages import EvalReport, ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.run_files.journal import encode
-from launcher.run_files.run_paths import RunPaths, held_by_another
+from launcher.run_files.run_paths import RunPaths, held_by_another, lock_file
 
 EVERY_S = 1.0
 WRITE_S = 0.2
@@ -55,6 +55,7 @@ class CurrentStatusFile:
         self._began = time.monotonic()
         self._written_at = float("-inf")
         self._writer: threading.Thread | None = None
+        self._lock = lock_file(paths)
         self.another = ""
         self._now = CurrentStatus(
             attempt=attempt,
@@ -85,7 +86,7 @@ class CurrentStatusFile:
             writer.join(WRITE_S)
 
     def _write(self, content: bytes) -> None:
-        self.another = held_by_another(self._paths)
+        self.another = held_by_another(self._paths, self._lock)
         if self.another:
             return
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import getpass
@@ -230,25 +231,33 @@ class RunLock:
         self.release()
 
 
-def held_by_another(paths: RunPaths) -> str:
-    """Of the process that has the run's lock: who holds the file that is at its place now, as after the folder of a
-    running run was removed and the run started again; "" where nobody else is seen to."""
+def lock_file(paths: RunPaths) -> tuple[int, int] | None:
+    """Which file is the run's lock now: device and inode, which no other file has while somebody holds it; None: there
+    is none."""
+    with contextlib.suppress(OSError):
+        status = paths.lock.lstat()
+        return status.st_dev, status.st_ino
+    return None
+
+
+def held_by_another(paths: RunPaths, mine: tuple[int, int] | None) -> str:
+    """Who holds another file than `mine` (`lock_file`, taken while this run held it) at its place, as after the folder
+    of a running run was removed and the run started again; "" where nobody else is seen to."""
     try:
         fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return ""
     try:
-        holder = json.loads(os.pread(fd, 4096, 0))
-        if (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname()):
-            return ""
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != mine:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read_holder(fd)[1]
-    except (OSError, ValueError, KeyError, TypeError):  # it signs just now
+    except OSError:
         return ""
     finally:
         os.close(fd)
-    return ""  # a copy of an older one
+    return ""
 
 
 def login_name() -> str:

@@ -1,10 +1,12 @@
 """Where a run's files lie, who may write them, and what is said when nobody can."""
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.run_files.journal import Journal
-from launcher.run_files.run_paths import RunLock, RunPaths, held_by_another, login_name
+from launcher.run_files.run_paths import RunLock, RunPaths, held_by_another, lock_file, login_name
 
 HOLD_THE_LOCK = """
 import sys
@@ -119,33 +121,49 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_who_began_in_a_removed_folder_is_seen_by_the_run_that_still_lives(tmp_path, holder):
+@contextlib.contextmanager
+def began_again(paths, tmp_path):
+    """This process holds the lock, its folder is removed, and another process begins there; which lock was ours."""
+    paths.prepare()
+    with RunLock(paths):
+        mine = lock_file(paths)
+        file = CurrentStatusFile(paths, 1, address="auto", is_detached=False)
+        shutil.rmtree(paths.logs)
+        paths.prepare()
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD_THE_LOCK, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as other:
+            assert other.stdout.readline() == "held\n"
+            yield mine, file, other.pid
+
+
+def test_who_began_in_a_removed_folder_is_seen_by_the_run_that_still_lives(tmp_path):
     """Both wrote the same ledger and checkpoints."""
-    assert held_by_another(paths_in(tmp_path)).startswith(f"pid {holder.pid} on {socket.gethostname()}")
-
-
-def test_what_the_run_is_at_is_not_written_over_what_another_run_is_at(tmp_path, holder):
     paths = paths_in(tmp_path)
-    paths.now.parent.mkdir(parents=True, exist_ok=True)
-    paths.now.write_text("of the other run")
-    file = CurrentStatusFile(paths, 1, address="auto", is_detached=False)
-    file.write_if_due()
-    file._writer.join()
-    assert file.another.startswith(f"pid {holder.pid} on ") and paths.now.read_text() == "of the other run"
+    with began_again(paths, tmp_path) as (mine, file, pid):
+        assert held_by_another(paths, mine).startswith(f"pid {pid} on {socket.gethostname()}")
+        paths.now.write_text("of the other run")
+        file.write_if_due()
+        file._writer.join()
+        assert file.another == held_by_another(paths, mine) and paths.now.read_text() == "of the other run"
 
 
-def test_nobody_else_is_seen_where_nobody_holds_the_lock(tmp_path):
+def test_nobody_else_is_seen_where_nobody_holds_the_lock(tmp_path, monkeypatch):
     paths = paths_in(tmp_path)
     paths.prepare()
-    assert held_by_another(paths) == ""
+    assert held_by_another(paths, lock_file(paths)) == ""
     with RunLock(paths):
-        assert held_by_another(paths) == ""
+        mine = lock_file(paths)
+        assert held_by_another(paths, mine) == ""
+        monkeypatch.setattr(socket, "gethostname", lambda: "as the network calls it now")
+        assert held_by_another(paths, mine) == ""
         for content in ("", "{", "[]", json.dumps({"pid": 1, "host": "a copy of an older one", "since": 0.0})):
             paths.lock.unlink()
             paths.lock.write_text(content)
-            assert held_by_another(paths) == ""
-    with RunLock(paths):
-        pass
+            assert held_by_another(paths, mine) == ""
 
 
 def test_a_second_run_is_told_who_holds_the_first(tmp_path, holder):

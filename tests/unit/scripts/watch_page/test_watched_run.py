@@ -3,7 +3,6 @@
 import json
 import shutil
 
-from launcher.reporting import current_status
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.figures import Window
 from launcher.run_files.run_paths import RunLock
@@ -135,7 +134,6 @@ def test_a_driver_that_is_there_and_writes_nothing_is_silent(paths, monkeypatch)
 def test_on_another_machine_only_a_beat_that_is_seen_shows_life(paths, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(watched_run.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(current_status, "held_by_another", lambda paths: "")  # who beats is who holds it
     started(paths)
     with RunLock(paths):
         signed = json.loads(paths.lock.read_text())
