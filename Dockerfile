@@ -33,8 +33,8 @@ COPY --from=packages /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH USER=grpo
 WORKDIR /work
 USER 10001
-# SIGTERM finishes the current step, saves, and exits; give it time (`docker stop -t 120`). With `python -m`, and not with
-# the installed command, a reward function that is mounted at /work is found.
+# SIGTERM finishes the current step, saves, and exits; give it time (`docker stop -t 120`). A reward function that is
+# mounted at /work is found.
 ENTRYPOINT ["tini", "--", "python", "-m", "launcher"]
 CMD ["conf=arithmetic_cpu"]
 # The launcher watches and repairs its own processes, and ends with an exit code when it can't. A container restarted

@@ -101,11 +101,11 @@ def _do(given: argparse.Namespace) -> int:
     if given.timeout and not _within(given.timeout, is_over):
         print(_why_late(paths, given.timeout), file=sys.stderr)
         return LATE
-    if why := why_not():
-        print(f"not done: {_name(paths)} waits on: {why}", file=sys.stderr)
-        return LATE
     if given.what != "stop" and last_end(paths) is not None:
         print(f"not done: {_name(paths)} has ended{_how_it_ended(paths)}", file=sys.stderr)
+        return LATE
+    if why := why_not():
+        print(f"not done: {_name(paths)} waits on: {why}", file=sys.stderr)
         return LATE
     fleet = f", with {', '.join(serving(paths))}" if given.what == "scale" else ""
     print(f"{_name(paths)} is {state_of(paths)[0]}{fleet}")
