@@ -70,7 +70,9 @@ class Way:
 def starve_trainer(way: Way) -> Inject:
     def inject(context: FaultContext) -> Figures:
         trainer, kills = context.trainer(), [0]
-        span = _over_one_step(context, trainer, way.counts)
+        span = _over_one_step(context, trainer, way.counts, time.monotonic() + context.within_s)
+        if span is None:
+            raise Missed("the trainer has not gone through a complete step in time", "give it longer with --within")
         if span.taken < LEAST:
             raise Missed(
                 f"a step takes {span.taken / MIB:.0f} MiB more than the trainer holds before it: the rest it finds in "
@@ -78,35 +80,45 @@ def starve_trainer(way: Way) -> Inject:
                 "start the run with MALLOC_MMAP_THRESHOLD_=131072 in its environment, so that it gives back what it "
                 "frees, or with larger batches and actor.mb_spec.max_tokens_per_mb",
             )
-        room = int(span.taken * context.number("share"))
         logged_before = _size(context.paths.trainer_log)
         with way.hold(trainer, kills) as limit:
-            above = _stand_between_steps(context, trainer, way.counts, span)
-            limit_bytes = limit(room - above)
-            until = time.monotonic() + context.number("seconds")
-            while is_alive(trainer) and time.monotonic() < until:
-                context.sleep(LOOK_S)
-            if is_alive(trainer):
-                raise Missed(f"the trainer survived with {room / MIB:.0f} MiB for a step", "give it less: share=0.2")
+            figures = _starve(context, trainer, way.counts, span, limit)
         proof = way.proof(kills[0], _since(context.paths.trainer_log, logged_before))
         if not proof:
             raise Missed("the trainer ended under its limit, but not of it", f"see {context.paths.trainer_log}")
-        figures = {"limit_bytes": limit_bytes, "room_bytes": room, "step_bytes": span.taken}
         return {"target": "trainer", "pids": [trainer.pid], "proof": proof, **figures}
 
     return inject
 
 
-def _over_one_step(context: FaultContext, trainer: Process, counts: str) -> TimeSpan:
-    """From one committed step to the next."""
+def _starve(context: FaultContext, trainer: Process, counts: str, span: TimeSpan, limit: Limit) -> Figures:
+    """Until it has ended. No two steps take the same: where one fits under the limit, the next limit is of that one."""
+    figures: Figures = {}
+    room, until = 0, time.monotonic() + context.number("seconds")
+    measured: TimeSpan | None = span
+    try:
+        while measured is not None:
+            room = int(measured.taken * context.number("share"))
+            limit_bytes = limit(room - _stand_between_steps(context, trainer, counts, measured))
+            figures = {"limit_bytes": limit_bytes, "room_bytes": room, "step_bytes": measured.taken}
+            measured = _over_one_step(context, trainer, counts, until)
+    except Missed:
+        if not figures or is_alive(trainer):
+            raise
+    if is_alive(trainer):
+        raise Missed(f"the trainer survived with {room / MIB:.0f} MiB for a step", "give it less: share=0.2")
+    return figures
+
+
+def _over_one_step(context: FaultContext, trainer: Process, counts: str, until: float) -> TimeSpan | None:
+    """From one committed step to the next. None where it has ended, or `until` (monotonic) has come, before that."""
     progress = LiveProgress(context.paths)
     progress.refresh()
     begins = progress.steps + 1
-    deadline = time.monotonic() + context.within_s
     seen: list[int] = []
     while progress.steps <= begins:
-        if time.monotonic() > deadline or not is_alive(trainer):
-            raise Missed("the trainer has not gone through a complete step in time", "give it longer with --within")
+        if time.monotonic() > until or not is_alive(trainer):
+            return None
         if progress.steps == begins:
             seen.append(_held(trainer, counts))
         context.sleep(LOOK_S)

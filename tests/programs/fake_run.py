@@ -33,10 +33,10 @@ parts[0].wait()
 
 
 TRAINER = """
-import ctypes, mmap, sys, time
+import ctypes, mmap, resource, sys, time
 ctypes.CDLL(None).prctl(1, 9)
-log, mib, slowness = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-while mib:
+log, unlimited_mib, limited_mib, slowness = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+while mib := unlimited_mib if resource.getrlimit(resource.RLIMIT_DATA)[0] < 0 else limited_mib:
     try:
         with mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE) as taken:
             for page in range(0, len(taken), mmap.PAGESIZE):
@@ -91,14 +91,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--step-mib", type=int, default=0, help="that the trainer takes in each of its steps")
+    parser.add_argument("--limited-step-mib", type=int, default=0, help="that it takes once RLIMIT_DATA limits it")
     given = parser.parse_args()
+    mib = [str(given.step_mib), str(given.limited_step_mib)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     paths = run_paths(given.folder)
     paths.prepare()
     with RunLock(paths) as lock:
         journal = Journal(paths.events, lock.next_attempt())
         actors = [titled(name) for name in ("ray::HealthMonitorActor", "ray::CoordinatorActor.run")]
-        actors.append(titled("ray::Trainer.run", TRAINER, str(paths.trainer_log), str(given.step_mib), str(factor())))
+        actors.append(titled("ray::Trainer.run", TRAINER, str(paths.trainer_log), *mib, str(factor())))
         for index in range(given.servers):
             started = guarded_server(paths, index)
             journal.record("server.ready", subject=f"server-{index}", pid=started["server"])

@@ -62,7 +62,7 @@ def held(pid):
 def test_an_allocation_that_fails_and_the_same_limit_for_all_lives_to_come(tmp_path):
     """The limit is not lifted: only because the micro-batch is smaller does a later life get through its steps."""
     environment = os.environ | GIVES_BACK
-    with SupervisedRun(tmp_path, steps=14, servers=1, settings=SEQUENCES, environment=environment) as run:
+    with SupervisedRun(tmp_path, steps=20, servers=1, settings=SEQUENCES, environment=environment) as run:
         run.wait_steps(2)
         fired = starve(run, tmp_path, "T6:share=0.6")
         assert "DefaultCPUAllocator: can't allocate memory" in fired["proof"]

@@ -23,13 +23,15 @@ deadline_s = partial(scaled, 30.0)
 class FaultGame:
     """A fake run, and the injector's command on it."""
 
-    def __init__(self, folder: Path, servers: int, step_mib: int = 0) -> None:
+    def __init__(self, folder: Path, servers: int, step_mib: int = 0, limited_step_mib: int | None = None) -> None:
+        limited_step_mib = step_mib if limited_step_mib is None else limited_step_mib
         self.paths = run_paths(folder)
         self.folder = folder
         self._run = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.programs.fake_run", str(folder)),
                 *("--servers", str(servers), "--step-mib", str(step_mib)),
+                *("--limited-step-mib", str(limited_step_mib)),
             ],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,

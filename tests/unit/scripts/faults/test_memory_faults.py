@@ -53,6 +53,22 @@ def test_t6_refuses_the_trainer_what_a_step_takes(hungry):
 
 
 @pytest.mark.slow
+def test_a_step_that_fits_under_the_limit_is_what_the_next_limit_is_of(tmp_path):
+    """No two steps take the same: a limit of the largest may be none for all that follow."""
+    game = FaultGame(tmp_path, servers=1, step_mib=64, limited_step_mib=32)
+    try:
+        game.step()
+        game.commit_checkpoint(0)
+        assert game.inject_while_it_steps("T6:share=0.6") == 0
+        fired = game.fired()
+        assert fired["proof"] == "OSError: [Errno 12] Cannot allocate memory"
+        assert fired["step_bytes"] == pytest.approx(32 * 2**20, rel=0.1)
+        assert fired["room_bytes"] == pytest.approx(0.6 * 32 * 2**20, rel=0.1)
+    finally:
+        game.end()
+
+
+@pytest.mark.slow
 @NEEDS_A_CGROUP
 def test_t7_has_the_kernel_kill_the_trainer_alone_and_leaves_no_cgroup(hungry):
     found = find_run(hungry.paths)
