@@ -41,15 +41,11 @@ HOW_ON_A_GPU = "a run with actor.device=cpu has its steps' memory on the host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSpan:
-    """What a process held over one step, at the least and at the most, bytes."""
+class Step:
+    """`taken`: what the trainer held at the most within it, beyond the least. `above`: beyond that, now. Bytes."""
 
-    least: int
-    most: int
-
-    @property
-    def taken(self) -> int:
-        return self.most - self.least
+    taken: int
+    above: int
 
 
 Limit = Callable[[int], int]
@@ -70,19 +66,9 @@ class Way:
 def starve_trainer(way: Way) -> Inject:
     def inject(context: FaultContext) -> Figures:
         trainer, kills = context.trainer(), [0]
-        span = _over_one_step(context, trainer, way.counts, time.monotonic() + context.within_s)
-        if span is None:
-            raise Missed("the trainer has not gone through a complete step in time", "give it longer with --within")
-        if span.taken < LEAST:
-            raise Missed(
-                f"a step takes {span.taken / MIB:.0f} MiB more than the trainer holds before it: the rest it finds in "
-                "what it has freed and kept",
-                "start the run with MALLOC_MMAP_THRESHOLD_=131072 in its environment, so that it gives back what it "
-                "frees, or with larger batches and actor.mb_spec.max_tokens_per_mb",
-            )
         logged_before = _size(context.paths.trainer_log)
         with way.hold(trainer, kills) as limit:
-            figures = _starve(context, trainer, way.counts, span, limit)
+            figures = _starve(context, trainer, way.counts, limit)
         proof = way.proof(kills[0], _since(context.paths.trainer_log, logged_before))
         if not proof:
             raise Missed("the trainer ended under its limit, but not of it", f"see {context.paths.trainer_log}")
@@ -91,58 +77,63 @@ def starve_trainer(way: Way) -> Inject:
     return inject
 
 
-def _starve(context: FaultContext, trainer: Process, counts: str, span: TimeSpan, limit: Limit) -> Figures:
+def _starve(context: FaultContext, trainer: Process, counts: str, limit: Limit) -> Figures:
     """Until it has ended. No two steps take the same: where one fits under the limit, the next limit is of that one."""
     figures: Figures = {}
-    room, until = 0, time.monotonic() + context.number("seconds")
-    measured: TimeSpan | None = span
-    try:
-        while measured is not None:
-            room = int(measured.taken * context.number("share"))
-            limit_bytes = limit(room - _stand_between_steps(context, trainer, counts, measured))
-            figures = {"limit_bytes": limit_bytes, "room_bytes": room, "step_bytes": measured.taken}
-            measured = _over_one_step(context, trainer, counts, until)
-    except Missed:
-        if not figures or is_alive(trainer):
-            raise
+    room, until = 0, time.monotonic() + context.within_s
+    while step := _between_steps(context, trainer, counts, until):
+        if not figures:
+            _refuse_too_little(step)
+            until = time.monotonic() + context.number("seconds")
+        room = int(step.taken * context.number("share"))
+        figures = {"limit_bytes": limit(room - step.above), "room_bytes": room, "step_bytes": step.taken}
+    if not figures:
+        raise Missed("the trainer has not gone through a complete step in time", "give it longer with --within")
     if is_alive(trainer):
         raise Missed(f"the trainer survived with {room / MIB:.0f} MiB for a step", "give it less: share=0.2")
     return figures
 
 
-def _over_one_step(context: FaultContext, trainer: Process, counts: str, until: float) -> TimeSpan | None:
-    """From one committed step to the next. None where it has ended, or `until` (monotonic) has come, before that."""
+def _refuse_too_little(step: Step) -> None:
+    if step.taken < LEAST:
+        raise Missed(
+            f"a step takes {step.taken / MIB:.0f} MiB more than the trainer holds before it: the rest it finds in what "
+            "it has freed and kept",
+            "start the run with MALLOC_MMAP_THRESHOLD_=131072 in its environment, so that it gives back what it frees, "
+            "or with larger batches and actor.mb_spec.max_tokens_per_mb",
+        )
+
+
+def _between_steps(context: FaultContext, trainer: Process, counts: str, until: float) -> Step | None:
+    """Measure a step, from one commit to the next, and return when the trainer holds about as little as it did before.
+
+    Where it doesn't within a further step, as after its first checkpoint, that one is measured in its place. None where
+    the trainer has ended, or `until` (monotonic) has come.
+    """
     progress = LiveProgress(context.paths)
     progress.refresh()
     begins = progress.steps + 1
     seen: list[int] = []
-    while progress.steps <= begins:
-        if time.monotonic() > until or not is_alive(trainer):
-            return None
-        if progress.steps == begins:
-            seen.append(_held(trainer, counts))
+    while time.monotonic() <= until and is_alive(trainer):
+        if progress.steps > begins + 1 or (progress.steps > begins and not seen):
+            begins, seen = progress.steps, []
+        now = _held(trainer, counts)
+        if progress.steps == begins and now:
+            seen.append(now)
+        elif progress.steps > begins and now and now - min(seen) <= NEAR_LEAST * (max(seen) - min(seen)):
+            return Step(taken=max(seen) - min(seen), above=now - min(seen))
         context.sleep(LOOK_S)
         progress.refresh()
-    return TimeSpan(least=min(seen), most=max(seen))
-
-
-def _stand_between_steps(context: FaultContext, trainer: Process, counts: str, span: TimeSpan) -> int:
-    """Wait until it holds about the least again; how much it holds above that, bytes."""
-    deadline = time.monotonic() + context.within_s
-    while (above := _held(trainer, counts) - span.least) > NEAR_LEAST * span.taken:
-        if time.monotonic() > deadline or not is_alive(trainer):
-            raise Missed("the trainer did not come back to what it held between two steps", "try again")
-        context.sleep(LOOK_S)
-    return above
+    return None
 
 
 def _held(process: Process, counts: str) -> int:
-    """Raises Missed where it has ended."""
+    """Bytes; 0 from the moment in which it gives it all back, a little before it has ended."""
     try:
         words = (PROC / str(process.pid) / "status").read_text().split()
         return int(words[words.index(f"{counts}:") + 1]) * 1024
-    except (OSError, ValueError) as error:
-        raise Missed(f"process {process.pid} has ended", "try again") from error
+    except (OSError, ValueError):
+        return 0
 
 
 def _size(file: Path) -> int:
@@ -171,7 +162,8 @@ def limited(process: Process, what: int, counts: str) -> Iterator[Limit]:
 
         def limit(room: int) -> int:
             at_most = _held(process, counts) + room
-            resource.prlimit(process.pid, what, (at_most, before[1]))
+            with contextlib.suppress(ProcessLookupError):  # it has just ended of the limit before
+                resource.prlimit(process.pid, what, (at_most, before[1]))
             return at_most
 
         try:
