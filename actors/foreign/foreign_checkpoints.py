@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from actors.foreign.checkpoint_disk import DISK_HINT, damage_in, set_aside, unread_in
 from actors.foreign.foreign_process import run_to_end, within
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import (
@@ -23,10 +24,8 @@ from launcher.adapters.foreign_health import (
     why_not_whole,
 )
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
-from launcher.base.errors import DiskError, ModelError, RunError
+from launcher.base.errors import DiskError, RunError
 from launcher.base.messages import Incident
-from launcher.checkpoints.checkpoint_folder import why_unread
-from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
 from launcher.policy.reward_health import has_learned
@@ -37,9 +36,8 @@ ASIDE = "set_aside"
 DAMAGED, CONDEMNED, SUPERSEDED, CONTRADICTED = "damaged", "condemned", "superseded", "contradicted"
 UNPROVEN = "unproven"
 """Why one is set aside, in its new name; the last: nobody knows yet whether a step of sound rewards was in it."""
-DISK_HINT = (
-    "look at its disk: the same command resumes when it is back; to begin anew without them give another trial_name"
-)
+STEPS_WITHOUT = 100
+"""So many steps without a checkpoint are told."""
 UNREAD_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Waits for a disk that gives none of them."""
 Moved = list[tuple[Path, Path]]
@@ -48,7 +46,8 @@ Moved = list[tuple[Path, Path]]
 
 class ForeignCheckpoints:
     """`resume_from` chooses, `clear` moves the others; both record what they find. `put_back` undoes the last clear.
-    `unproven`: which are passed over at the next start."""
+    `unproven`: which are passed over at the next start. Whether there were any is in the journal, so that an attempt
+    that finds none knows it."""
 
     def __init__(
         self,
@@ -71,9 +70,9 @@ class ForeignCheckpoints:
         self._history = history
         self._asked = asked or asyncio.Event()
         self._found: Sequence[FoundCheckpoint] = ()
-        self._were_there = False
         self._problems: dict[Path, str] = {}
-        self._moved, self._was_prepared = left_aside(self._paths)
+        self._moved, self._was_prepared, self._were_there = left_by_predecessors(self._paths)
+        self._is_recorded = self._were_there
 
     def started(self) -> None:
         """What lies there from now on is the run's own, and made after a start from what was sound."""
@@ -106,6 +105,19 @@ class ForeignCheckpoints:
             self._were_there = self._were_there or any(one.is_whole is not False for one in found)
             return found
         return ()
+
+    def look(self, steps: int) -> str:
+        """While the trainer runs: record that it has one; what makes doubtful that it ever will, "" where nothing does.
+
+        `steps`: that it has gone through."""
+        if self._were_there:
+            if not self._is_recorded:
+                self._is_recorded = True
+                self._history.event("checkpoint.found", subject="checkpoints", reason="the trainer has its first")
+        elif steps >= STEPS_WITHOUT and (given := self._config.trainer.checkpoints) is not None:
+            setting = f"trainer.checkpoints={given}"
+            return f"no checkpoint was seen in {STEPS_WITHOUT} steps, a restart would begin anew: check {setting}"
+        return ""
 
     async def resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
         """Of what the policy allows, the step of the newest whose tensors can be read. Raises RunError: the run halts,
@@ -239,7 +251,10 @@ class ForeignCheckpoints:
         self._were_there = any(one.path not in gone for one in self._found)
         if moved:
             names = [path.name for path, _ in moved]
-            facts = {} if self._is_again else {"moved": [[str(path), str(target)] for path, target in moved]}
+            facts: dict[str, object] = {"is_one_left": self._were_there}
+            if not self._is_again:
+                facts["moved"] = [[str(path), str(target)] for path, target in moved]
+            self._is_recorded = self._were_there
             name = "checkpoint.condemned" if is_condemned else "checkpoint.set_aside"
             torn = [one for one in self._found if one.path in self._problems and not self._is_kept_out(one)]
             why = "".join(f"; {one.path.name}: {self._problems[one.path]}" for one in torn[-1:])
@@ -289,48 +304,23 @@ class ForeignCheckpoints:
                         await asyncio.to_thread(set_aside, path, CONTRADICTED, one.path.parent / ASIDE)
 
 
-def left_aside(paths: RunPaths) -> tuple[Moved, bool]:
-    """What was set aside since a step of the run was last taken for sound, and whether a checkpoint was prepared: where
-    a supervisor was killed, its successor can put them back. Raises JournalError."""
+def left_by_predecessors(paths: RunPaths) -> tuple[Moved, bool, bool]:
+    """What was set aside since a step of the run was last taken for sound, whether a checkpoint was prepared, so that
+    the successor of a killed supervisor can put them back; and whether there was a checkpoint. Raises JournalError."""
     moved: Moved = []
-    was_prepared = False
+    was_prepared = were_there = False
     for event in read_lines(paths.events):
         match event.get("event"):
-            case "run.running" | "checkpoint.reinstated":
+            case "run.running":
                 moved, was_prepared = [], False
+            case "checkpoint.reinstated":
+                moved, was_prepared, were_there = [], False, True
+            case "checkpoint.found":
+                were_there = True
             case "checkpoint.prepared":
                 was_prepared = event.get("global_step") is not None
-            case "checkpoint.condemned" | "checkpoint.set_aside" if isinstance(pairs := event.get("moved"), list):
-                moved = [(Path(path), Path(target)) for path, target in pairs]
-    return moved, was_prepared
-
-
-def damage_in(path: Path) -> str:
-    """Why the safetensors files of a checkpoint can't be loaded; "" where they can, or there are none. No other format
-    is read: pickled files would be executed. Raises DiskError where its disk does not give it."""
-    for file in sorted(path.rglob("*.safetensors")):
-        try:
-            read_entries(file)
-        except ModelError as error:
-            if isinstance(error.__cause__, OSError):
-                raise DiskError(error.message, DISK_HINT) from error
-            return error.message
-    return ""
-
-
-def unread_in(found: Sequence[FoundCheckpoint]) -> str:
-    """Why the disk does not give a file of theirs; "" where it gives all."""
-    with contextlib.suppress(FileNotFoundError):  # some file has just been removed
-        files = (file for one in found for file in (one.path, *one.path.rglob("*")) if file.is_file())
-        return next(filter(None, map(why_unread, files)), "")
-    return ""
-
-
-def set_aside(path: Path, why: str, folder: Path) -> tuple[Path, Path]:
-    """Move it; returns its path and the new one. Raises OSError."""
-    folder.mkdir(exist_ok=True)
-    number = 1
-    while (target := folder / f"{path.name}.{why}-{number}").exists():
-        number += 1
-    path.rename(target)
-    return path, target
+            case "checkpoint.condemned" | "checkpoint.set_aside":
+                were_there = event.get("is_one_left") is True
+                if isinstance(pairs := event.get("moved"), list):
+                    moved = [(Path(path), Path(target)) for path, target in pairs]
+    return moved, was_prepared, were_there

@@ -276,8 +276,8 @@ class ForeignSupervisor:
                     return ForeignFault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
                 if watch.unseen:
                     self._doubts.tell(f"{watch.unseen}: check {self._adapter.reads}")
-                if watch.torn:
-                    self._doubts.tell(watch.torn)
+                self._doubts.tell(watch.torn)
+                self._doubts.tell(self._checkpoints.look(self.steps.committed))
         finally:
             for task in (ending, asked, *losing):
                 task.cancel()

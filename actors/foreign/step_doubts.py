@@ -45,7 +45,7 @@ class StepDoubts:
             self.tell(f"no reward was seen in {WITHOUT_REWARD} steps, so that no fall is noticed: check {self._reads}")
 
     def tell(self, what: str) -> None:
-        """Once for each setting that it names."""
-        if (setting := what.rpartition(": ")[2]) not in self._told:
+        """Once for each setting that it names; "" is nothing."""
+        if what and (setting := what.rpartition(": ")[2]) not in self._told:
             self._told.add(setting)
             self._history.event("trainer.unwatched", subject=TRAINER, reason=what)

@@ -110,6 +110,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "checkpoint.condemned": "they were moved",
     "checkpoint.reinstating": "a restore is undone, since the weights were not what changed",
     "checkpoint.reinstated": "the checkpoints that it set aside are back",
+    "checkpoint.found": "another project's trainer has a checkpoint, after a time without one",
     "checkpoint.prepared": "a checkpoint was made into what another project's trainer resumes from",
     "checkpoint.uploaded": "a checkpoint was copied to recover.url",
     "checkpoint.upload_failed": "it could not be copied",

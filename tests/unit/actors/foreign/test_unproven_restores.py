@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from actors.foreign.foreign_checkpoints import ForeignCheckpoints, left_aside
+from actors.foreign.foreign_checkpoints import ForeignCheckpoints, left_by_predecessors
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import mark_of
 from actors.foreign.foreign_steps import ForeignSteps
@@ -208,8 +208,9 @@ def test_a_restore_is_unproven_from_its_start_until_the_run_steps(paths):
 
 def test_what_can_come_back_is_what_was_set_aside_since_the_run_stepped(paths):
     prepared = {"event": "checkpoint.prepared", "global_step": 19}
-    moved, was_prepared = left_aside(written(paths, STEPS, COLLAPSE, prepared, ASIDE, RESTORED, STARTING))
+    moved, was_prepared, _ = left_by_predecessors(written(paths, STEPS, COLLAPSE, prepared, ASIDE, RESTORED, STARTING))
     assert [(str(path), str(target)) for path, target in moved] == [("out/a", "out/set_aside/a.condemned-1")]
     assert was_prepared
-    assert left_aside(written(paths, ASIDE, prepared, STEPS)) == ([], False)
-    assert left_aside(written(paths, ASIDE, prepared, {"event": "checkpoint.reinstated"})) == ([], False)
+    assert left_by_predecessors(written(paths, ASIDE, prepared, STEPS)) == ([], False, False)
+    reinstated = {"event": "checkpoint.reinstated"}
+    assert left_by_predecessors(written(paths, ASIDE, prepared, reinstated)) == ([], False, True)

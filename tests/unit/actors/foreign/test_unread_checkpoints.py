@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
-from actors.foreign import foreign_checkpoints
+from actors.foreign import checkpoint_disk, foreign_checkpoints
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.errors import DiskError, ModelError, RunError
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS
+from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL
 from tests.unit.actors.foreign.test_foreign_checkpoints import Recorded, lines
@@ -79,10 +80,10 @@ def test_of_checkpoints_that_can_not_be_read_nothing_is_known(tmp_path, history,
     if fails == "list":
         monkeypatch.setattr(found._adapter, "checkpoints", refuse)
     elif fails == "tensors":
-        monkeypatch.setattr(foreign_checkpoints, "read_entries", unread)
+        monkeypatch.setattr(checkpoint_disk, "read_entries", unread)
     else:
         (tmp_path / "out" / "step-5" / "done").unlink()
-        monkeypatch.setattr(foreign_checkpoints, "why_unread", lambda file: f"{file} can't be read: {error.strerror}")
+        monkeypatch.setattr(checkpoint_disk, "why_unread", lambda file: f"{file} can't be read: {error.strerror}")
     monkeypatch.setattr(foreign_checkpoints, "UNREAD_S", (0.0,))
     with pytest.raises(DiskError, match="Input/output error"):
         asyncio.run(found.resume_from(lines(9), None))
@@ -98,7 +99,7 @@ def test_one_that_can_not_be_read_beside_one_that_can_is_damaged(tmp_path, histo
         if "step-6" in str(file):
             raise ModelError(f"{file} can't be read") from OSError(5, "Input/output error")
 
-    monkeypatch.setattr(foreign_checkpoints, "read_entries", read)
+    monkeypatch.setattr(checkpoint_disk, "read_entries", read)
     assert asyncio.run(found.resume_from(lines(9), None)) == 5
     asyncio.run(found.clear(after=5, is_condemned=False))
     assert [path.name for path in (tmp_path / "out" / "set_aside").iterdir()] == ["step-6.damaged-1"]
@@ -111,3 +112,40 @@ def test_where_all_were_set_aside_nothing_is_waited_for(tmp_path, history):
         assert asyncio.run(found.resume_from(lines(9), None)) == FIRST_WEIGHTS
         asyncio.run(found.clear(after=FIRST_WEIGHTS, is_condemned=False))
     assert [name for name, _ in history.events] == ["checkpoint.set_aside"]
+
+
+def test_a_later_attempt_that_finds_none_of_them_does_not_begin_anew(tmp_path, history, monkeypatch):
+    """As where their disk is not mounted after the machine's restart."""
+    found = of_a_command(tmp_path, history, 5)
+    assert [found.look(1), found.look(2)] == ["", ""]
+    assert [name for name, _ in history.events] == ["checkpoint.found"]
+    (tmp_path / "out").rename(tmp_path / "away")
+    monkeypatch.setattr(foreign_checkpoints, "UNREAD_S", ())
+    with pytest.raises(RunError, match="which were there, none is any more"):
+        asyncio.run(next_attempt(found, history).resume_from(lines(9), None))
+    (tmp_path / "away").rename(tmp_path / "out")
+    assert asyncio.run(next_attempt(found, history).resume_from(lines(9), None)) == 5
+
+
+def test_a_later_attempt_than_one_that_set_all_aside_begins_anew(tmp_path, history):
+    found = of_a_command(tmp_path, history, 5)
+    found.look(1)
+    (tmp_path / "out" / "step-5" / "done").unlink()
+    asyncio.run(found.resume_from(lines(9), None))
+    asyncio.run(found.clear(after=FIRST_WEIGHTS, is_condemned=False))
+    assert asyncio.run(next_attempt(found, history).resume_from(lines(9), None)) == FIRST_WEIGHTS
+
+
+def next_attempt(found, history):
+    """Of the same run, whose journal has what was recorded."""
+    for name, facts in history.events:
+        append_line(found._paths.events, {"event": name, **facts})
+    return ForeignCheckpoints(found._config, found._adapter, history, are_ours=True)
+
+
+def test_a_trainer_without_a_checkpoint_is_told_once_it_should_have_one(tmp_path, history):
+    found = of_a_command(tmp_path, history)
+    assert found.look(foreign_checkpoints.STEPS_WITHOUT - 1) == ""
+    assert found.look(foreign_checkpoints.STEPS_WITHOUT).endswith(": check trainer.checkpoints=out/step-*")
+    found._config.trainer.checkpoints = None  # as chosen
+    assert found.look(foreign_checkpoints.STEPS_WITHOUT) == ""
