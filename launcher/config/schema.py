@@ -68,7 +68,10 @@ class ClusterConfig:
     address: str = setting(
         "local",
         "a running Ray cluster, or `local` for one of the run's own",
-        Matching(r"local|auto|[^\s:/]+:\d{1,5}", "local, auto, or ip:port"),
+        Matching(
+            r"local|auto|[^\s:/]+:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])",
+            "local, auto, or ip:port",
+        ),
     )
     placement: str = setting(
         "PACK", "PACK: as few nodes as possible; SPREAD: servers and ranks over all nodes", OneOf(("PACK", "SPREAD"))

@@ -1,6 +1,7 @@
 """Records from real files, prompts from a real tokenizer, and every way in which a data set can't be used."""
 
 import json
+import os
 import shutil
 import socketserver
 import subprocess
@@ -143,6 +144,11 @@ def test_a_folder_without_a_data_file(tmp_path):
     assert f"{tmp_path} holds no .parquet, .jsonl, .json, .csv, .arrow file, but data.npy" in message
     (tmp_path / "data.npy").unlink()
     assert "but nothing" in refused(tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "d.jsonl")
+    assert "d.jsonl is neither a file nor a folder" in refused(tmp_path / "d.jsonl")
 
 
 def test_an_unknown_ending(tmp_path):

@@ -65,6 +65,8 @@ CLUSTER = compose(["conf=gsm8k_h200_cluster"])
         ({"trial_name": "a b"}, "trial_name=a b"),
         ({"trial_name": "x" * 129}, "at most 128"),
         ({"cluster__address": "head:6379:1"}, "cluster.address=head:6379:1: allowed: local, auto, or ip:port"),
+        ({"cluster__address": "head:65536"}, "cluster.address=head:65536: allowed: local, auto, or ip:port"),
+        ({"cluster__address": "head:0"}, "cluster.address=head:0: allowed: local, auto, or ip:port"),
         ({"sglang__port": 70000}, "sglang.port=70000"),
         ({"recover__keep_last": 0}, "recover.keep_last=0"),
         ({"saver__freq_steps": 0}, "saver.freq_steps=0"),
