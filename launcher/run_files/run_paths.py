@@ -231,25 +231,39 @@ class RunLock:
         self.release()
 
 
-def lock_file(paths: RunPaths) -> tuple[int, int] | None:
-    """Which file is the run's lock now: device and inode, which no other file has while somebody holds it; None: there
-    is none."""
-    with contextlib.suppress(OSError):
-        status = paths.lock.lstat()
-        return status.st_dev, status.st_ino
+@dataclass(frozen=True, slots=True)
+class LockFile:
+    """Which file it is, which a network file system may change at a new mount, and who has signed it."""
+
+    device_and_inode: tuple[int, int]
+    signature: bytes
+
+    @classmethod
+    def opened(cls, fd: int) -> Self:
+        """Raises OSError."""
+        status = os.fstat(fd)
+        return cls((status.st_dev, status.st_ino), os.pread(fd, 4096, 0))
+
+    def may_be(self, other: LockFile) -> bool:
+        return self.device_and_inode == other.device_and_inode or self.signature == other.signature
+
+
+def lock_file(paths: RunPaths) -> LockFile | None:
+    """The run's lock as it is now; None: there is none."""
+    with contextlib.suppress(OSError), paths.lock.open("rb") as file:
+        return LockFile.opened(file.fileno())
     return None
 
 
-def held_by_another(paths: RunPaths, mine: tuple[int, int] | None) -> str:
+def held_by_another(paths: RunPaths, mine: LockFile | None) -> str:
     """Who holds another file than `mine` (`lock_file`, taken while this run held it) at its place, as after the folder
-    of a running run was removed and the run started again; "" where nobody else is seen to."""
+    of a running run was removed and the run started again; "" where nobody else is seen to, also for want of `mine`."""
     try:
         fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return ""
     try:
-        status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) != mine:
+        if mine is not None and not mine.may_be(LockFile.opened(fd)):
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read_holder(fd)[1]

@@ -19,7 +19,7 @@ from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.run_files.journal import Journal
-from launcher.run_files.run_paths import RunLock, RunPaths, held_by_another, lock_file, login_name
+from launcher.run_files.run_paths import LockFile, RunLock, RunPaths, held_by_another, lock_file, login_name
 
 HOLD_THE_LOCK = """
 import sys
@@ -164,6 +164,17 @@ def test_nobody_else_is_seen_where_nobody_holds_the_lock(tmp_path, monkeypatch):
             paths.lock.unlink()
             paths.lock.write_text(content)
             assert held_by_another(paths, mine) == ""
+
+
+def test_a_run_is_not_another_where_its_lock_looks_like_another_file(tmp_path):
+    """As after a new mount of a network file system, or where the lock could not be read at first."""
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    with RunLock(paths):
+        mine = lock_file(paths)
+        other_mount = LockFile((mine.device_and_inode[0] + 1, mine.device_and_inode[1]), mine.signature)
+        assert held_by_another(paths, other_mount) == held_by_another(paths, None) == ""
+        assert held_by_another(paths, LockFile(other_mount.device_and_inode, b"{}")) != ""
 
 
 def test_a_second_run_is_told_who_holds_the_first(tmp_path, holder):
