@@ -30,6 +30,7 @@ from actors.training.checkpoint_writer import CheckpointWriter, Save
 from actors.training.run_position import RunPosition
 from actors.training.step_memory import Restored, StepMemory
 from launcher.base.disk_faults import DiskFault, Refusal, fault_of
+from launcher.base.durable import refusal_of
 from launcher.base.errors import CheckpointError, DiskError
 from launcher.base.messages import StepReport
 from launcher.checkpoints.checkpoint_folder import refuse_unread
@@ -221,7 +222,7 @@ class Checkpointer:
         """That a save met it. It would have taken about as much as the last one; with nothing to go by, 0."""
         newest = None if self._writer.newest is None else self._writer.newest.manifest
         needed = 0 if newest is None else newest.total_bytes
-        return Refusal(path=str(self._store.root), fault=fault, at=time.monotonic(), needed=needed)
+        return refusal_of(self._store.root, fault, needed=needed)
 
     def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> RunPosition:
         """Restore model, optimizer, RNG, data position and counters from `folder`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import cast
 
 from actors.cluster.fencing import wait_for_lease
 from launcher.base.disk_faults import OF_A_FILE, Refusal
+from launcher.base.durable import refusal_of
 from launcher.base.messages import StepReport
 from launcher.run_files.journal import LineLog
 from launcher.run_files.line_tail import current_line
@@ -44,7 +44,7 @@ class StepRecords:
         for lines in (self._ledger, self._metrics):
             if not lines.flush() and (fault := lines.fault) is not None:
                 file = str(lines.path) if fault in OF_A_FILE else ""
-                return Refusal(path=str(lines.path.parent), fault=fault, at=time.monotonic(), file=file)
+                return refusal_of(lines.path.parent, fault, file=file)
         return None
 
     def since(self, committed: int) -> tuple[StepReport, ...]:

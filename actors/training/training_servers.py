@@ -33,6 +33,7 @@ from actors.weights.weight_consistency_check import (
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.disk_faults import Refusal, fault_of
+from launcher.base.durable import refusal_of
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
@@ -191,8 +192,7 @@ class TrainingServers:
         much room as the last weights took: with less, loading would fail again and use up the servers' budgets."""
         own = error.__cause__  # what a server said has none
         if self._folders is not None and own is not None and (fault := fault_of(own)) is not None:
-            path, needed = str(self._folders.parent), self._folders.newest_bytes
-            self.refusal = Refusal(path=path, fault=fault, at=time.monotonic(), needed=needed)
+            self.refusal = refusal_of(self._folders.parent, fault, needed=self._folders.newest_bytes)
 
     def send_weights(self, server: ServerInfo, lineage: int) -> int:
         """Send one server the current weights and return their version, which may be newer than when this was ordered.

@@ -15,6 +15,8 @@ MIB = 2**20
 LEAST_FREE = MIB
 """Bytes: with less a disk is full, although a short line may still find room."""
 
+FEW_INODES = 100
+"""A checkpoint has about so many files at the most, and what refused it has given back its own."""
 UNLIMITED = 2**63
 
 
@@ -92,6 +94,13 @@ def fault_in(text: str) -> DiskFault | None:
         return None
     faults = (DiskFault.FULL, DiskFault.QUOTA, DiskFault.READ_ONLY)
     return next((fault for fault, group in zip(faults, found.groups(), strict=True) if group), DiskFault.IO_ERROR)
+
+
+def fault_beside(fault: DiskFault, found: Room, needed: int) -> DiskFault:
+    """ENOSPC is also the answer of a filesystem without inodes: where the bytes would fit, and hardly one is left."""
+    has_room = found.free >= max(needed, LEAST_FREE)
+    lacks_inodes = found.inodes is not None and found.inodes < FEW_INODES
+    return DiskFault.NO_INODES if fault is DiskFault.FULL and has_room and lacks_inodes else fault
 
 
 def fault_of_room(found: Room) -> DiskFault | None:

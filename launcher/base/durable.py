@@ -7,10 +7,12 @@ All functions raise OSError as it comes; callers explain it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 
-from launcher.base.disk_faults import UNLIMITED, Room
+from launcher.base.disk_faults import UNLIMITED, DiskFault, Refusal, Room, fault_beside
 
 
 def sync_file(path: Path) -> None:
@@ -71,3 +73,10 @@ def room(folder: Path) -> Room:
         inodes=inodes if stat.f_files else None,
         is_read_only=bool(stat.f_flag & os.ST_RDONLY),
     )
+
+
+def refusal_of(folder: Path, fault: DiskFault, *, needed: int = 0, file: str = "") -> Refusal:
+    """That a write below `folder` has just met a fault, named by what its filesystem reports now."""
+    with contextlib.suppress(OSError):
+        fault = fault_beside(fault, room(folder), needed)
+    return Refusal(path=str(folder), fault=fault, at=time.monotonic(), needed=needed, file=file)

@@ -308,7 +308,7 @@ class CheckpointStore:
     def _not_written(self, what: object, error: Exception) -> CheckpointError:
         hint = "the last committed checkpoint is intact; check the folder's permissions and its disk"
         if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or _free_bytes(self.root) < 2**20:
-            hint = "its disk is full; the last committed checkpoint is intact: make room, or lower recover.keep_last"
+            hint = "its disk is full or out of inodes: make room, or lower recover.keep_last; older ones are intact"
         kind = DiskError if isinstance(error, OSError) else CheckpointError
         return kind(f"checkpoint {what} was not written to {self.root}: {error}", hint)
 

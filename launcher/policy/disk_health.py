@@ -36,7 +36,8 @@ class DiskLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskTrouble:
-    """A disk that the run can't write to. `missing`: bytes, 0 where room is not what it lacks. `since`: monotonic.
+    """A disk that the run can't write to. `missing`: bytes, 0 where room is not what it lacks,
+    or nobody has looked. `since`: monotonic.
 
     `first`: the same of the first of the troubles of this disk that followed each other at once; None: this one.
     """
@@ -106,7 +107,8 @@ def _is_cured(refusal: Refusal, look: DiskLook) -> bool:
 
 def _trouble(look: DiskLook, fault: DiskFault, since: float, *, needed: int) -> DiskTrouble:
     free = None if look.room is None else look.room.free
-    missing = max(max(needed, LEAST_FREE) - (free or 0), 0) if fault in NEED_ROOM else 0
+    is_known = fault in NEED_ROOM and free is not None
+    missing = max(max(needed, LEAST_FREE) - (free or 0), 0) if is_known else 0
     shown = None if free == UNLIMITED else free
     return DiskTrouble(path=look.path, fault=fault, since=since, free=shown, missing=missing)
 

@@ -34,7 +34,7 @@ def look(fault=None, *, free=100 * MIB, inodes=1000, is_read_only=False, **more)
         (look(DiskFault.IO_ERROR), "/run: input/output errors, 100.0 MiB free"),
         (look(DiskFault.IO_ERROR, inodes=0), "/run: input/output errors, 100.0 MiB free"),
         (look(DiskFault.QUOTA, free=1024 * MIB), "/run: the quota is exceeded, 1.0 GiB free"),
-        (DiskLook(path="/run", last_began_at=NOW - 1, fault=DiskFault.FULL), "/run: no space left, 1.0 MiB missing"),
+        (DiskLook(path="/run", last_began_at=NOW - 1, fault=DiskFault.FULL), "/run: no space left"),
         (look(began_at=NOW - 31), "/run: a write does not return, 100.0 MiB free"),
         (DiskLook(path="/run", began_at=NOW - 31), "/run: a write does not return"),
     ],
@@ -73,10 +73,10 @@ def test_a_trouble_is_as_old_as_the_probe_that_met_it(seen, since):
     assert found is not None and found.since == since
 
 
-def test_what_is_missing_where_nothing_is_known_of_the_room_is_the_least_that_a_run_needs():
+def test_where_nothing_is_known_of_the_room_nothing_is_said_to_be_missing():
     seen = DiskLook(path="/run", last_began_at=NOW - 1, fault=DiskFault.FULL)
     found = find_trouble([seen], [], settings=SETTINGS, now=NOW)
-    assert found is not None and (found.missing, found.free) == (LEAST_FREE, None)
+    assert found is not None and (found.missing, found.free) == (0, None)
 
 
 def test_a_probe_that_waits_for_a_checkpoint_is_not_stalled():
@@ -119,6 +119,8 @@ def test_a_refused_write_stands_until_a_later_probe_finds_room_for_it(fault, nee
     found = find_trouble([seen], [refusal], settings=SETTINGS, now=NOW)
     assert (found is None) is is_cured
     assert is_cured or (found.path, found.since) == ("/run", NOW - (1 if seen.fault else 3))
+    if found is not None and seen.path == "/elsewhere":
+        assert (found.free, found.missing) == (None, 0), "nobody has looked at its room"
     if needed == 200 * MIB and found is not None and seen.path == "/run":
         assert found.missing == 100 * MIB and found.free == 100 * MIB
 
