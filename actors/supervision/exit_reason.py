@@ -12,10 +12,13 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from actors.cluster.ray_oom_kills import killed_for_memory
+from actors.processes.abort_words import errors_file, words_of_abort
 from actors.serving.server_log_tail import decisive_lines, tail
+from actors.supervision.handle_states import ProcessId
 from launcher.base.messages import Cause, Health
 from launcher.policy.exit_cause import ExitFinding, find_server_cause, find_trainer_cause
 from launcher.policy.observed import ServerFacts
@@ -24,12 +27,21 @@ READ_S = 2.0
 """Longest wait for a log on a disk that stalls."""
 
 
-async def trainer_exit_reason(node: str, pid: int, *, oom_kills: int, log: Path, since: int) -> ExitFinding:
-    """`oom_kills`: by the kernel, meanwhile. `since`: the byte of the log up to which all was well."""
-    if oom_kills:
-        return find_trainer_cause([], -signal.SIGKILL, oom_kills=oom_kills)
-    killed = (await killed_for_memory(node, pid)).splitlines()
-    return find_trainer_cause([*killed, *decisive_lines(await _read(log, since))], None)
+class TrainerExit:
+    """Of a process of this machine that is alive yet. `log`: the trainer's."""
+
+    def __init__(self, process: ProcessId, log: Path) -> None:
+        self._process, self._log = process, log
+        self._errors = errors_file(process.pid)
+
+    async def find(self, oom_kills: int, *, since: int) -> ExitFinding:
+        """Once it has ended. `oom_kills`: by the kernel, meanwhile. `since`: the byte of the log up to which all was
+        well."""
+        if oom_kills:
+            return find_trainer_cause([], -signal.SIGKILL, oom_kills=oom_kills)
+        killed = (await killed_for_memory(self._process.node, self._process.pid)).splitlines()
+        said = await _read(lambda: f"{tail(self._log, since)}\n{words_of_abort(self._errors)}")
+        return find_trainer_cause([*killed, *decisive_lines(said)], None)
 
 
 class HangReasons:
@@ -58,14 +70,14 @@ class HangReasons:
     async def read(self) -> None:
         for (name, generation), found in list(self._found.items()):
             if found is None:
-                text = part_of(await _read(self._log(name), 0), generation)
+                text = part_of(await _read(partial(tail, self._log(name), 0)), generation)
                 self._found[name, generation] = find_server_cause(decisive_lines(text), None)
 
 
-async def _read(log: Path, since: int) -> str:
+async def _read(said: Callable[[], str]) -> str:
     try:
         async with asyncio.timeout(READ_S):
-            return await asyncio.to_thread(tail, log, since)
+            return await asyncio.to_thread(said)
     except TimeoutError:
         return ""
 

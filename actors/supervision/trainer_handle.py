@@ -21,7 +21,7 @@ from actors.cluster.node_identity import is_here
 from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
-from actors.supervision.exit_reason import READ_S, trainer_exit_reason
+from actors.supervision.exit_reason import READ_S, TrainerExit
 from actors.supervision.handle_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of, finding_of
@@ -230,12 +230,11 @@ class TrainerHandle:
                 self.probe.tasks.start(self._wait_end(process))
 
     async def _wait_end(self, process: ProcessId) -> None:
+        exit_of = TrainerExit(process, self._log)
         if await process_ended(process.pid):
             if not isinstance(self.order, StartOrdered):
                 self._ended(f"process {process.pid} ended")
-            killed, since = self._kills.risen(), self._log_read
-            why = trainer_exit_reason(process.node, process.pid, oom_kills=killed, log=self._log, since=since)
-            self._note_end(await why, process)
+            self._note_end(await exit_of.find(self._kills.risen(), since=self._log_read), process)
             self._changed.set()
 
     # ── acting; each raises LauncherError ──

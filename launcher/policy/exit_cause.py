@@ -72,7 +72,7 @@ XID = re.compile(r"NVML reports Xid \d")
 HOST = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|\bMemoryError\b|std::bad_alloc"
     r"|ray\.exceptions\.OutOfMemoryError|node running low on memory|Out of memory: Killed process"
-    r"|Memory cgroup out of memory|C10 Out of Memory"
+    r"|Memory cgroup out of memory|C10 Out of Memory|memory allocation of \d+ bytes failed|RAW: mmap error: 12\b"
     r"|Not enough host memory (available|for .*(pool|cache))|No space left on device.*(/dev/shm|shm)"
 )
 DISK = IN_TEXT

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.processes.abort_words import errors_file, words_of_abort
 from actors.processes.process_tree import PROC, Process, open_files, open_pidfd
 from launcher.base.errors import UsageError
 from launcher.base.messages import Cause
@@ -55,8 +56,8 @@ Limit = Callable[[int], int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """`counts`: the line of /proc/PID/status that it limits. `hold`: the process can be limited within it, and is not
-    any more behind it. `proof(kills, logged)`: what shows that it ended of that, "" where nothing does, from what the
-    trainer has logged since and how many the kernel has killed in its cgroup, if it has one of its own."""
+    any more behind it. `proof(kills, said)`: what shows that it ended of that, "" where nothing does, from what the
+    trainer has said since and how many the kernel has killed in its cgroup, if it has one of its own."""
 
     counts: str
     hold: Callable[[Process, list[int]], AbstractContextManager[Limit]]
@@ -66,12 +67,13 @@ class Way:
 def starve_trainer(way: Way) -> Inject:
     def inject(context: FaultContext) -> Figures:
         trainer, kills = context.trainer(), [0]
-        logged_before = _size(context.paths.trainer_log)
+        logged_before, errors = _size(context.paths.trainer_log), errors_file(trainer.pid)
         with way.hold(trainer, kills) as limit:
             figures = _starve(context, trainer, way.counts, limit)
-        proof = way.proof(kills[0], _since(context.paths.trainer_log, logged_before))
-        if not proof:
-            raise Missed("the trainer ended under its limit, but not of it", f"see {context.paths.trainer_log}")
+        said = [*_since(context.paths.trainer_log, logged_before), *words_of_abort(errors).splitlines()]
+        if not (proof := way.proof(kills[0], said)):
+            nothing = "the trainer ended under its limit, and nothing shows that it was of it"
+            raise Missed(nothing, f"see {context.paths.trainer_log}")
         return {"target": "trainer", "pids": [trainer.pid], "proof": proof, **figures}
 
     return inject
@@ -177,13 +179,13 @@ def limited(process: Process, what: int, counts: str) -> Iterator[Limit]:
         os.close(descriptor)
 
 
-def _by_its_log(kills: int, logged: list[str]) -> str:
-    found = find_trainer_cause(logged, None)
+def _by_its_words(kills: int, said: list[str]) -> str:
+    found = find_trainer_cause(said, None)
     return found.line if found.cause is Cause.TRAINER_OOM else ""
 
 
 by_limit = Way(
-    counts="VmData", hold=lambda process, kills: limited(process, resource.RLIMIT_DATA, "VmData"), proof=_by_its_log
+    counts="VmData", hold=lambda process, kills: limited(process, resource.RLIMIT_DATA, "VmData"), proof=_by_its_words
 )
 
 
@@ -240,7 +242,7 @@ def _remove(own: Path, around: Path) -> None:
 by_cgroup = Way(
     counts="VmRSS",
     hold=_hold_by_cgroup,
-    proof=lambda kills, logged: f"the kernel killed it for memory (oom_kill {kills})" if kills else "",
+    proof=lambda kills, said: f"the kernel killed it for memory (oom_kill {kills})" if kills else "",
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.policy.exit_cause import RanOut, find_trainer_cause
 from launcher.run_files.journal import read_lines
 from scripts.faults.fault_paths import FaultPaths
 from tests.programs.supervised_run import SupervisedRun
@@ -65,7 +66,7 @@ def test_an_allocation_that_fails_and_the_same_limit_for_all_lives_to_come(tmp_p
     with SupervisedRun(tmp_path, steps=20, servers=1, settings=SEQUENCES, environment=environment) as run:
         run.wait_steps(2)
         fired = starve(run, tmp_path, "T6:share=0.6")
-        assert "DefaultCPUAllocator: can't allocate memory" in fired["proof"]
+        assert find_trainer_cause([fired["proof"]], None).ran_out is RanOut.TRAINER_HOST, fired["proof"]
         limit = (fired["limit_bytes"], resource.RLIM_INFINITY)
         least: dict[int, int] = {}
         while run.process.poll() is None:
