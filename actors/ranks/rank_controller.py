@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from actors.cluster.node_identity import this_node
+from actors.processes.abort_words import errors_file, words_of_abort
 from actors.processes.process_tree import process_state
 from actors.ranks.trainer_rank import TrainerRank
 from launcher.base.errors import TrainerError
@@ -129,6 +131,7 @@ class RankController:
             return
         try:
             self.where = tuple(ray.get([rank.where.remote() for rank in self._ranks], timeout=self._start_s))
+            self._errors = [errors_file(one.pid) if one.node == this_node() else None for one in self.where]
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
             ray.get(self._prepared, timeout=self._start_s)
         except GetTimeoutError as error:
@@ -266,7 +269,7 @@ class RankController:
             except RayTaskError as error:
                 failed = failed or f"trainer rank {rank} failed: {said(error)}"
             except RayError as error:
-                ended = ended or f"{self._name(rank)} ended: {said(error)}{self._memory()}"
+                ended = ended or f"{self._name(rank)} ended: {said(error)}{self._memory()}{self._last_words(rank)}"
         return ended, failed
 
     def _mute(self, pings: dict[int, tuple[Any, float]]) -> str:
@@ -288,11 +291,16 @@ class RankController:
         return f"trainer rank {rank} (process {where.pid} of node {where.node[:8]})"
 
     def _is_here(self, rank: int) -> bool:
-        return self.where[rank - 1].node == ray.get_runtime_context().get_node_id()
+        return self.where[rank - 1].node == this_node()
 
     def _memory(self) -> str:
         killed = self._kills.risen()
         return f"; Out of memory: Killed process (oom_kill {killed})" if killed else ""
+
+    def _last_words(self, rank: int) -> str:
+        """Of one that aborted on this node."""
+        words = words_of_abort(self._errors[rank - 1]).splitlines()[:2]
+        return f"; it printed: {' '.join(words)[:LONGEST_REASON]}" if words else ""
 
     def _lose(self, reason: str) -> None:
         with self._losing:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.base.addresses import CLUSTER_ADDRESS
 from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.lora import LoraConfig
@@ -66,12 +67,7 @@ class ClusterConfig:
         None, "GPUs of each machine that the run may use; null: as many as are found", NATURAL
     )
     address: str = setting(
-        "local",
-        "a running Ray cluster, or `local` for one of the run's own",
-        Matching(
-            r"local|auto|[^\s:/]+:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])",
-            "local, auto, or ip:port",
-        ),
+        "local", "a running Ray cluster, or `local` for one of the run's own", Matching(*CLUSTER_ADDRESS)
     )
     placement: str = setting(
         "PACK", "PACK: as few nodes as possible; SPREAD: servers and ranks over all nodes", OneOf(("PACK", "SPREAD"))

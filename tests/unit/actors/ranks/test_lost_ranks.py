@@ -8,8 +8,11 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.ranks import rank_controller
 from actors.ranks.rank_controller import SETTLE_S, RankController
+from actors.supervision.trainer_fault import finding_of
 from launcher.base.errors import TrainerError
+from launcher.base.messages import LoopFailure
 from launcher.base.rank_location import RankLocation
+from launcher.policy.exit_cause import RanOut
 
 RANKS = (1, 2)
 DEAD = RayActorError(error_msg="its worker died")
@@ -33,7 +36,7 @@ class FakeRay:
         self.ended |= self.later
 
 
-def watched(monkeypatch, fake):
+def watched(monkeypatch, fake, errors=(None, None)):
     """What the journal has of it."""
     told = []
     monkeypatch.setattr(rank_controller, "ray", fake)
@@ -41,6 +44,7 @@ def watched(monkeypatch, fake):
     made = object.__new__(RankController)
     made._ranks = [SimpleNamespace(stay=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in RANKS]
     made.where = [RankLocation(node="0123456789", pid=10 + rank) for rank in RANKS]
+    made._errors = errors
     made.lost, made._is_begun, made._working_since = "", True, None
     made._is_lost, made._is_closed, made._losing = threading.Event(), threading.Event(), threading.Lock()
     made._kills = SimpleNamespace(risen=lambda: 0)
@@ -63,3 +67,14 @@ def test_an_end_is_told_at_once_and_a_failure_when_no_end_explains_it(monkeypatc
     fake = FakeRay(now, later)
     assert watched(monkeypatch, fake) == [("trainer.rank_lost", reason)]
     assert fake.waits == waits
+
+
+def test_what_a_rank_printed_as_it_aborted_is_its_reason(monkeypatch, tmp_path):
+    """The restart then gives it less: its own process's end says nothing of memory."""
+    errors = tmp_path / "worker.err"
+    thrown = "terminate called after throwing an instance of 'std::bad_alloc'"
+    errors.write_text(f"{thrown}\n  what():  std::bad_alloc\n***\n")
+    ((_, reason),) = watched(monkeypatch, FakeRay({1: FAILED, 2: DEAD}, {}), (None, errors))
+    assert reason.endswith(f"its worker died; it printed: {thrown}   what():  std::bad_alloc")
+    failure = LoopFailure(kind="TrainerError", message=reason, global_step=3)
+    assert finding_of(failure).ran_out is RanOut.TRAINER_HOST
