@@ -39,7 +39,7 @@ SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 def read_path(path: Path, *, name: str | None, split: str, key: str) -> Iterator[Sourced]:
     """A file's records, or those of a folder's files in the order of their names."""
     try:
-        if not path.is_dir() and not path.is_file() and path.exists():  # a pipe would be waited for, a device never end
+        if not path.is_dir() and not path.is_file() and path.exists():  # a pipe would be waited for
             raise DataError(f"{key}.path: {path} is neither a file nor a folder", f"change {key}.path")
         files = _files_of_split(_folder_of(path, name, split), split, key) if path.is_dir() else [path]
         for file in files:

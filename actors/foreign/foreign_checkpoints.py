@@ -113,7 +113,7 @@ class ForeignCheckpoints:
         if self._were_there:
             if not self._is_recorded:
                 self._is_recorded = True
-                self._history.event("checkpoint.found", subject="checkpoints", reason="the trainer has its first")
+                self._history.event("checkpoint.found", subject="checkpoints", reason="the trainer has one")
         elif steps >= STEPS_WITHOUT and (given := self._config.trainer.checkpoints) is not None:
             setting = f"trainer.checkpoints={given}"
             return f"no checkpoint was seen in {STEPS_WITHOUT} steps, a restart would begin anew: check {setting}"

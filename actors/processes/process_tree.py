@@ -143,6 +143,14 @@ def open_files(pid: int, prefix: str) -> Iterator[Path]:
                     yield target
 
 
+def errors_file(pid: int) -> Path | None:
+    """The file that a live process prints its errors to; None where that is no file."""
+    with contextlib.suppress(OSError):
+        path = (PROC / str(pid) / "fd" / "2").readlink()
+        return path if path.is_file() else None
+    return None
+
+
 def abandoned(prefix: str, since: float) -> list[Path]:
     """Our user's files beginning with `prefix`, changed after `since` (unix seconds), that no process holds open."""
     path = Path(prefix)

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from actors.cluster.node_identity import this_node
-from actors.processes.abort_words import errors_file, words_of_abort
-from actors.processes.process_tree import process_state
+from actors.cluster.node_identity import is_here
+from actors.processes.process_tree import errors_file, process_state
 from actors.ranks.trainer_rank import TrainerRank
+from actors.serving.server_log_tail import words_of_abort
 from launcher.base.errors import TrainerError
 from launcher.base.rank_location import RankLocation
 from launcher.config.schema import RunConfig
@@ -131,7 +131,7 @@ class RankController:
             return
         try:
             self.where = tuple(ray.get([rank.where.remote() for rank in self._ranks], timeout=self._start_s))
-            self._errors = [errors_file(one.pid) if one.node == this_node() else None for one in self.where]
+            self._errors = [errors_file(one.pid) if is_here(one.node) else None for one in self.where]
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
             ray.get(self._prepared, timeout=self._start_s)
         except GetTimeoutError as error:
@@ -281,7 +281,8 @@ class RankController:
                 continue
             silent_s += LOOK_S
             pings[rank] = (pending, silent_s)
-            is_stopped = process_state(self.where[rank - 1].pid)[0] == STOPPED and self._is_here(rank)
+            where = self.where[rank - 1]
+            is_stopped = process_state(where.pid)[0] == STOPPED and is_here(where.node)
             if silent_s > self._silence_s * (1 if is_stopped else SILENCE_FACTOR):
                 return f"{self._name(rank)} does not answer for {silent_s:.0f} s" + is_stopped * ", it is stopped"
         return ""
@@ -289,9 +290,6 @@ class RankController:
     def _name(self, rank: int) -> str:
         where = self.where[rank - 1]
         return f"trainer rank {rank} (process {where.pid} of node {where.node[:8]})"
-
-    def _is_here(self, rank: int) -> bool:
-        return self.where[rank - 1].node == this_node()
 
     def _memory(self) -> str:
         killed = self._kills.risen()

@@ -26,6 +26,11 @@ DECISIVE = re.compile(
     ),
     re.IGNORECASE | re.MULTILINE,
 )
+LAST_WORDS = re.compile(
+    r"^(?:memory allocation of \d+ bytes failed|terminate called |Fatal Python error: |.*\bRAW: mmap error: )",
+    re.MULTILINE,
+)
+"""Whoever prints one of these lives on no more: Rust's allocator, C++'s std::terminate, CPython, abseil."""
 STAMP = re.compile(r"^\[[\d: -]{19}[^\]]*\] ")
 
 
@@ -45,6 +50,14 @@ def tail(log: Path, since: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def words_of_abort(errors: Path | None) -> str:
+    """From the first of a process's last words on, "" where there are none. Native code writes its reason to standard
+    error and ends at once, so that it is in no log of Python's; of a worker Ray keeps that in a file of its own."""
+    printed = "" if errors is None else tail(errors, 0)
+    found = LAST_WORDS.search(printed)
+    return printed[found.start() :] if found else ""
 
 
 def size_of(log: Path) -> int:

@@ -13,12 +13,12 @@ ABOVE_RAY = 20_000
 """Ray's workers take ports from 10,002 to 19,999."""
 USUALLY_GIVEN = 32_768
 GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
-PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]"
-CLUSTER_ADDRESS = (rf"local|auto|[^\s:/]+:({PORT})", "local, auto, or ip:port")
-"""Of a Ray cluster: what it matches, and that in words."""
 ENOUGH = 1000
 """Ports to draw from; fewer may all be taken."""
 TRIES = 100
+PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]"
+CLUSTER_ADDRESS = (rf"local|auto|[^\s:/]+:({PORT})", "local, auto, or ip:port")
+"""Of a Ray cluster: what it matches, and that in words."""
 
 
 def free_port(host: str = "", *, following: int = 1) -> int:

@@ -16,7 +16,7 @@ LEAST_FREE = MIB
 """Bytes: with less a disk is full, although a short line may still find room."""
 
 FEW_INODES = 100
-"""A checkpoint has about so many files at the most, and what refused it has given back its own."""
+"""With fewer a save of many files can fail for want of them; it has given back its own when this is looked at."""
 UNLIMITED = 2**63
 
 

@@ -25,6 +25,7 @@ from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import read_lines
 
+SIGNATURE_BYTES = 4096
 WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 
 
@@ -241,11 +242,16 @@ class LockFile:
     @classmethod
     def opened(cls, fd: int) -> Self:
         """Raises OSError."""
-        status = os.fstat(fd)
-        return cls((status.st_dev, status.st_ino), os.pread(fd, 4096, 0))
+        return cls(_file_of(fd), os.pread(fd, SIGNATURE_BYTES, 0))
 
-    def may_be(self, other: LockFile) -> bool:
-        return self.device_and_inode == other.device_and_inode or self.signature == other.signature
+    def may_be(self, fd: int) -> bool:
+        """Raises OSError."""
+        return _file_of(fd) == self.device_and_inode or os.pread(fd, SIGNATURE_BYTES, 0) == self.signature
+
+
+def _file_of(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def lock_file(paths: RunPaths) -> LockFile | None:
@@ -263,7 +269,7 @@ def held_by_another(paths: RunPaths, mine: LockFile | None) -> str:
     except OSError:
         return ""
     try:
-        if mine is not None and not mine.may_be(LockFile.opened(fd)):
+        if mine is not None and not mine.may_be(fd):
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read_holder(fd)[1]
@@ -328,7 +334,7 @@ def _unusable(path: Path, error: OSError) -> StorageError:
 def _read_holder(fd: int) -> tuple[str, str]:
     """(the tool that it is, "" of a run; who and since when)"""
     try:
-        holder = json.loads(os.pread(fd, 4096, 0))
+        holder = json.loads(os.pread(fd, SIGNATURE_BYTES, 0))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
         return str(holder.get("tool", "")), f"pid {holder['pid']} on {holder['host']} since {since}"
     except (OSError, ValueError, KeyError, TypeError):  # between its flock and its signature

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.processes.abort_words import errors_file, words_of_abort
-from actors.processes.process_tree import PROC, Process, open_files, open_pidfd
+from actors.processes.process_tree import PROC, Process, errors_file, open_files, open_pidfd
+from actors.serving.server_log_tail import words_of_abort
 from launcher.base.errors import UsageError
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import find_trainer_cause

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.policy.exit_cause import RanOut, find_trainer_cause
 from launcher.run_files.journal import read_lines
 from scripts.faults.fault_paths import FaultPaths
 from tests.programs.supervised_run import SupervisedRun
@@ -20,6 +19,8 @@ from tests.unit.scripts.faults.test_memory_faults import NEEDS_A_CGROUP
 MICRO_BATCH = "actor.mb_spec.max_tokens_per_mb"
 SEQUENCES = ("gconfig.n_samples=8", "train_dataset.batch_size=16")
 """128 in a batch: 5,000 tokens, for which a step takes about 130 MiB."""
+NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "memory allocation of ", "RAW: mmap error: 12")
+"""PyTorch's, Rust's for safetensors, abseil's for Ray: whichever of the trainer's threads asks first."""
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 pytestmark = pytest.mark.timeout(900)
@@ -66,7 +67,7 @@ def test_an_allocation_that_fails_and_the_same_limit_for_all_lives_to_come(tmp_p
     with SupervisedRun(tmp_path, steps=20, servers=1, settings=SEQUENCES, environment=environment) as run:
         run.wait_steps(2)
         fired = starve(run, tmp_path, "T6:share=0.6")
-        assert find_trainer_cause([fired["proof"]], None).ran_out is RanOut.TRAINER_HOST, fired["proof"]
+        assert any(words in fired["proof"] for words in NO_MEMORY), fired["proof"]
         limit = (fired["limit_bytes"], resource.RLIM_INFINITY)
         least: dict[int, int] = {}
         while run.process.poll() is None:

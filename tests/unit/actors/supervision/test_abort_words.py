@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from actors.processes.abort_words import errors_file, words_of_abort
+from actors.processes.process_tree import errors_file
+from actors.serving.server_log_tail import TAIL_BYTES, words_of_abort
 from actors.supervision.exit_reason import TrainerExit
 from actors.supervision.handle_states import ProcessId
 from launcher.base.messages import Cause
@@ -74,6 +75,12 @@ def test_of_cxx_the_line_after_it_names_the_reason(tmp_path):
         b"loading\nterminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
     )
     assert words_of_abort(file).splitlines()[1:] == ["  what():  std::bad_alloc"]
+
+
+def test_they_are_found_behind_all_that_a_long_life_printed(tmp_path):
+    file = tmp_path / "worker.err"
+    file.write_bytes(b"a warning\n" * TAIL_BYTES + b"memory allocation of 1048576 bytes failed\n")
+    assert words_of_abort(file) == "memory allocation of 1048576 bytes failed\n"
 
 
 def test_what_is_no_file_is_not_read():
