@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import io
 import json
 import os
 import pickle
@@ -41,6 +42,9 @@ PID = os.getpid()
 def main(fd: int, parent: int) -> None:
     """Serve until the parent closes its end."""
     die_with_parent(parent)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # each line in one write, at once: this process ends by being killed
+            stream.reconfigure(line_buffering=True, write_through=False)
     os.set_inheritable(fd, False)  # what the function starts must not hold the line open when this process is gone
     line = socket.socket(fileno=fd)
     requests = line.makefile("rb")

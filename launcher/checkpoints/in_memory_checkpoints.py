@@ -14,6 +14,7 @@ another machine, has undone. Files are opaque here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -26,7 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.base.errors import CheckpointError, DiskError, JournalError
+from launcher.base.durable import replace_file
+from launcher.base.errors import CheckpointError, DiskError, JournalError, StorageError
 from launcher.base.private_folders import could_be_ours
 from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint, CheckpointName
 from launcher.checkpoints.manifest import MANIFEST_NAME, inside
@@ -36,6 +38,7 @@ from launcher.run_files.line_tail import current_line, newest_line
 from launcher.run_files.run_paths import RunPaths
 
 MEMORY_BACKED = Path("/dev/shm")
+MOUNTS = Path("/proc/self/ns/mnt")
 FORMAT = "grpo-memory-state/1"
 SLOTS = ("slot-0", "slot-1")
 LEFT_FREE = 0.2
@@ -46,13 +49,37 @@ UNUSABLE = "an older state or a checkpoint is used instead"
 def memory_folder(paths: RunPaths, kind: str) -> Path:
     """One folder for each run and kind, so that its next attempt finds what this one was killed over.
 
-    Memory-backed where all of the run is on one machine; else below its logs, where each node sees it.
+    Memory-backed where all of the run is on one machine; else below its logs, where each node sees it. Raises OSError.
     """
-    digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
-    shared = MEMORY_BACKED / f"grpo-{kind}-{digest}"
+    with contextlib.suppress(FileNotFoundError):  # a run of before has none
+        kind = f"{kind}-{paths.run_id.read_text().strip()}"
+    shared = MEMORY_BACKED / f"grpo-{kind}-{_digest(paths)}"
     if paths.several_machines.exists():
         return paths.logs / shared.name
     return shared if os.access(MEMORY_BACKED, os.W_OK) and could_be_ours(shared) else paths.logs / shared.name
+
+
+def name_memory(paths: RunPaths) -> None:
+    """Before the first attempt of a run: give it folders of its own in the machine's memory. Containers that share the
+    memory may each have another run at this path.
+
+    Those of a run that was at this path in this mount namespace are removed: its logs are gone. Raises StorageError.
+    """
+    if paths.attempt_counter.exists() or paths.events.exists():
+        return
+    here = MOUNTS.stat().st_ino
+    for left in MEMORY_BACKED.glob(f"grpo-*-{here}-{_digest(paths)}"):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        replace_file(paths.run_id, f"{os.urandom(4).hex()}-{here}\n".encode())
+    except OSError as error:
+        raise StorageError(
+            f"{paths.run_id} can't be written: {error.strerror}", "look at the disk of cluster.fileroot"
+        ) from error
+
+
+def _digest(paths: RunPaths) -> str:
+    return hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

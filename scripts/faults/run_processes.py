@@ -26,6 +26,7 @@ from actors.processes.process_tree import (
     identify,
     name,
     open_files,
+    sees,
     stat_fields,
 )
 from launcher.base.errors import UsageError
@@ -160,7 +161,7 @@ def find_servers(paths: RunPaths) -> Iterator[LiveServer]:
         words = command_line(process)
         if GUARD in words and "--log" in words and ORDERS not in words:  # not a template's
             index = _index_of(words[words.index("--log") + 1], paths)
-            if index is not None:
+            if index is not None and sees(process.pid, paths.logs):
                 guards.setdefault(index, {})[process] = words
     for index, group in sorted(guards.items()):
         if server := _server_below(index, group):
@@ -201,7 +202,8 @@ def _url(words: list[str]) -> str:
 def holds_open(process: Process, path: Path) -> bool:
     """Has it that very file open? Not where it is gone, or another user's."""
     wanted = path.resolve()
-    return wanted in open_files(process.pid, str(wanted)) and identify(process.pid) == process
+    is_open = wanted in open_files(process.pid, str(wanted)) and sees(process.pid, wanted.parent)
+    return is_open and identify(process.pid) == process
 
 
 def state(process: Process) -> str:

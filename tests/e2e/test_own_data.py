@@ -42,10 +42,11 @@ def launched(folder, *more):
     command = [word for word in block("bash").split() if word != "\\"]
     assert command[:3] == ["python", "-m", "launcher"]
     paths = os.pathsep.join([str(REPOSITORY), str(folder)])
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         [sys.executable, *command[1:], *SHORT, f"cluster.fileroot={folder / 'out'}", *more],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=inherited | {"PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

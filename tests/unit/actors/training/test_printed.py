@@ -1,10 +1,13 @@
 """What a reward function prints is in trainer.log; what the trainer's own process says as it ends is in Ray's file."""
 
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from actors.reward import reward_process
+from launcher.config.schema import RewardConfig
 from tests.support.machine import scaled
 
 PRINTS_AND_CRASHES = """
@@ -24,6 +27,23 @@ while not log.exists() or log.read_text().count("\\n") < 2:
 os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\\n")
 os.abort()
 """
+
+
+@pytest.mark.parametrize("variable", [None, "1"])
+def test_a_line_is_written_at_once_and_whole_though_its_process_is_killed(tmp_path, monkeypatch, variable):
+    """With the variable Python hands each of the words of a print on by itself."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", variable) if variable else monkeypatch.delenv("PYTHONUNBUFFERED", False)
+    (tmp_path / "talks.py").write_text("print('said', 'by the function')\ndef score(*_, **__): return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        monkeypatch.setattr(reward_process, "_prints_to", theirs.fileno())
+        process = reward_process.RewardProcess(RewardConfig(fn="talks:score"))
+        try:
+            process.wait_ready()
+        finally:
+            process.bury()
+        assert ours.recv(100) == b"said by the function\n"
 
 
 @pytest.mark.slow
