@@ -113,7 +113,7 @@ class EpisodeRunner:
                 if episode.broken.done():
                     episode.broken.result()  # raises
             if not playing.done():
-                if not (is_awake := await process.is_awake(LET_GO_S)):
+                if not (is_awake := await process.is_awake(LET_GO_S)) and not process.is_gone:
                     process.kill()  # code that never awaits can't be cancelled
                 if is_awake or process.was_running(order) is None:
                     limit = f"rollout.episode_timeout={rollout.episode_timeout:g} s"

@@ -38,7 +38,7 @@ from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.errors import RunError, ServerError
-from launcher.base.messages import Health, Incident, ServerInfo, TrainerView, Verdict
+from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import OF_LEARNING
 from launcher.policy.observed import Observed, RecoveryPlan, TrainerFacts
@@ -227,3 +227,7 @@ class Fleet:
     @property
     def servers(self) -> Sequence[ServerInfo]:
         return self._observer.trainer.view.servers
+
+    def waits_for(self) -> str:
+        """Why requests wait; "" where a server takes them."""
+        return "" if any(one.state is ServerState.READY for one in self.servers) else "a server"

@@ -107,7 +107,7 @@ class ForeignTrainerActor(RunActor):
             book=self._book,
             on_gpu=self._on_gpu,
         )
-        supervisor.resizes = fleet.coordinator.resize
+        supervisor.resizes, supervisor.waits_for = fleet.coordinator.resize, fleet.waits_for
         running = asyncio.create_task(self._following(supervisor, journal))
         await asyncio.sleep(0)  # the run has begun
         serving = asyncio.create_task(fleet.coordinator.supervise())

@@ -32,11 +32,14 @@ class ProgressWatch:
         tree: TreeWatch,
         checkpoints: Callable[[], Sequence[FoundCheckpoint]],
         clock: Callable[[], float],
+        waits_for: Callable[[], str] = str,
     ) -> None:
+        """`waits_for`: what it waits for that is not its own; "" where nothing is."""
         self._settings = settings
         self._tree = tree
         self._checkpoints = checkpoints
         self._clock = clock
+        self._waits_for = waits_for
         self._evidence: TrainerEvidence | None = None
         self._changed = (float("-inf"), 0.0)
         self._began = clock()
@@ -62,6 +65,7 @@ class ProgressWatch:
             pinged_at=since,
             ping_waits=True,
             progress=self._changes,
+            waits_for=self._waits_for(),
             median_step_s=median_step_s,
             is_at_one_thing=is_busy,
         )

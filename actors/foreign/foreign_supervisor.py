@@ -51,7 +51,7 @@ Made = TypeVar("Made")
 
 
 class ForeignSupervisor:
-    """`run` once."""
+    """`run` once. `waits_for`: what the command waits for that is not its own; "" where nothing is."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class ForeignSupervisor:
         self._source = StepSource(self._adapter, paths.trainer_log)
         self._learning = LearningWatch(config.reward_health, history)
         self._doubts = StepDoubts(history, self._adapter.reads)
+        self.waits_for: Callable[[], str] = str
         self.since = clock()
 
     @property
@@ -250,7 +251,7 @@ class ForeignSupervisor:
         ending = asyncio.create_task(process.wait_ended())
         asked = asyncio.create_task(self._asked.wait())
         tree = TreeWatch(process, self._adapter.is_trainer)
-        watch = ProgressWatch(settings, tree, self._checkpoints.seen, self._clock)
+        watch = ProgressWatch(settings, tree, self._checkpoints.seen, self._clock, self.waits_for)
         losing: set[asyncio.Task[None]] = set()
         try:
             while True:

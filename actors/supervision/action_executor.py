@@ -335,7 +335,7 @@ class ActionExecutor:
         incident = self._observer.incident(time.monotonic())
         damaged = holds_damage(incident, self._trainer.facts())
         if view.is_loaded and (view.is_running or view.is_allowed):
-            await self._trainer.pause(save=not damaged)
+            await self._trainer.pause(save=not damaged, within_s=self._config.health.trainer_silence_s)
         if damaged and incident is not None and (first := first_damaged(incident)) is not None:
             await asyncio.to_thread(self._observer.catalog.forget_after, first - 1)
 

@@ -270,12 +270,13 @@ class TrainerHandle:
         self._fault.resumed()
         self._await_run()
 
-    async def pause(self, *, save: bool) -> None:
+    async def pause(self, *, save: bool, within_s: float | None = None) -> None:
         """Returns when the loop has stopped: a step, and the save of a model of any size, may take their time.
 
-        Raises TrainerError where its process ends or hangs before. Any other deadline is the caller's.
+        Raises TrainerError where its process ends or hangs before, ActorAway where it doesn't take the order
+        `within_s`. Any other deadline is the caller's.
         """
-        await self.call("pause", save)
+        await self.call("pause", save, within_s=within_s)
         await self.probe.refresh()
         while self.view.is_running or self.view.is_allowed:
             verdict = self._verdict()

@@ -227,8 +227,10 @@ class Training:
         lost = self._model.lost
         if self._busy and not lost:
             return TrainerView(pid=os.getpid(), busy=self._busy, is_started=True)
-        loop = self._loop
+        loop, publisher = self._loop, self.servers.publisher
         with nullcontext() if lost else loop.view_lock:  # whoever waits for a lost rank may hold it for good
+            loading = publisher.loading()  # before the servers and after them, as it goes on meanwhile
+            servers = self.servers.pool.servers()
             return TrainerView(
                 pid=os.getpid(),
                 is_started=True,
@@ -239,7 +241,7 @@ class Training:
                 is_at_gate=self._gate.is_waiting,
                 phase=loop.phase.name,
                 progress=loop.phase.entered + self.servers.progress,
-                lineage=self.servers.publisher.lineage,
+                lineage=publisher.lineage,
                 policy_version=loop.policy_version,
                 next_step=loop.next_step,
                 total_steps=loop.total_steps,
@@ -249,10 +251,10 @@ class Training:
                 refusal=loop.refusal or self.servers.refusal,
                 is_saving=self._checkpointer.is_saving,
                 rejections=loop.rejections.since_step,
-                weights=self.servers.publisher.newest,
-                servers=self.servers.pool.servers(),
+                weights=publisher.newest,
+                servers=servers,
                 in_flight=self.servers.pool.in_flight(),
-                loading=self.servers.publisher.loading(),
+                loading=tuple({*loading, *publisher.loading()}),
                 slow=self.servers.pool.throughput.slow(self._config.health),
                 evals=tuple(loop.evals),
             )

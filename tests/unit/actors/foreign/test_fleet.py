@@ -188,8 +188,10 @@ async def test_servers_that_are_killed_and_stopped_cost_no_error_and_no_weights(
             asked = asyncio.create_task(run.scores())
             await asyncio.sleep(0.1)
             os.kill(run.ready()[0].pid, signal_)
+            await run.until(lambda: run.fleet.waits_for() == "a server")
             assert len(await asked) == 30, "nobody sees that it was cut"
             assert same(await run.scores(), second), "its replacement has the weights that the trainer has removed"
+            assert run.fleet.waits_for() == ""
             await run.until(lambda number=number: len(run.events("incident.ended")) == number + 1)
         folder = other_weights(tmp_path / "update")
         (folder / "model.safetensors").write_bytes((MODEL / "model.safetensors").read_bytes())

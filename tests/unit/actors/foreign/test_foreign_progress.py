@@ -18,7 +18,8 @@ class Game:
     def __init__(self):
         self.now, self.state, self.cpu_s, self.changed = 0.0, "S", 0.0, 0.0
         tree = SimpleNamespace(look=lambda: TreeLook(state=self.state, cpu_s=self.cpu_s))
-        self.watch = ProgressWatch(SETTINGS, tree, self._checkpoints, lambda: self.now)
+        self.waits_for = ""
+        self.watch = ProgressWatch(SETTINGS, tree, self._checkpoints, lambda: self.now, lambda: self.waits_for)
 
     def _checkpoints(self):
         return [SimpleNamespace(step=1, is_whole=None, changed_at=self.changed)]
@@ -41,6 +42,17 @@ def test_an_idle_tree_without_a_step_is_hung_after_its_own_measure():
     assert game.looks(55, steps=1).health is not Health.DEAD
     verdict = game.looks(10, steps=1)
     assert (verdict.health, verdict.cause) == (Health.DEAD, Cause.TRAINER_HANG)
+
+
+def test_who_waits_for_the_launchers_own_servers_is_not_hung_and_has_its_whole_time_after_it():
+    game = Game()
+    game.looks(5, steps=1)
+    game.waits_for = "a server"
+    verdict = game.looks(600, steps=1)
+    assert verdict.health is not Health.DEAD
+    game.waits_for = ""
+    assert game.looks(55, steps=1).health is not Health.DEAD
+    assert game.looks(10, steps=1).health is Health.DEAD
 
 
 def test_slow_steps_have_a_longer_measure():

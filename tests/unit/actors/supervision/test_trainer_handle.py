@@ -15,6 +15,7 @@ from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
 from tests.support.fake_actors import FakeActor, never
+from tests.support.machine import scaled
 
 EMPTY = TrainerView(pid=1)
 NO_LOG = Path("no such log")
@@ -44,6 +45,22 @@ def no_waiting(monkeypatch):
     for name in ("ANSWER_S", "LOOK_S", "SOON_S", "RESTART_S"):
         monkeypatch.setattr(trainer_handle, name, 0.02)
     monkeypatch.setattr(trainer_handle.ray, "kill", lambda actor, no_restart: None)
+
+
+async def test_the_last_order_has_its_own_time_for_an_answer():
+    """A busy machine must not cost the save of the end."""
+
+    async def late(save):
+        await asyncio.sleep(0.2)
+        world.view = dataclasses.replace(LOADED, is_running=False)
+
+    world = World(dataclasses.replace(LOADED, is_running=True), pause=late)
+    async with world.link() as link:
+        await link.probe.refresh()
+        with pytest.raises(ActorAway):
+            await link.pause(save=True)
+        await link.pause(save=True, within_s=scaled(30))
+        assert not link.view.is_running
 
 
 async def test_one_that_was_allowed_to_step_though_nobody_heard_it_is_told_to():
