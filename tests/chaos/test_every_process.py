@@ -15,7 +15,9 @@ import pytest
 
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
-from tests.programs.supervised_run import SupervisedRun
+from launcher.reporting.ledger_audit import audit
+from launcher.run_files.journal import read_lines
+from tests.programs.supervised_run import PROMPTS, SupervisedRun
 from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(3600)
@@ -31,6 +33,7 @@ def test_whichever_process_dies_the_run_goes_on_or_ends_and_leaves_nobody(tmp_pa
     wanted = kills(5)
     while len(victims) < wanted:
         with SupervisedRun(tmp_path, steps=STEPS, servers=1) as run:
+            ended_before = len(endings(run))
             run.wait_steps(run.steps_done() + 2)
             while len(victims) < wanted:
                 role, process = choose(run.family(), victims, draw)
@@ -43,13 +46,29 @@ def test_whichever_process_dies_the_run_goes_on_or_ends_and_leaves_nobody(tmp_pa
                 role = "nobody"
             run.process.wait(goes_on_s())
             run.wait_gone(LEAVES_S)
-            check_end(run, role)
+            check_end(run, role, endings(run)[ended_before:])
+        check_ledger(run, role)
+
+
+def endings(run):
+    """Of all attempts, the newest last."""
+    names = {f"run.{status.lower()}": status for status in TerminalStatus}
+    found = [event for event in read_lines(run.paths.events) if event["event"] in names]
+    return [(names[event["event"]], event["exit_code"]) for event in found]
+
+
+def check_ledger(run, role):
+    """A trainer that dies with its run may leave its last step without metrics, which the next resume writes."""
+    if role == "nobody":
         run.check_ledger(is_whole=False)
+        return
+    ledger = run.ledger()
+    found = audit(ledger, list(read_lines(run.paths.metrics)), prompts=PROMPTS)
+    assert set(found.problems) <= {f"steps without metrics: [{ledger[-1]['global_step']}]"}, f"without {role}"
 
 
-def check_end(run, role):
+def check_end(run, role, ended):
     """The run has one terminal status at most, and its exit code; only a driver that was killed leaves neither."""
-    ended = [(status, event["exit_code"]) for status in TerminalStatus for event in run.events(f"run.{status.lower()}")]
     if role == "driver":
         assert run.process.returncode == -signal.SIGKILL
         assert len(ended) <= 1, ended

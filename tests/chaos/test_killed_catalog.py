@@ -19,6 +19,7 @@ from scripts.checkpoints import areal_setup
 from scripts.checkpoints.choosing import read_catalog
 from tests.programs.killed_catalog import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
+from tests.support.machine import scaled
 
 MOST_LEFT = KEPT_UNDOS + 6
 """Beside checkpoints: default/, recover_checkpoint/, what may be taken back, and what the last kill left staged."""
@@ -42,9 +43,11 @@ def ours(tmp_path):
 def test_save_retention_and_setup(ours, kills):
     root, forks = ours
     paths, source, met = trial_paths(root), random.Random(1), Counter()
-    newest = FIRST - 1
-    for _ in range(kills(6)):
-        forks.live(source.uniform(0.0, 0.4))
+    newest, wanted = FIRST - 1, kills(6)
+    for lived in range(20 * wanted):  # more than wanted where those saved fewer than two
+        if lived >= wanted and newest > FIRST:
+            break
+        forks.live(scaled(source.uniform(0.0, 0.4)))
         leftovers = [path.name for path in (*paths.checkpoints.iterdir(), *paths.default_checkpoints.iterdir())]
         met.update(name.split("-")[0] for name in leftovers if name.startswith("."))
         assert len(leftovers) <= MOST_LEFT + len(CheckpointStore(paths.default_checkpoints).list()), "nothing piles up"

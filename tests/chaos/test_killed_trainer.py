@@ -18,8 +18,9 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from tests.programs.killed_trainer import MOMENTS, Trainers
 
 FEW = 12
-BESIDE = {"rollout", "backward", "checkpoint copied"}
-"""What may come before the rename of the step before it, which is written meanwhile: these rollouts take no time."""
+BESIDE = {"rollout", "backward", "checkpoint copied", "checkpoint written", "checkpoint renamed", "checkpoints pruned"}
+"""What goes on while the state of the last step is written, and may come before its rename: these rollouts take no
+time."""
 FINISHED = 0
 
 
@@ -83,6 +84,19 @@ def check_nothing_lost(trainers, root, whole):
     assert not InMemoryCheckpoints(trainers.paths(root)).root.exists(), "a run that is over leaves nothing in memory"
 
 
+def is_ahead(trainers, root):
+    """Whether the last step that was published has no state, and is taken again."""
+    paths = trainers.paths(root)
+    checkpoints = CheckpointStore(paths.default_checkpoints).list()
+    states = [*checkpoints, *InMemoryCheckpoints(paths).current(checkpoints)]
+    published = trainers.lines(root, "published.jsonl")[-1]["version"]
+    return published - 1 > max((state.global_step for state in states), default=-1)
+
+
+def may_be_ahead(moment, when):
+    return moment in BESIDE or (moment.startswith("state") and (moment, when) != ("state renamed", "after"))
+
+
 def check_taken_steps(trainers, root, kills):
     """How many steps an optimizer had taken, and a later life took again: of each life at most the one in flight."""
     published = [line["version"] for line in trainers.lines(root, "published.jsonl")]
@@ -102,16 +116,18 @@ def test_killed_at_random_moments(trainers, whole, root, n_kills):
 
 
 def test_killed_before_and_after_all_that_a_step_does(trainers, whole, root):
-    draw = random.Random(12)
+    draw, n_ahead = random.Random(12), 0
     for moment in MOMENTS:
         for when in ("before", "after"):
             is_rare = moment.startswith("checkpoint")
             nth = 1 if is_rare else draw.randint(2, 5)
             killed(trainers, root, moment=moment, nth=nth, when=when)
+            if is_ahead(trainers, root):
+                assert may_be_ahead(moment, when), f"killed {when} {moment}"
+                n_ahead += 1
     assert trainers.live(root)["exit_code"] == FINISHED
     check_nothing_lost(trainers, root, whole)
-    in_flight = check_taken_steps(trainers, root, 2 * len(MOMENTS))
-    assert in_flight <= 6 + 2 * len(BESIDE), "only where it died between optimizer and rename"
+    check_taken_steps(trainers, root, n_ahead)
 
 
 def test_without_the_state_in_memory_a_kill_takes_steps_back(trainers, root):

@@ -74,7 +74,8 @@ def test_the_same_command_resumes_and_a_collapse_of_rewards_goes_back_to_before_
     with start(done + AT_LAST) as run:
         restores = len(run.events("trainer.restored"))
         run.wait_until(lambda: len(run.events("trainer.restored")) > restores, "it resumes")
-        assert run.events("trainer.restored")[-1]["global_step"] == done - 1, "no step is lost"
+        resumed = run.events("trainer.restored")[-1]["global_step"]
+        assert resumed in (done - 1, done), "no step is lost; the state of one may be there before its line"
         run.wait_steps(done + 20)
         run.break_reward("zero_unless_known")
         false_from = run.steps_done()

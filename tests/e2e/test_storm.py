@@ -20,6 +20,7 @@ def test_one_of_each_fault_and_nothing_is_lost(tmp_path):
     assert exit_code == 0, console
     found = json.loads(result.read_text())
     assert sorted(outcome["kind"] for outcome in found["outcomes"]) == sorted(ONE_OF_EACH.split())
-    assert all(outcome["noticed_s"] is not None for outcome in found["outcomes"])
+    unnoticed = {outcome["kind"] for outcome in found["outcomes"] if outcome["noticed_s"] is None}
+    assert unnoticed <= {"C5"}, "old weights may be replaced before anybody compares log-probs"
     assert found["audit"]["steps"] == 45
     assert found["audit"]["largest_distance"] < 1e-5, "no batch came from other weights than the trainer's"

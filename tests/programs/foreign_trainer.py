@@ -3,7 +3,7 @@
 What it learns is a number that depends on every step, so that a step left out or taken twice shows in the end. Faults
 are files in its working folder, each taken once: `break-<step>` damages the weights at that step, so that rewards are
 0 until an earlier checkpoint is loaded; `environment` makes rewards 0 as long as it is there; `nan-<step>` makes two
-steps' figures NaN; `exit-<step>` ends it with exit code 1.
+steps' figures NaN; `exit-<step>` ends it with exit code 1. Before that step it waits while `hold-<step>` is there.
 """
 
 import argparse
@@ -39,6 +39,8 @@ def main() -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
     while state["step"] < given.steps:
         step = state["step"] = state["step"] + 1
+        while Path(f"hold-{step}").exists():
+            time.sleep(0.01)
         time.sleep(given.step_s)
         state["weight"] = (state["weight"] * 31 + step) % 1_000_003
         state["is_broken"] = state["is_broken"] or take(Path(f"break-{step}"))
@@ -60,7 +62,9 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "part").write_bytes(b"\0" * 4096)
             time.sleep(given.step_s)
-            (folder / "state.json").write_text(json.dumps(state))
+            whole = folder / "state.json.whole"
+            whole.write_text(json.dumps(state))
+            whole.rename(folder / "state.json")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ def main() -> None:
         if step % 5 == 0:
             folder = Path("out") / f"step-{step}"
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "state.json").write_text(json.dumps(state))
+            whole = folder / "state.json.whole"
+            whole.write_text(json.dumps(state))
+            whole.rename(folder / "state.json")
         with given.metrics.open("a") as file:
             print(json.dumps({"step": step, "reward": 0.5, "time": time.time()}), file=file)
     dist.destroy_process_group()

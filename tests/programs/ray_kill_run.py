@@ -5,15 +5,23 @@ object: whether the process ended, and what Ray says of it.
 """
 
 import asyncio
+import functools
 import json
+import logging
 import os
 import sys
 import time
 
 import ray
 
+from actors.cluster.ray_cluster import start_patiently
 from actors.cluster.ray_oom_kills import killed_for_memory
 from actors.processes.exit_watch import process_ended
+
+LIVES = 5
+"""At most: of a death that Ray notes late nothing is said, which a busy machine may bring about."""
+
+log = logging.getLogger("ray kills")
 
 
 @ray.remote(max_restarts=-1, max_task_retries=0)
@@ -39,14 +47,18 @@ async def end_of(pid: int) -> tuple[bool, str]:
 
 async def main() -> None:
     actor = Trainer.remote()
-    ended = False
-    while not ended:  # one that is gone before it could be waited for is no witness
+    ended, said, silent = False, "", 0
+    while not (ended and said) and silent < LIVES:  # one that is gone before it could be waited for is no witness
         waiting = asyncio.create_task(end_of(pid_of(actor)))
         actor.run.remote()
         ended, said = await waiting
+        silent += ended and not said
     print(json.dumps({"ended": ended, "said": said}), flush=True)
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20, _temp_dir=sys.argv[1])
+    start = functools.partial(
+        ray.init, num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20, _temp_dir=sys.argv[1]
+    )
+    start_patiently(start, log.warning)
     asyncio.run(main())

@@ -133,7 +133,7 @@ class SupervisedRun:
         self.process.kill()
         self.process.wait()
         for process in family:
-            if process.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended since
                 process.kill()
 
     def family(self) -> list[psutil.Process]:

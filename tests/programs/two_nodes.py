@@ -5,6 +5,7 @@ of each: where Ray put what, which GPUs an actor was given, or what was said.
 """
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors.cluster.placement_group import RunPlacement
-from actors.cluster.ray_cluster import RAY_ENVIRONMENT
+from actors.cluster.ray_cluster import RAY_ENVIRONMENT, start_patiently
 from actors.cluster.server_gpus import ServerGpus
 from launcher.base.errors import LauncherError
 from launcher.base.gpu_names import GpuName
@@ -26,6 +27,8 @@ from tests.support.machine import scaled, wait_until
 
 GPUS, CPUS = 8, 192
 WHOLE = ("sglang.gpu_fraction=1", "actor.gpu_fraction=1")
+
+log = logging.getLogger("two nodes")
 
 
 @ray.remote(max_restarts=1, max_task_retries=5)
@@ -52,16 +55,16 @@ def moved():
     """A server whose GPU is set aside, on a node of which all others but two are taken: what it gets each time, as each
     is set aside too, and what Ray has free then and when its actor has ended."""
     actor = Moves.options(num_gpus=1, num_cpus=0).remote()
-    got = [ray.get(actor.choose.remote([]), timeout=120)]
+    got = [ray.get(actor.choose.remote([]), timeout=scaled(120))]
     taken = [Who.options(num_gpus=1, num_cpus=0, scheduling_strategy="SPREAD").remote() for _ in range(2 * GPUS - 1)]
-    at = ray.get([one.is_at.remote() for one in taken], timeout=120)
+    at = ray.get([one.is_at.remote() for one in taken], timeout=scaled(120))
     busiest = max({one["node"] for one in at}, key=[one["node"] for one in at].count)
     for one in [one for one, where in zip(taken, at, strict=True) if where["node"] != busiest][:2]:
         ray.kill(one)
     wait_until(lambda: ray.available_resources().get("GPU") == 2)
     for _ in range(3):
         avoid = [number for numbers in got for number in numbers]
-        got.append(ray.get(actor.choose.remote(avoid), timeout=120))
+        got.append(ray.get(actor.choose.remote(avoid), timeout=scaled(120)))
     held = ray.available_resources().get("GPU", 0)
     for one in (actor, *taken):
         ray.kill(one)
@@ -85,7 +88,7 @@ def placed(*overrides, ask=(), within_s=None):
         actors = {name: Who.options(**booked.options(name)).remote() for name in ask}
         return {
             "nodes": booked.nodes(),
-            "at": {name: ray.get(actor.is_at.remote(), timeout=120) for name, actor in actors.items()},
+            "at": {name: ray.get(actor.is_at.remote(), timeout=scaled(120)) for name, actor in actors.items()},
             "shares_gpu": booked.shares_gpu,
             "ranks": [options.get("name", "nameless") for options in booked.further_ranks()],
             "seats": [seat.name for seat in booked.further_placements(0)],
@@ -103,11 +106,11 @@ def killed():
     """An actor that is killed: where it was, and where Ray brings it back."""
     booked = RunPlacement.book(run())
     actor = Who.options(**booked.options("server-3")).remote()
-    before = ray.get(actor.is_at.remote(), timeout=120)
-    pid = ray.get(actor.pid.remote(), timeout=120)
+    before = ray.get(actor.is_at.remote(), timeout=scaled(120))
+    pid = ray.get(actor.pid.remote(), timeout=scaled(120))
     os.kill(pid, 9)
-    wait_until(lambda: ray.get(actor.pid.remote(), timeout=120) != pid)
-    after = ray.get(actor.is_at.remote(), timeout=120)
+    wait_until(lambda: ray.get(actor.pid.remote(), timeout=scaled(120)) != pid)
+    after = ray.get(actor.is_at.remote(), timeout=scaled(120))
     ray.kill(actor)
     give_back(booked)
     return {"before": before, "after": after}
@@ -121,16 +124,25 @@ def held_by_another():
     return said
 
 
+def connect():
+    node = {"num_cpus": CPUS, "num_gpus": GPUS}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    except BaseException:
+        cluster.shutdown()
+        raise
+    return cluster
+
+
 def main() -> None:
     folder = tempfile.mkdtemp(prefix="ray-")
     token = str(make_ray_token(Path(sys.argv[1])))
     # Cluster notes its address in $RAY_TMPDIR/ray, whatever its temp_dir, and expects that folder: on a machine that
     # has never run Ray nobody else makes it.
     os.environ.update(RAY_ENVIRONMENT, RAY_AUTH_TOKEN_PATH=token, RAY_TMPDIR=folder)
-    node = {"num_cpus": CPUS, "num_gpus": GPUS}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    cluster.add_node(**node)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    cluster = start_patiently(connect, log.warning)
     wait_until(lambda: ray.cluster_resources().get("GPU") == 2 * GPUS)
     small = ("sglang.n_servers=2", "actor.dp_size=2", "sglang.gpu_fraction=0.5", "actor.gpu_fraction=0.5")
     print(

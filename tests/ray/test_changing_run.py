@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    sooner = f"health.supervisor_silence_s={scaled(15.0):.0f}"  # than the default: nobody is interested in the wait
-    with SupervisedRun(tmp_path_factory.mktemp("run"), steps=2000, servers=1, settings=[sooner]) as run:
+    silence = f"health.supervisor_silence_s={max(scaled(15.0), 30.0):.0f}"  # the load may rise after this
+    with SupervisedRun(tmp_path_factory.mktemp("run"), steps=2000, servers=1, settings=[silence]) as run:
         run.wait_steps(2)
         yield run
 

@@ -20,6 +20,15 @@ def run(tmp_path_factory):
         yield run
 
 
+OTHER = {"server-0": "server-1", "server-1": "server-0"}
+
+
+def with_traffic(run):
+    """The server that was given traffic last, and its process."""
+    given = [e for e in read_lines(run.paths.events) if e["event"] in ("server.ready", "server.promoted")]
+    return given[-1]["subject"], given[-1]["pid"]
+
+
 def pid_of(run, name, event):
     return run.events(event, name)[-1]["pid"]
 
@@ -39,6 +48,7 @@ def test_the_standby_is_started_after_the_servers_and_takes_no_traffic(run):
 
 
 def test_the_standby_takes_the_place_of_a_killed_server_and_that_one_stands_by_next(run):
+    run.wait_steps(run.steps_done() + 1)  # no publishing is under way, for which the standby is not waited for
     run.kill(pid_of(run, "server-0", "server.ready"))
     run.wait_until(lambda: run.events("server.promoted", "server-1"), "it was promoted")
     run.wait_steps(run.steps_done() + 3)
@@ -48,7 +58,8 @@ def test_the_standby_takes_the_place_of_a_killed_server_and_that_one_stands_by_n
     assert (promoted["replaces"], promoted["incident"]) == ("server-0", 1)
     assert promoted["recovered_after_s"] < pid_parked_after(run, "server-0", promoted)
     assert ended["reason"].startswith("server-1, which stood by, has its place")
-    assert [e["rung"] for e in run.events("repair.begun", "server-0") if e["cause"] == "server_crash"] == ["standby"]
+    rungs = [e["rung"] for e in run.events("repair.begun", "server-0") if e["cause"] == "server_crash"]
+    assert rungs in (["standby"], ["server"]), "the latter where the standby was still loading the newest weights"
     assert len(run.trainer_pids()) == 1
 
 
@@ -64,21 +75,35 @@ def test_a_standby_that_is_killed_is_replaced_without_an_incident(run):
 
 
 def test_a_standby_that_hangs_is_not_promoted(run):
-    """It stops in the same moment in which the server dies: nobody can have seen it yet."""
-    hung = pid_of(run, "server-0", "server.parked")
+    """It stops in the same moment in which the server dies: nobody can have seen it yet.
+
+    Both start anew. Whichever is ready first has the traffic from then on, and the other one stands by.
+    """
+    hung, killed = pid_of(run, "server-0", "server.parked"), pid_of(run, "server-1", "server.promoted")
     os.kill(hung, signal.SIGSTOP)
-    run.kill(pid_of(run, "server-1", "server.promoted"))
+    run.kill(killed)
     steps = run.steps_done()
-    run.wait_until(lambda: run.events("server.ready", "server-1"), "the killed one is back by its own restart")
+    run.wait_until(
+        lambda: run.events("server.ready", "server-1") or run.events("server.promoted", "server-0"), "one serves again"
+    )
     run.wait_steps(steps + 3)
-    assert run.events("server.promoted", "server-0") == []
+    assert hung not in [event["pid"] for event in run.events("server.promoted")]
+
+    def another_stands_by():
+        return pid_of(run, OTHER[with_traffic(run)[0]], "server.parked") not in (hung, killed)
+
+    run.wait_until(another_stands_by, "the other one is parked")
 
 
 def test_a_coordinator_that_is_killed_with_the_server_is_followed_by_one_that_promotes(run):
-    run.wait_until(lambda: len(run.events("server.parked", "server-0")) >= 3, "the hung one was replaced")
-    run.kill(run.coordinator_pids()[-1], pid_of(run, "server-1", "server.ready"))
+    run.wait_steps(run.steps_done() + 1)
+    serving, pid = with_traffic(run)
+    before = len(run.events("server.promoted", OTHER[serving]))
+    run.kill(run.coordinator_pids()[-1], pid)
     steps = run.steps_done()
-    run.wait_until(lambda: run.events("server.promoted", "server-0"), "promoted by the successor")
+    run.wait_until(
+        lambda: len(run.events("server.promoted", OTHER[serving])) > before, "the other is promoted by the successor"
+    )
     run.wait_steps(steps + 3)
 
 

@@ -14,6 +14,9 @@ from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(900)
 
+KILLS = 5
+"""At most, until two were followed by a takeover: one that does not answer in time is left for a cold start."""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -51,11 +54,15 @@ def kill_the_trainer(run):
 
 
 def test_the_parked_one_takes_over_twice_and_the_first_process_is_parked_again(run):
-    for _ in range(2):
+    takeovers, kills = 0, 0
+    while takeovers < 2:
+        assert kills < KILLS, run.tail()
         waiting = parked(run)
         assert find_run(run.paths).standby_trainer.pid == waiting
         took_over, before = kill_the_trainer(run)
-        assert took_over and run.trainer_pids()[-1] == waiting != before
+        kills, takeovers = kills + 1, takeovers + took_over
+        assert run.trainer_pids()[-1] != before
+        assert (run.trainer_pids()[-1] == waiting) == took_over, "else it starts cold"
     assert [event["actor"] for event in run.events("trainer.took_over")] == ["trainer-standby", "trainer"]
 
 

@@ -33,6 +33,11 @@ def run(told, tmp_path_factory):
         yield run
 
 
+def record_of(run, number):
+    file = run.paths.incident(number) / "incident.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def test_a_crash_and_a_hang_are_told_once_each_though_the_coordinator_is_killed_meanwhile(run, told):
     first = run.server_pids()
     run.kill(first["server-1"])
@@ -53,7 +58,8 @@ def test_a_crash_and_a_hang_are_told_once_each_though_the_coordinator_is_killed_
     for died in run.events("server.died"):
         assert died["incident"] == 1
     for number, subject in ((1, "server-1"), (2, "server-0")):
-        incident = json.loads((run.paths.incident(number) / "incident.json").read_text())
+        run.wait_until(lambda n=number: record_of(run, n).get("is_mended") is not None, "its end is written down too")
+        incident = record_of(run, number)
         assert (incident["subject"], incident["is_mended"]) == (subject, True)
         assert any(action.startswith(f"{subject}: server.ready") for action in incident["actions"])
         assert {event["incident"] for event in run.events("server.restarting", subject)} == {number}

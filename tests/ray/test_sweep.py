@@ -1,5 +1,6 @@
 """A sweep of six real runs on stand-in servers, two of which find no memory; killed in its middle and started again."""
 
+import contextlib
 import csv
 import os
 import subprocess
@@ -40,7 +41,8 @@ class Sweep:
 
     def __exit__(self, *_):
         for process in self.family():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended since
+                process.kill()
 
     def start(self) -> subprocess.Popen:
         with self.console.open("ab") as console:

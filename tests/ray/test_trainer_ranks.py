@@ -17,6 +17,8 @@ from tests.programs.supervised_run import SupervisedRun
 STEPS = 9
 RANKS = 2
 PARKED = "recovery.standby_trainers=1"
+KILLS = 5
+"""At most, until two were followed by a takeover: ranks that do not answer in time are left for a cold start of all."""
 
 
 class Ranks:
@@ -65,6 +67,13 @@ class Ranks:
         return done
 
 
+def told_of(run: SupervisedRun, pid: int) -> str:
+    """Why this process, of rank 1, was lost."""
+    told = [event["reason"] for event in run.events("trainer.rank_lost")]
+    (found,) = [reason for reason in told if f"trainer rank 1 (process {pid} " in reason]
+    return found
+
+
 @pytest.mark.timeout(900)
 def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path):
     with SupervisedRun(tmp_path, steps=STEPS, servers=1, ranks=RANKS) as run:
@@ -87,11 +96,8 @@ def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path):
         run.check_ledger()
         steps = [line["global_step"] for line in run.ledger()]
         assert steps == list(range(STEPS)), "no step was taken back and none twice"
-        told = [event["reason"] for event in run.events("trainer.rank_lost")]
-        assert f"trainer rank 1 (process {first[1]}" in told[0]
-        assert " ended: " in told[0]
-        assert f"trainer rank 1 (process {third[1]}" in told[1]
-        assert "does not answer" in told[1]
+        assert " ended: " in told_of(run, first[1])
+        assert "does not answer" in told_of(run, third[1])
         assert [cause for cause, _, _ in run.incidents().values()] == [
             Cause.TRAINER_CRASH,  # while it started
             Cause.TRAINER_CRASH,
@@ -114,17 +120,25 @@ def test_parked_ranks_take_over_from_whichever_rank_is_lost_and_others_are_parke
         again = ranks.parked()
         assert again[0] == parked[0] and again[1] != parked[1], "the first of them stayed"
         assert ranks.lives() == [first] and run.events("trainer.rank_lost") == [], "the trainer is not touched"
-        for life, lost in enumerate((1, 0), start=1):
-            waiting = ranks.parked()
-            ranks.hit(ranks.wait_life(life)[lost], signal.SIGKILL, life=life)
-            assert ranks.wait_life(life + 1) == waiting, "no process was started for it"
-        took_over = [event["actor"] for event in run.events("trainer.took_over")]
-        assert took_over == ["trainer-standby", "trainer"]
+        life, to_lose = 1, [1, 0]
+        while to_lose:
+            assert life <= KILLS, run.tail()
+            waiting, takeovers = ranks.parked(), len(run.events("trainer.took_over"))
+            ranks.hit(ranks.wait_life(life)[to_lose[0]], signal.SIGKILL, life=life)
+            life += 1
+            now, took_over = ranks.wait_life(life), len(run.events("trainer.took_over")) > takeovers
+            assert (now[0] == waiting[0]) == took_over
+            if now == waiting:  # no process was started for it
+                to_lose.pop(0)
+            else:
+                assert not set(now[1:]) & set(waiting), "all start cold"
+        actors = [event["actor"] for event in run.events("trainer.took_over")]
+        assert len(actors) >= 2 and actors == (["trainer-standby", "trainer"] * KILLS)[: len(actors)]
         run.stop()
         run.wait_gone()
         run.check_ledger()
         assert [line["global_step"] for line in run.ledger()] == list(range(run.steps)), "no step was taken twice"
-        assert [cause for cause, _, _ in run.incidents().values()] == [Cause.TRAINER_CRASH] * 2
+        assert [cause for cause, _, _ in run.incidents().values()] == [Cause.TRAINER_CRASH] * (life - 1)
 
 
 @pytest.mark.usefixtures("cluster")

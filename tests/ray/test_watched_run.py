@@ -17,6 +17,9 @@ from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
 
+STEPS = 40
+"""More than it takes until the page has paused it."""
+
 
 class Page:
     def __init__(self, run, port):
@@ -37,7 +40,7 @@ class Page:
 
 def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):
     port = free_port()
-    with SupervisedRun(tmp_path, steps=12, servers=1, settings=[f"watch.port={port}"]) as run:
+    with SupervisedRun(tmp_path, steps=STEPS, servers=1, settings=[f"watch.port={port}"]) as run:
         run.wait_steps(3)
         page = Page(run, port)
         run.wait_until(
@@ -60,4 +63,4 @@ def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):
         assert read_watch_token(run.paths.keys) not in printed
         assert "the watch page has ended, with code -9; the run continues" in printed
         run.check_ledger()
-        assert [line["global_step"] for line in run.ledger()] == list(range(12))
+        assert [line["global_step"] for line in run.ledger()] == list(range(STEPS))

@@ -30,9 +30,9 @@ def test_a_signal_a_walltime_and_a_notice_each_save_and_the_same_command_finishe
         run.process.send_signal(signal.SIGUSR1)
         assert ends_with_75(run).startswith("the time that SIGUSR1 leaves ends in ")
         first = run.steps_done()
-    walltime = int(1.5 * needed_s) + 40
+    walltime = int(2.5 * needed_s) + 40
     with SupervisedRun(
-        tmp_path, steps=9000, servers=1, settings=[f"run.walltime='{walltime}'", "run.margin_s=10"]
+        tmp_path, steps=9000, servers=1, settings=[f"run.walltime='{walltime}'", "run.margin_s=2"]
     ) as run:
         assert ends_with_75(run).startswith(f"run.walltime={walltime} ends in ")
         second = run.steps_done()

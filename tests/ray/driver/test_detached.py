@@ -38,6 +38,12 @@ def said(asked: subprocess.Popen, code: int = 0) -> str:
     return out
 
 
+def has_stopped(run) -> bool:
+    status = read_now(run.paths).status
+    is_idle = status is not None and status.phase == "idle" and status.next_step == run.steps_done()
+    return bool(is_idle and run.events("trainer.paused"))
+
+
 def test_the_command_may_go_an_operators_pause_holds_and_stop_ends_it(tmp_path):
     runs = tmp_path / "run"
     runs.mkdir()
@@ -52,6 +58,7 @@ def test_the_command_may_go_an_operators_pause_holds_and_stop_ends_it(tmp_path):
             until(lambda: run.steps_done() > steps, run)
 
             assert "is PAUSED" in said(control(run, "pause", "--reason", "lunch"))
+            until(lambda: has_stopped(run), run)  # a step that was under way is finished
             steps, coordinators = run.steps_done(), run.coordinator_pids()
             run.kill(coordinators[-1])
             until(lambda: len(run.coordinator_pids()) > len(coordinators), run)

@@ -103,13 +103,14 @@ def test_nobody_outlives_a_killed_driver_and_the_same_command_resumes(tmp_path):
 
 
 def test_rewards_that_are_mended_while_it_waits_cost_no_step_and_no_checkpoint(tmp_path):
-    settings = ("reward_health.mend_wait_s=1", "restart.restore=1")
+    settings = ("reward_health.mend_wait_s=3", "restart.restore=1")
     run = begin(tmp_path, steps=120, words="--every 1", settings=settings)
     with run:
         run.wait_steps(45)
         (tmp_path / "environment").touch()
         run.wait_until(lambda: len(run.events("rewards.awaited")) == 3, "two more tries were contradicted")
-        assert run.trainer_pid() is None and run_control.state_of(run.paths)[0] == "PAUSED"
+        run.wait_until(lambda: run_control.state_of(run.paths)[0] == "PAUSED", "it waits")
+        assert run.trainer_pid() is None
         assert check_health.main([str(run.paths.logs)]) == 1
         (tmp_path / "environment").unlink()
         assert run.wait_end() == 0, run.said()
@@ -119,7 +120,7 @@ def test_rewards_that_are_mended_while_it_waits_cost_no_step_and_no_checkpoint(t
     (onset_step,) = {event["onset_step"] for event in run.events("health.outside_weights")}
     resumed = [event["global_step"] for event in run.events("trainer.restored")]
     assert resumed[1:] == [onset_step - 1] * 3, "the newest that was sound"
-    assert [event["seconds"] for event in run.events("rewards.awaited")] == [1.0, 2.0, 4.0]
+    assert [event["seconds"] for event in run.events("rewards.awaited")] == [3.0, 6.0, 12.0]
     assert len(run.events("repair.begun")) == 1, "no budget is spent by waiting"
     assert_sound(run, 120)
 

@@ -55,7 +55,8 @@ class ForeignRun:
             except subprocess.TimeoutExpired:
                 self.driver.kill()
         for process in self.tree():
-            os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # ended since
+                os.kill(process, signal.SIGKILL)
 
     def said(self) -> str:
         return (self.folder / "said.txt").read_text()

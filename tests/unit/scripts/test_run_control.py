@@ -347,6 +347,7 @@ def test_what_a_run_is_at_survives_its_file(paths):
     server = dataclasses.replace(SERVER, gpus=(GpuName(host="one", number="3", uuid="GPU-3"),))
     file.heard(Snapshot(status=STATUS, servers=(server,), reports=(), evals=()))
     file.write_if_due()
+    file._writer.join()
     found = read_now(paths)
     assert (found.attempt, found.status, found.servers) == (3, STATUS, (server,))
     paths.now.write_text("{")

@@ -164,11 +164,12 @@ def test_an_episode_without_a_reward_is_no_zero_and_ends_the_run_by_name(server,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "said"),
-    [("sleeps", r"took longer than rollout.episode_timeout=0.2 s"), ("hangs", "kept its process from all else")],
+    [("sleeps", "took longer than rollout.episode_timeout={:g} s"), ("hangs", "kept its process from all else")],
 )
 def test_an_episode_that_never_ends_costs_its_time_limit(server, agent, said):
-    with pytest.raises(RewardError, match=said):
-        play(server, agent, n_samples=1, episode_timeout=0.2, prompt_attempts=1)
+    limit_s = round(scaled(1.0), 1)
+    with pytest.raises(RewardError, match=said.format(limit_s)):
+        play(server, agent, n_samples=1, episode_timeout=limit_s, prompt_attempts=1)
 
 
 @pytest.mark.slow
@@ -179,16 +180,17 @@ def test_an_episode_that_was_overdue_is_run_anew_and_costs_no_group(server, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("agent", "said"),
+    ("agent", "seconds", "said"),
     [
-        ("ends_its_process", r"p0.* the process of the episodes ended: exit code 9"),
-        ("blocks", r"p0.* kept its process from all else"),
-        ("blocks_in_a_task", r"took longer than rollout.episode_timeout=2 s"),
+        ("ends_its_process", 60.0, "p0.* the process of the episodes ended: exit code 9"),
+        ("blocks", 2.0, "p0.* kept its process from all else"),
+        ("blocks_in_a_task", 2.0, "took longer than rollout.episode_timeout={:g} s"),
     ],
 )
-def test_who_ends_or_blocks_the_process_fails_and_nobody_beside_it(server, agent, said):
-    with pytest.raises(RewardError, match=said):
-        play(server, agent, n=4, episode_timeout=2.0, prompt_attempts=2)
+def test_who_ends_or_blocks_the_process_fails_and_nobody_beside_it(server, agent, seconds, said):
+    limit_s = round(scaled(seconds), 1)
+    with pytest.raises(RewardError, match=said.format(limit_s)):
+        play(server, agent, n=4, episode_timeout=limit_s, prompt_attempts=2)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.foreign import foreign_process
 from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.processes.process_tree import bearing, command_line, stat_fields
@@ -20,6 +21,7 @@ from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
+from tests.support.machine import scaled
 from tests.unit.launcher.adapters.test_areal_adapter import YAML
 
 STAND_IN = Path(__file__).parents[3] / "programs" / "areal_stand_in.py"
@@ -86,7 +88,8 @@ async def disturbed(config, paths):
 
 
 @pytest.mark.slow
-def test_a_lost_trainer_and_a_lost_server_cost_no_step_and_leave_no_orphan(config, tmp_path):
+def test_a_lost_trainer_and_a_lost_server_cost_no_step_and_leave_no_orphan(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_process, "GONE_S", scaled(5))  # the command has its time to end with exit code 1
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
     outcome = asyncio.run(disturbed(config, paths))
     assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 39)
@@ -112,12 +115,21 @@ def test_a_last_step_whose_line_has_no_end_counts(tmp_path):
 def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path, monkeypatch):
     config = RunConfig(experiment_name="e", trial_name="t")
     config.trainer = ForeignTrainerConfig(
-        adapter="command", command="sleep 1.5", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
+        adapter="command",
+        command="sh -c 'sleep 1.5; until [ -e looked ]; do sleep 0.05; done'",
+        pattern=r"step (?P<step>\d+)",
+        cwd=str(tmp_path),
     )
-    looks = []
-    look = TreeWatch.look
-    monkeypatch.setattr(TreeWatch, "look", lambda self: looks.append(time.monotonic()) or look(self))
+    looks, look = [], TreeWatch.look
+
+    def looked(self):
+        looks.append(time.monotonic())
+        if len(looks) == 2:
+            (tmp_path / "looked").touch()
+        return look(self)
+
+    monkeypatch.setattr(TreeWatch, "look", looked)
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
-    outcome = asyncio.run(supervisor_of(config, paths).run())
+    outcome = asyncio.run(asyncio.wait_for(supervisor_of(config, paths).run(), scaled(60)))
     assert outcome.status is TerminalStatus.FINISHED
     assert 2 <= len(looks) <= 2 + (looks[-1] - looks[0]) / config.health.look_interval_s

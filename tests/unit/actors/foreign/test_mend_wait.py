@@ -29,6 +29,8 @@ from tests.support.foreign.foreign_run import PROGRAM
 from tests.support.machine import scaled
 
 STEPS = 60
+HELD = "hold-26"
+"""The trainer waits before that step until its rewards are broken."""
 CHECK = "import os, sys\nos.path.exists('environment') and sys.exit('4 is not 4')"
 """The known answer is scored wrongly while the rewards are broken."""
 
@@ -45,6 +47,7 @@ def paths(tmp_path):
 def config(tmp_path):
     shutil.copy(PROGRAM, tmp_path)
     (tmp_path / "check.py").write_text(CHECK)
+    (tmp_path / HELD).touch()
     made = RunConfig(experiment_name="e", trial_name="t")
     made.cluster.fileroot = str(tmp_path / "runs")
     made.restart.restore = 1
@@ -80,12 +83,18 @@ async def until(holds, running):
     return found
 
 
-async def waiting(config, paths, tmp_path):
-    """A run whose rewards broke at about step 25, until it waits."""
-    supervisor = supervisor_of(config, paths)
+async def broken(supervisor, tmp_path):
+    """The run of `supervisor`, whose rewards are broken from step 26 on."""
     running = asyncio.create_task(supervisor.run())
     await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
     (tmp_path / "environment").touch()
+    (tmp_path / HELD).unlink()
+    return running
+
+
+async def waiting(config, paths, tmp_path):
+    """A run whose rewards broke at step 26, until it waits."""
+    running = await broken(supervisor_of(config, paths), tmp_path)
     await until(lambda: events(paths, "rewards.awaited"), running)
     return running
 
@@ -252,11 +261,7 @@ def test_a_supervisor_that_is_killed_before_its_first_start_is_followed_by_one_t
         return await ForeignSupervisor(config, paths, journal, history, {}).run()
 
     async def given_up():
-        supervisor = supervisor_of(config, paths)
-        running = asyncio.create_task(supervisor.run())
-        await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
-        (tmp_path / "environment").touch()
-        return await running
+        return await (await broken(supervisor_of(config, paths), tmp_path))
 
     assert asyncio.run(given_up()).status is TerminalStatus.ERRORED
     (tmp_path / "environment").unlink()

@@ -21,7 +21,9 @@ from launcher.run_files.control_requests import ControlRequest, RequestEntry, as
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.foreign.foreign_run import PROGRAM
 from tests.unit.actors.foreign.test_mend_wait import (
+    HELD,
     assert_sound,
+    broken,
     causes,
     config,
     events,
@@ -34,7 +36,7 @@ from tests.unit.actors.foreign.test_mend_wait import (
 )
 
 __all__ = ["config", "paths"]
-SAVED = '            (folder / "state.json").write_text(json.dumps(state))\n'
+SAVED = '            whole.rename(folder / "state.json")\n'
 CRASH = (
     '        if given.resume and take(Path("crash")):\n            sys.exit("RuntimeError: as the test asked for")\n'
 )
@@ -47,7 +49,7 @@ def as_killed(paths):
 
 
 async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=None):
-    """A run whose rewards broke at about step 25, and whose supervisor is killed as it begins this method."""
+    """A run whose rewards broke at step 26, and whose supervisor is killed as it begins this method."""
     real = getattr(ForeignCheckpoints, method)
 
     async def is_killed(self, *arguments, **named):
@@ -57,10 +59,7 @@ async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=No
 
     monkeypatch.setattr(ForeignCheckpoints, method, is_killed)
     supervisor = supervisor_of(config, paths)
-    running = asyncio.create_task(supervisor.run())
-    await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
-    (tmp_path / "environment").touch()
-    await asyncio.wait([running])
+    await asyncio.wait([await broken(supervisor, tmp_path)])
     monkeypatch.setattr(ForeignCheckpoints, method, real)
     as_killed(paths)
     return supervisor
@@ -70,7 +69,9 @@ async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=No
 def test_what_a_restored_trainer_saved_before_it_crashed_is_not_resumed_from(config, paths, tmp_path):
     """Its step was trained on rewards at 0, and is older than the step at which they fell."""
     program = tmp_path / PROGRAM.name
-    program.write_text(program.read_text().replace(SAVED, SAVED + CRASH))
+    text = program.read_text()
+    assert SAVED in text
+    program.write_text(text.replace(SAVED, SAVED + CRASH))
     (tmp_path / "crash").touch()
     config.restart.restore = 3
     config.reward_health.noise_floor, config.reward_health.fall_threshold = 0.35, None  # several steps decide
@@ -155,6 +156,7 @@ def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_pat
         await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
         config.trainer.reward_check = "sleep 3600"
         (tmp_path / "environment").touch()
+        (tmp_path / HELD).unlink()
         await until(lambda: events(paths, "health.reward_collapse"), running)
         await until(lambda: any("sleep" in command_line(one) for one in bearing(mark_of(paths))), running)
         supervisor.abort("asked by a test")

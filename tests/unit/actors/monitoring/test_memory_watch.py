@@ -1,6 +1,5 @@
 """Memory that rises is told once, in time; files in the kernel's cache are no memory in use."""
 
-import asyncio
 import time
 from types import SimpleNamespace
 
@@ -78,8 +77,7 @@ async def test_memory_is_looked_at_once_an_interval(tmp_path):
     while now[0] < 35:
         now[0] += 1.0
         monitor.watch([], is_starting=now[0] == 21.0)
-        await asyncio.to_thread(lambda: None)  # the look is on a thread
-        await asyncio.sleep(0.01)
+        await monitor._memory_look._task
     await monitor.close()
     assert looks == [(1.0, False), (11.0, False), (21.0, True), (31.0, False)]
 

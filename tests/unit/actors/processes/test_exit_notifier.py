@@ -90,7 +90,7 @@ async def vital_child(world):
     async with asyncio.timeout(deadline_s()):
         while not (found := [p for p in descendants(world.process.pid) if name(p) == "vital::one"]):
             await asyncio.sleep(0.01)
-    await world.has_looked(world.process.guard_pid)
+    await world.is_watched(found[0])
     return found[0]
 
 

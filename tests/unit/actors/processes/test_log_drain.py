@@ -112,6 +112,7 @@ def test_a_log_that_can_not_even_be_opened_stops_nobody(tmp_path):
     drain = LogDrain(tmp_path / "later" / "log")
     assert printing(drain, PRINTS.format(lines=10)).wait(deadline_s()) == 0
     drain.settle(0.05)  # returns although nothing could be written
+    until(lambda: drain._why)
     (tmp_path / "later").mkdir()
     drain.settle(deadline_s())
     text = (tmp_path / "later" / "log").read_text()

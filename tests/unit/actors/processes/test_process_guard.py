@@ -1,6 +1,7 @@
 """The guard with real process trees: whoever is killed, nothing is left."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,12 +62,11 @@ class World:
                     return tree
                 await asyncio.sleep(0.01)
 
-    async def has_looked(self, pid: int) -> None:
-        """The guard looks around once a second: until the kernel has given `pid` the processor twice more."""
-        seen = turns(pid)
+    async def is_watched(self, process: Process) -> None:
+        """Until the guard has a pidfd of it."""
         async with asyncio.timeout(deadline_s()):
-            while turns(pid) < seen + 2:
-                await asyncio.sleep(0.05)
+            while process.pid not in pidfds(self.process.guard_pid):
+                await asyncio.sleep(0.01)
 
     async def nothing_left(self, tree: list[Process]) -> None:
         async with asyncio.timeout(deadline_s()):
@@ -75,9 +75,13 @@ class World:
         assert [process for process in tree if identify(process.pid) == process] == []
 
 
-def turns(pid: int) -> int:
-    """How often a process was given a processor, proc(5) schedstat."""
-    return int((process_tree.PROC / str(pid) / "schedstat").read_text().split()[2])
+def pidfds(pid: int) -> set[int]:
+    """Whose pidfds a process has, pidfd_open(2)."""
+    found = set()
+    for file in (process_tree.PROC / str(pid) / "fdinfo").iterdir():
+        with contextlib.suppress(OSError):  # it was closed since
+            found |= {int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("Pid:")}
+    return found
 
 
 @pytest.fixture
@@ -183,7 +187,7 @@ async def test_the_death_of_a_vital_child_ends_the_server(world):
     async with asyncio.timeout(deadline_s()):
         while not (found := [p for p in descendants(world.process.pid) if process_tree.name(p) == "vital::one"]):
             await asyncio.sleep(0.01)
-    await world.has_looked(world.process.guard_pid)
+    await world.is_watched(found[0])
     send(found[0], signal.SIGKILL)
     await world.nothing_left(found)
     pid = found[0].pid

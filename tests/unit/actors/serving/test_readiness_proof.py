@@ -8,6 +8,7 @@ from actors.serving.readiness_proof import ReadinessProof
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
 from launcher.config.compose import compose
+from tests.support.machine import scaled
 from tests.unit.actors.serving.test_sglang_process import make, running, start
 
 __all__ = ["make"]
@@ -58,8 +59,10 @@ async def test_what_is_compiled_at_its_first_use_is_compiled_before_ready(make, 
 
 
 async def test_a_compilation_that_outlasts_the_deadline_is_told_as_one(make):
-    server = make("--compiles-s", "1000", setup_timeout_s=5.0, proof=SAMPLED)
+    within_s = round(scaled(5.0), 1)
+    server = make("--compiles-s", "1000", setup_timeout_s=within_s, proof=SAMPLED)
     async with running(server):
         await start(server)
-        with pytest.raises(ServerError, match=r"no generation within 5 s \(it answers; kernels that are compiled"):
+        what = rf"no generation within {within_s:g} s \(it answers; kernels that are compiled"
+        with pytest.raises(ServerError, match=what):
             await server.wait_ready()

@@ -20,6 +20,7 @@ from actors.serving.weight_buckets import in_buckets
 from launcher.base.errors import WeightsRefused
 from launcher.config.schema import GenerationConfig
 from tests.programs import stand_in_server
+from tests.support.machine import scaled
 
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6), stop_token_ids=(1,))
 
@@ -100,12 +101,12 @@ def test_the_parameters_are_sglangs():
 @pytest.mark.slow
 async def test_256_requests_are_in_flight_together(server):
     """Each takes as long as the server says; a limit of 100 connections would make it three times that."""
-    before = (await state(server))["asked"].get("/generate", 0)
+    before, within_s = (await state(server))["asked"].get("/generate", 0), scaled(30)
     async with client_of(server) as client:
-        await post(server, {"kind": "slow", "seconds": 0.5, "times": None})
-        waiting = [asyncio.create_task(generate(client, server)) for _ in range(256)]
-        async with asyncio.timeout(30):
-            while (await state(server))["asked"]["/generate"] - before < 256:
+        await post(server, {"kind": "slow", "seconds": scaled(2.0), "times": None})
+        waiting = [asyncio.create_task(generate(client, server, timeout_s=within_s)) for _ in range(256)]
+        async with asyncio.timeout(within_s):
+            while (await state(server))["asked"].get("/generate", 0) - before < 256:
                 assert not any(task.done() for task in waiting), "some were answered before the last was asked"
         assert len(await asyncio.gather(*waiting)) == 256
 
@@ -158,12 +159,12 @@ async def test_nobody_there_is_refused():
 
 
 async def test_a_server_that_stops_listening_and_comes_back(server):
-    async with client_of(server), asyncio.timeout(10):
-        await post(server, {"kind": "refuse", "seconds": 0.2})
+    async with client_of(server), asyncio.timeout(scaled(30)):
+        await post(server, {"kind": "refuse", "seconds": scaled(2.0)})
         kinds = []
         while kinds[-2:] != ["refused", ""]:
             async with SGLangClient() as fresh:  # a connection made before would still be served
-                kinds.append(await kind_of_failure(fresh.model_info(server, timeout_s=1)))
+                kinds.append(await kind_of_failure(fresh.model_info(server, timeout_s=scaled(10))))
 
 
 async def test_an_aborted_request_is_no_completion():

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from actors.supervision import incident_artifacts
+from actors.supervision import artifact_collector, incident_artifacts
 from actors.supervision.incident_artifacts import collect
+from tests.support.machine import scaled
 
 SLEEPER = """
 import time
@@ -29,11 +30,21 @@ def sleeper():
         process.kill()
 
 
+@pytest.fixture
+def patience(monkeypatch):
+    """With py-spy, which takes its time on a busy machine."""
+    for name in ("DEADLINE_S", "DUMP_TIMEOUT_S"):
+        monkeypatch.setattr(incident_artifacts, name, scaled(60))
+    for name in ("EVIDENCE_S", "CLOSE_S"):
+        monkeypatch.setattr(artifact_collector, name, scaled(60))
+
+
 def gather(paths, number=1, **more):
     given = {"facts": {"cause": "server_hang"}, "logs": {}, "pids": {}} | more
     return asyncio.run(collect(paths, number, **given))
 
 
+@pytest.mark.usefixtures("patience")
 def test_a_folder_holds_logs_stacks_and_memory(paths, sleeper):
     paths.server_log(0).write_text("first\n" * 100_000 + "the last line\n")
     gone = subprocess.Popen(["true"])

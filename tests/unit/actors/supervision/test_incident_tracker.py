@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from actors.supervision import incident_artifacts
 from actors.supervision.artifact_collector import ArtifactCollector
@@ -19,8 +20,10 @@ from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
 from tests.unit.actors.supervision.test_coordinator import Trial
-from tests.unit.actors.supervision.test_incident_artifacts import SLEEPER
+from tests.unit.actors.supervision.test_incident_artifacts import SLEEPER, patience
 from tests.unit.launcher.policy.test_admission import OneTake
+
+__all__ = ["patience"]
 
 
 def told(trial):
@@ -110,6 +113,7 @@ async def test_at_the_end_of_the_run_nothing_stays_open(tmp_path):
 BATCH = Replay(prompts(4), 8).collect(OneTake(), want=4, weight_version=7)
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_the_whole_story(paths):
     paths.server_log(0).write_text("the last line\n")
     kept = Rejections(Journal(paths.events, 1))
@@ -134,6 +138,7 @@ async def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_te
     assert (len(shown["groups"]), len(shown["groups"][0]["rollouts"])) == (4, 8)
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_of_a_later_process(paths):
     paths.server_log(0).write_text("the last line\n")
     paths.incident(3).mkdir(parents=True)

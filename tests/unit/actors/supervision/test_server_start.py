@@ -10,6 +10,7 @@ from actors.supervision import server_handle
 from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import ServerError
 from launcher.base.messages import Health, ServerState
+from tests.support.machine import scaled
 from tests.unit.actors.supervision.test_server_handle import WEIGHTS, facts, handle
 
 
@@ -53,7 +54,7 @@ async def test_one_whose_start_does_not_end_is_dead_though_its_actor_says_starti
 async def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch):
     async with handle() as (slot, actor, _):
         monkeypatch.setattr(server_handle, "STOP_S", 0.01)
-        slot._setup_s = 0.04
+        slot._setup_s = scaled(0.5)
         actor.generation, actor.state = 0, ServerState.STARTING
         slot.adopt(0, 1)
         await slot.probe.refresh()

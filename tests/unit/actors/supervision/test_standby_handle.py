@@ -16,6 +16,7 @@ from launcher.base.rank_location import RankLocation
 from launcher.config.supervision import HealthConfig
 from launcher.policy.observed import StandbyTrainer
 from tests.support.fake_actors import FakeActor, never
+from tests.support.machine import scaled
 from tests.unit.actors.supervision.test_trainer_handle import NO_LOG
 
 STEPPING = TrainerView(pid=1, node="here", is_started=True, is_loaded=True, is_allowed=True, is_running=True)
@@ -144,6 +145,7 @@ async def test_an_answer_of_the_one_that_ended_is_not_taken_for_the_new_ones():
 
 async def test_one_that_hangs_is_ended_before_the_parked_one_takes_over(monkeypatch):
     """Else two trainers might step."""
+    monkeypatch.setattr(trainer_handle, "RESTART_S", scaled(10))
     trainers = Trainers()
     restarted(trainers, monkeypatch)
     async with trainers.handles() as (trainer, _):
@@ -282,6 +284,7 @@ async def test_its_state_is_what_it_says(view, state):
 
 
 async def test_one_that_is_stopped_while_it_is_parked_is_ended_and_another_one_is_parked(monkeypatch):
+    monkeypatch.setattr(standby_handle, "NEW_PROCESS_S", scaled(10))
     trainers = Trainers(PARKED, stand_by=None)
     restarted(trainers, monkeypatch, "other")
     async with trainers.handles() as (_, standby):

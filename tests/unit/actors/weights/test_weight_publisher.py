@@ -45,7 +45,7 @@ async def publishing_to(urls, folders, *, timeout_s):
 
 async def publish(urls, version, *, folders, before=()):
     """Publish once to fresh servers; the pool's word on each afterwards."""
-    async with publishing_to(urls, folders, timeout_s=2) as (publisher, pool):
+    async with publishing_to(urls, folders, timeout_s=deadline_s()) as (publisher, pool):
         for url, body in before:
             await fault(url, body)
         await publisher.publish(version)
@@ -53,7 +53,8 @@ async def publish(urls, version, *, folders, before=()):
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-async def test_every_server_confirms_the_version(servers, tmp_path, on_disk):
+async def test_every_server_confirms_the_version(servers, tmp_path, monkeypatch, on_disk):
+    monkeypatch.setattr(weight_publisher, "PATIENCE_S", deadline_s())
     folders = WeightFolders(tmp_path / "weights", export) if on_disk else None
     assert await publish(servers, 4, folders=folders) == [(ServerState.READY, 4)] * 2
 
@@ -284,7 +285,12 @@ async def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_say
 @pytest.mark.parametrize("prepares", [False, True])
 def test_the_loop_goes_on_while_the_model_is_written(servers, tmp_path, prepares):
     """The whole model was exported on the loop of the rollouts: nobody was answered meanwhile."""
-    writing, may_end = threading.Event(), threading.Event()
+    writing, may_end, late = threading.Event(), threading.Event(), []
+
+    def let_end():
+        if not may_end.is_set():
+            late.append(True)
+            may_end.set()
 
     def export_slowly(folder):
         writing.set()
@@ -303,11 +309,11 @@ def test_the_loop_goes_on_while_the_model_is_written(servers, tmp_path, prepares
             await work
             return publisher.newest.version
 
-    watchdog = threading.Timer(3.0, may_end.set)  # else a loop that stands would never end
+    watchdog = threading.Timer(scaled(30.0), let_end)  # else a loop that stands would never end
     watchdog.start()
     try:
         assert asyncio.run(scenario()) == 4
-        assert not watchdog.finished.is_set(), "the loop stood still until the watchdog let the export end"
+        assert not late, "the loop stood still until the watchdog let the export end"
     finally:
         watchdog.cancel()
 

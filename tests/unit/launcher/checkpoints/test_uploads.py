@@ -166,16 +166,18 @@ def test_the_thread_copies_beside_the_run_and_not_before_the_run_knows_from_wher
     save(machine.store, 0)
     machine.uploader.committed()
     assert machine.uploader._thread is None and machine.there() == []
-    machine.uploader.set_back(0)
-    copied = threading.Event()
+    steps, copied = set(), threading.Event()
     record = machine.uploader._journal.record
 
     def recorded(event, **facts):
         record(event, **facts)
-        if facts.get("global_step") == 1:
+        if event == "checkpoint.uploaded":
+            steps.add(facts["global_step"])
+        if steps == {0, 1}:
             copied.set()
 
     machine.uploader._journal.record = recorded
+    machine.uploader.set_back(0)
     save(machine.store, 1)
     machine.uploader.committed()
     assert copied.wait(deadline_s())

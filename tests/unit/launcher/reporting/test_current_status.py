@@ -24,6 +24,7 @@ def test_a_write_that_does_not_return_stops_nobody_and_there_is_one_at_a_time(tm
         writer.join()
     paths.now.unlink()  # the pipe has its name
     file.write_if_due()
+    file._writer.join()
     assert read_now(paths).beat == 2
 
 
@@ -41,4 +42,5 @@ def test_where_no_thread_can_be_started_the_driver_goes_on(tmp_path, monkeypatch
         file.write_if_due()
     assert read_now(paths) is None
     file.write_if_due()
+    file._writer.join()
     assert read_now(paths).beat == 2

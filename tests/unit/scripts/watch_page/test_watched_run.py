@@ -104,6 +104,7 @@ def beat(paths, times=1):
     for _ in range(times):
         file._written_at = float("-inf")
         file.write_if_due()
+        file._writer.join()
 
 
 def test_a_driver_that_is_gone_is_said_and_no_state_is_claimed(paths):
