@@ -45,7 +45,7 @@ from actors.supervision.run_actors import RunActors
 from launcher.base.errors import JournalError, LauncherError, RunError
 from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.base.messages import RunOutcome, TerminalStatus
-from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, name_memory
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, name_run
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
@@ -116,7 +116,7 @@ def run(
             hide_webhook(config, paths)
             if is_first and (unattended is None or not unattended.is_again):
                 control_requests.forget(paths)
-            name_memory(paths)
+            name_run(paths)
             attempt = lock.next_attempt() if known is None else known.attempt
             screen.begin(attempt)
             journal = Journal(paths.events, attempt, time.time)
@@ -143,7 +143,8 @@ def run(
         if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
             screen.line(problem)
         if outcome.status is TerminalStatus.FINISHED:
-            InMemoryCheckpoints(paths).remove()  # its trainer may have been killed just before it would have
+            with contextlib.suppress(OSError):  # the run is over, and says so
+                InMemoryCheckpoints(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
         return EXIT_CODES[outcome.status] if outcome.exit_code is None else outcome.exit_code
 

@@ -116,7 +116,7 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     goes_on = STAYS not in given.faults or _resumed_before(paths)
     steps = [number_of(line.get("global_step")) for line in current_lines(read_lines(paths.metrics))]
     is_whole = steps == list(range(int(steps[0]), int(steps[0]) + len(steps))) if steps else False
-    left = len([*bearing(mark_of(paths), at=paths.logs), *find_servers(paths)])
+    left = len([*bearing(mark_of(paths)), *find_servers(paths)])
     once = "each once" if is_whole else "with gaps"
     print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left, {_learned(paths)}: {paths.logs}")
     were_sent = len(costs) == len(given.faults)
@@ -249,7 +249,7 @@ def _servers(paths: RunPaths, states: Collection[str]) -> list[LiveServer]:
 def _target(fault: str, paths: RunPaths, adapter: TrainerAdapter, run: Driver, chance: random.Random) -> Process | None:
     """A process of the command's tree; None where the run ends before there is one."""
     while run.poll() is None:
-        tree = sorted(bearing(mark_of(paths), at=paths.logs), key=lambda one: one.pid)
+        tree = sorted(bearing(mark_of(paths)), key=lambda one: one.pid)
         alike = {one.pid for one in tree if adapter.is_trainer(command_line(one))}
         within = alike or {one.pid for one in tree}
         first = [one for one in tree if one.pid in within and _parent(one) not in within]

@@ -130,6 +130,7 @@ class DoorActor:
             is_started=True,
             is_loaded=True,
             phase="publish" if servers.is_publishing else "serve",
+            busy=servers.waits_for,
             progress=servers.pool.released,
             lineage=LINEAGE,
             policy_version=servers.version,

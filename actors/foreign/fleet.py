@@ -229,5 +229,8 @@ class Fleet:
         return self._observer.trainer.view.servers
 
     def waits_for(self) -> str:
-        """Why requests wait; "" where a server takes them."""
-        return "" if any(one.state is ServerState.READY for one in self.servers) else "a server"
+        """Why the command's requests wait; "" where a server takes them."""
+        view = self._observer.trainer.view
+        if view.busy or view.phase == "publish":
+            return "new weights"
+        return "" if any(one.state is ServerState.READY for one in view.servers) else "a server"

@@ -31,6 +31,7 @@ from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.base.durable import replace_file
 from launcher.base.errors import RunError
 from launcher.policy.observation_history import STOPPED
+from launcher.run_files.run_id import mark_in
 from launcher.run_files.run_paths import RunPaths
 
 OF_PYTHON_AND_THREADS = ("PYTHONPATH", "OMP_NUM_THREADS")
@@ -48,7 +49,7 @@ def inherited() -> dict[str, str]:
 
 def mark_of(paths: RunPaths) -> str:
     """The variable, with its value, in the environment of the command and of all that it starts."""
-    return f"{MARK}={paths.namespace}"
+    return mark_in(paths.logs, MARK, paths.namespace)
 
 
 async def start(

@@ -72,7 +72,7 @@ class ProgressWatch:
         before = self._evidence
         self._evidence = TrainerEvidence(look=look) if before is None else observe_trainer(before, look, self._settings)
         verdict = judge_trainer(self._evidence, self._settings, now)
-        self.unseen = "" if steps else self._what_is_unseen(now, changed)
+        self.unseen = "" if steps or look.waits_for else self._what_is_unseen(now, changed)
         if verdict.health is Health.DEAD and steps == 0 and is_busy:
             return Verdict(health=Health.UNKNOWN, reason=f"{verdict.reason}; it works, and no step was ever seen")
         return verdict

@@ -113,7 +113,7 @@ class GuardedProcess:
     @classmethod
     async def launch(cls, launch: ProcessLaunch) -> GuardedProcess:
         """Start the child under its guard. Raises ServerError where it can't be started."""
-        await asyncio.to_thread(end_earlier, launch)
+        await asyncio.to_thread(end_bearing, launch.mark)
         readable, writable = os.pipe()
         try:
             launcher = await asyncio.create_subprocess_exec(
@@ -213,11 +213,10 @@ def _environment(launch: ProcessLaunch) -> dict[str, str]:
     return {**launch.environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def end_earlier(launch: ProcessLaunch, *, but: Process | None = None) -> None:
+def end_bearing(mark: str, *, but: Process | None = None) -> None:
     """An earlier incarnation whose guard and sentinel were both killed may have left a daemon behind. `but` lives on.
     Raises ServerError."""
-    earlier = bearing(launch.mark, at=launch.log.parent)
-    left = [process for process in earlier if process != but and send(process, signal.SIGKILL)]
+    left = [process for process in bearing(mark) if process != but and send(process, signal.SIGKILL)]
     if not wait_ended(left, timeout_s=10.0):
         raise ServerError(
             f"an earlier incarnation of this server does not end: pids {[process.pid for process in left]}",

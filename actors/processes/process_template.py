@@ -13,7 +13,7 @@ import socket
 from dataclasses import replace
 
 from actors.processes.forked_start import ORDERS, ForkOrder
-from actors.processes.guarded_process import GuardedProcess, ProcessLaunch, end_earlier, guard_command
+from actors.processes.guarded_process import GuardedProcess, ProcessLaunch, end_bearing, guard_command
 from actors.processes.process_tree import identify
 from launcher.base.errors import ServerError
 
@@ -70,7 +70,7 @@ class ProcessTemplate:
     async def fork(self, launch: ProcessLaunch) -> GuardedProcess:
         """A server, as `GuardedProcess.launch` starts one. Raises ServerError; then this template is not to be used
         again, as nobody knows what has become of the order."""
-        await asyncio.to_thread(end_earlier, launch, but=self.identity)
+        await asyncio.to_thread(end_bearing, launch.mark, but=self.identity)
         variables = {name: launch.environment[name] for name in VARIES if name in launch.environment}
         order = ForkOrder(guard=tuple(guard_command(launch)), variables=variables)
         readable, writable = os.pipe()

@@ -118,9 +118,8 @@ def descendants(pid: int) -> list[Process]:
     return list(found.values())
 
 
-def bearing(mark: str, *, at: Path | None = None) -> list[Process]:
-    """Processes that were started with the environment variable `mark` ("NAME=value"), and for which the folder `at`
-    is the same one (`sees`).
+def bearing(mark: str) -> list[Process]:
+    """Processes that were started with the environment variable `mark` ("NAME=value").
 
     Not all: a process that changes its title overwrites the memory that shows its environment.
     """
@@ -128,20 +127,10 @@ def bearing(mark: str, *, at: Path | None = None) -> list[Process]:
     for entry in PROC.iterdir():
         try:
             if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found += [identify(int(entry.name))] if at is None or sees(int(entry.name), at) else []
+                found.append(identify(int(entry.name)))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # gone, or another user's
     return [process for process in found if process is not None]
-
-
-def sees(pid: int, folder: Path) -> bool:
-    """Whether the process finds this very folder at that path: in another container another one can be there."""
-    other, mine = PROC / str(pid), PROC / "self"
-    with contextlib.suppress(OSError):  # it is gone, or nothing is there for it
-        if (other / "ns" / "mnt").readlink() == (mine / "ns" / "mnt").readlink():
-            return True
-        return (other / "root" / folder.relative_to("/")).samefile(folder)
-    return False
 
 
 def open_files(pid: int, prefix: str) -> Iterator[Path]:

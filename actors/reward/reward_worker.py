@@ -20,6 +20,7 @@ With `episode` in the Hello it plays episodes (`actors/reward/episode_functions.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import io
@@ -110,6 +111,9 @@ def say(line: socket.socket, message: Mapping[str, object]) -> None:
     if os.getpid() != PID:
         print(f"a process forked by reward.fn or rollout.episode returned from it: {os.getpid()} is ended", flush=True)
         os._exit(0)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the function may have closed it
+            stream.flush()  # what is no whole line yet
     line.sendall(json.dumps(message).encode() + b"\n")
 
 

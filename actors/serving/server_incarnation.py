@@ -38,6 +38,7 @@ from launcher.config.schema import SGLangConfig
 from launcher.policy.exit_cause import find_server_cause
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.toolchain import server_tools
+from launcher.run_files.run_id import mark_in
 
 POLL_S = 0.1
 GRACE_S = 0.0
@@ -48,6 +49,11 @@ BACKGROUND = 5
 """The niceness of a start in the background: a quarter of a CPU that another session wants all of, a seventh where two
 do. With 10 a start on two busy cores might not end before its deadline."""
 SHARED_MEMORY = "/dev/shm/sglang_"
+
+
+def server_mark(log: Path) -> str:
+    """In the environment of all processes of the server that writes this log."""
+    return mark_in(log.parent, "GRPO_SERVER_LOG", log)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +147,7 @@ class ServerIncarnation:
                 command=words,
                 environment={**own, **tools, VARIABLE: str(spec.keys)},
                 log=spec.log,
-                mark=f"GRPO_SERVER_LOG={spec.log}",
+                mark=server_mark(spec.log),
                 watch=owners,
                 grace_s=GRACE_S,
                 vital=VITAL,

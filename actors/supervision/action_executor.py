@@ -50,7 +50,7 @@ from launcher.policy.actions import (
 from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
-STOP_S = 30.0
+STOP_S, LAST_ORDER_S = 30.0, 10.0
 PROMOTE_S = 5.0
 """For a standby to answer and to get traffic; then the lost server is restarted."""
 
@@ -335,7 +335,7 @@ class ActionExecutor:
         incident = self._observer.incident(time.monotonic())
         damaged = holds_damage(incident, self._trainer.facts())
         if view.is_loaded and (view.is_running or view.is_allowed):
-            await self._trainer.pause(save=not damaged, within_s=self._config.health.trainer_silence_s)
+            await self._trainer.pause(save=not damaged, within_s=LAST_ORDER_S)
         if damaged and incident is not None and (first := first_damaged(incident)) is not None:
             await asyncio.to_thread(self._observer.catalog.forget_after, first - 1)
 

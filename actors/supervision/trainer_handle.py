@@ -274,7 +274,7 @@ class TrainerHandle:
         """Returns when the loop has stopped: a step, and the save of a model of any size, may take their time.
 
         Raises TrainerError where its process ends or hangs before, ActorAway where it doesn't take the order
-        `within_s`. Any other deadline is the caller's.
+        within `within_s`. Any other deadline is the caller's.
         """
         await self.call("pause", save, within_s=within_s)
         await self.probe.refresh()

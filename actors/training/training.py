@@ -254,7 +254,7 @@ class Training:
                 weights=publisher.newest,
                 servers=servers,
                 in_flight=self.servers.pool.in_flight(),
-                loading=tuple({*loading, *publisher.loading()}),
+                loading=tuple(sorted({*loading, *publisher.loading()})),
                 slow=self.servers.pool.throughput.slow(self._config.health),
                 evals=tuple(loop.evals),
             )

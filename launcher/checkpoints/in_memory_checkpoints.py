@@ -14,7 +14,6 @@ another machine, has undone. Files are opaque here.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import mmap
@@ -35,10 +34,10 @@ from launcher.checkpoints.manifest import MANIFEST_NAME, inside
 from launcher.config.fingerprint import Fingerprint
 from launcher.run_files.journal import encode, number_of, read_lines
 from launcher.run_files.line_tail import current_line, newest_line
+from launcher.run_files.run_id import read_run_id
 from launcher.run_files.run_paths import RunPaths
 
 MEMORY_BACKED = Path("/dev/shm")
-MOUNTS = Path("/proc/self/ns/mnt")
 FORMAT = "grpo-memory-state/1"
 SLOTS = ("slot-0", "slot-1")
 LEFT_FREE = 0.2
@@ -51,31 +50,38 @@ def memory_folder(paths: RunPaths, kind: str) -> Path:
 
     Memory-backed where all of the run is on one machine; else below its logs, where each node sees it. Raises OSError.
     """
-    with contextlib.suppress(FileNotFoundError):  # a run of before has none
-        kind = f"{kind}-{paths.run_id.read_text().strip()}"
-    shared = MEMORY_BACKED / f"grpo-{kind}-{_digest(paths)}"
+    shared = MEMORY_BACKED / "-".join(filter(None, ("grpo", kind, read_run_id(paths.logs), _digest(paths))))
     if paths.several_machines.exists():
         return paths.logs / shared.name
     return shared if os.access(MEMORY_BACKED, os.W_OK) and could_be_ours(shared) else paths.logs / shared.name
 
 
-def name_memory(paths: RunPaths) -> None:
-    """Before the first attempt of a run: give it folders of its own in the machine's memory. Containers that share the
-    memory may each have another run at this path.
+def name_run(paths: RunPaths) -> None:
+    """Before the first attempt of a run: write its id.
 
-    Those of a run that was at this path in this mount namespace are removed: its logs are gone. Raises StorageError.
+    What a run left in memory that was at this path, and saw these mounts, is removed: its logs are gone. A run that
+    was copied without its hidden files gets a new id. Raises StorageError.
     """
-    if paths.attempt_counter.exists() or paths.events.exists():
-        return
-    here = MOUNTS.stat().st_ino
-    for left in MEMORY_BACKED.glob(f"grpo-*-{here}-{_digest(paths)}"):
-        shutil.rmtree(left, ignore_errors=True)
     try:
+        if paths.attempt_counter.exists():
+            return
+        here = mounts()
+        if not paths.events.exists():
+            for left in MEMORY_BACKED.glob(f"grpo-*-{here}-{_digest(paths)}*"):  # and `….server-<i>`
+                shutil.rmtree(left, ignore_errors=True)
         replace_file(paths.run_id, f"{os.urandom(4).hex()}-{here}\n".encode())
     except OSError as error:
         raise StorageError(
             f"{paths.run_id} can't be written: {error.strerror}", "look at the disk of cluster.fileroot"
         ) from error
+
+
+def mounts() -> str:
+    """Of this process: its mount namespace, and what is mounted there as the root, as a container's own layers are.
+    The kernel gives the number of a namespace that has ended to the next one. Raises OSError."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    root = [line.split(maxsplit=3)[3] for line in lines if line.split()[4] == "/"]
+    return hashlib.sha256(f"{Path('/proc/self/ns/mnt').stat().st_ino} {root}".encode()).hexdigest()[:8]
 
 
 def _digest(paths: RunPaths) -> str:

@@ -126,7 +126,7 @@ class RunPaths:
     scrape_targets = _InLogs("scrape_targets.json")
     attempt_counter = _InLogs(".attempt")
     run_id = _InLogs(".run_id")
-    """In the names of its folders in a machine's memory (launcher/checkpoints/in_memory_checkpoints.py)."""
+    """launcher/run_files/run_id.py."""
     several_machines = _InLogs(".several_machines")
     """There once the run has been on more than one machine: what one's memory holds, others don't see."""
 

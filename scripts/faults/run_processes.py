@@ -8,6 +8,7 @@ A process is its pid and its start time (`process_tree.Process`); every signal c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -25,10 +26,9 @@ from actors.processes.process_tree import (
     descendants,
     identify,
     name,
-    open_files,
-    sees,
     stat_fields,
 )
+from actors.serving.server_incarnation import server_mark
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 
@@ -160,8 +160,9 @@ def find_servers(paths: RunPaths) -> Iterator[LiveServer]:
     for process in all_processes():
         words = command_line(process)
         if GUARD in words and "--log" in words and ORDERS not in words:  # not a template's
-            index = _index_of(words[words.index("--log") + 1], paths)
-            if index is not None and sees(process.pid, paths.logs):
+            log = words[words.index("--log") + 1]
+            index = _index_of(log, paths)
+            if index is not None and words[words.index("--mark") + 1] == server_mark(Path(log)):
                 guards.setdefault(index, {})[process] = words
     for index, group in sorted(guards.items()):
         if server := _server_below(index, group):
@@ -201,9 +202,13 @@ def _url(words: list[str]) -> str:
 
 def holds_open(process: Process, path: Path) -> bool:
     """Has it that very file open? Not where it is gone, or another user's."""
-    wanted = path.resolve()
-    is_open = wanted in open_files(process.pid, str(wanted)) and sees(process.pid, wanted.parent)
-    return is_open and identify(process.pid) == process
+    gone = contextlib.suppress(OSError)
+    with gone:
+        for descriptor in (PROC / str(process.pid) / "fd").iterdir():
+            with gone:  # that one alone was closed meanwhile
+                if descriptor.samefile(path):
+                    return identify(process.pid) == process
+    return False
 
 
 def state(process: Process) -> str:

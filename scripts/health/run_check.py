@@ -191,7 +191,7 @@ def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
 
 def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Finding:
     """Of another project's trainer: its whole tree, which one actor supervises."""
-    pids = sorted(process.pid for process in bearing(mark_of(paths), at=paths.logs))
+    pids = sorted(process.pid for process in bearing(mark_of(paths)))
     if not pids:
         return Finding("run", "processes", UNKNOWN if is_starting else BAD, "the command does not run", {"pids": {}})
     text = f"driver {driver}, the command's {', '.join(map(str, pids))}"

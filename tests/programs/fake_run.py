@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from actors.processes.process_tree import identify
+from actors.serving.server_incarnation import server_mark
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunLock, RunPaths
@@ -71,7 +72,8 @@ def guarded_server(paths: RunPaths, index: int) -> dict:
     """Start one below its guard; what the guard says of it."""
     report, theirs = os.pipe()
     command = [sys.executable, "-S", "-m", "actors.processes.process_guard", "--report", str(theirs)]
-    command += ["--watch", str(identify(os.getpid())), "--log", str(paths.server_log(index)), "--mark", "FAKE=1"]
+    log = paths.server_log(index)
+    command += ["--watch", str(identify(os.getpid())), "--log", str(log), "--mark", server_mark(log)]
     command += ["--grace-s", "0", "--", sys.executable, "-S", "-c", SERVER, "--host", "127.0.0.1", "--port", "1"]
     subprocess.run(command, pass_fds=[theirs], check=True)
     os.close(theirs)

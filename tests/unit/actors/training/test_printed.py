@@ -37,6 +37,7 @@ def test_a_line_is_written_at_once_and_whole_though_its_process_is_killed(tmp_pa
     monkeypatch.syspath_prepend(tmp_path)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
+        ours.settimeout(scaled(30))
         monkeypatch.setattr(reward_process, "_prints_to", theirs.fileno())
         process = reward_process.RewardProcess(RewardConfig(fn="talks:score"))
         try:
