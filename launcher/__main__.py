@@ -104,7 +104,11 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     command = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME)(job)
     try:
         with _full_error(True):  # makes Hydra raise what it would print in its own way
-            command()
+            try:
+                command()
+            finally:
+                if not codes:  # what Hydra itself printed; after `--help` it exits
+                    sys.stdout.flush()
     except KeyboardInterrupt:
         print("ended by Ctrl-C", file=sys.stderr)
         return EXIT_CODES[TerminalStatus.ABORTED]

@@ -115,8 +115,9 @@ def test_a_plan_of_which_nobody_reads_more(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["conf=arithmetic_cpu", "--cfg", "job"]])
-def test_what_a_full_disk_does_not_take(arguments, tmp_path):
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_a_full_disk_does_not_take(arguments, unbuffered, tmp_path):
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "launcher", *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
