@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -21,7 +22,7 @@ from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_server import SGLangProcess
 from actors.supervision.run_history import RunHistory
-from launcher.base.messages import TerminalStatus
+from launcher.base.messages import ServerInfo, ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.config.supervision import RestartConfig
 from launcher.policy.actions import Halt
@@ -161,6 +162,24 @@ class Behind:
         return [(token, logprob) for logprob, token, _ in answer["meta_info"]["output_token_logprobs"]]
 
 
+def test_what_the_commands_requests_wait_for():
+    ready, dead = (
+        ServerInfo(name="server-0", index=0, generation=0, state=state)
+        for state in (ServerState.READY, ServerState.DEAD)
+    )
+    fleet = object.__new__(Fleet)
+
+    def waits(**view):
+        fleet._observer = SimpleNamespace(trainer=SimpleNamespace(view=TrainerView(pid=1, **view)))
+        return fleet.waits_for()
+
+    assert waits(servers=(dead, ready), phase="serve") == ""
+    assert waits(servers=(dead,), phase="serve") == "a server"
+    assert waits(servers=(), phase="serve") == "a server"
+    assert waits(servers=(ready,), phase="publish") == "new weights"
+    assert waits(servers=(ready,), phase="serve", busy="a disk refuses them") == "new weights"
+
+
 def other_weights(folder):
     from safetensors.torch import load_file, save_file
 
@@ -188,10 +207,8 @@ async def test_servers_that_are_killed_and_stopped_cost_no_error_and_no_weights(
             asked = asyncio.create_task(run.scores())
             await asyncio.sleep(0.1)
             os.kill(run.ready()[0].pid, signal_)
-            await run.until(lambda: run.fleet.waits_for() == "a server")
             assert len(await asked) == 30, "nobody sees that it was cut"
             assert same(await run.scores(), second), "its replacement has the weights that the trainer has removed"
-            assert run.fleet.waits_for() == ""
             await run.until(lambda number=number: len(run.events("incident.ended")) == number + 1)
         folder = other_weights(tmp_path / "update")
         (folder / "model.safetensors").write_bytes((MODEL / "model.safetensors").read_bytes())
