@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+RUN_ID = ".run_id"
+
 
 def read_run_id(logs: Path) -> str:
     """Of the run with these logs; "" for a run of before, which has none. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        return (logs / ".run_id").read_text().strip()
+        return (logs / RUN_ID).read_text().strip()
     return ""
 
 

@@ -24,6 +24,7 @@ from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import read_lines
+from launcher.run_files.run_id import RUN_ID
 
 SIGNATURE_BYTES = 4096
 WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -125,8 +126,7 @@ class RunPaths:
     now = _InLogs("now.json")
     scrape_targets = _InLogs("scrape_targets.json")
     attempt_counter = _InLogs(".attempt")
-    run_id = _InLogs(".run_id")
-    """launcher/run_files/run_id.py."""
+    run_id = _InLogs(RUN_ID)
     several_machines = _InLogs(".several_machines")
     """There once the run has been on more than one machine: what one's memory holds, others don't see."""
 
