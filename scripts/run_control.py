@@ -35,6 +35,8 @@ NOT_LIVE, LATE = 1, 4
 BEAT_S = 3.0
 """A live driver writes once a second."""
 AWAITED = "rewards.awaited"
+STILL = frozenset({"start", "idle"})
+"""Phases in which the trainer takes no step."""
 REQUESTS = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
 
 
@@ -86,7 +88,7 @@ def _do(given: argparse.Namespace) -> int:
     request = send(paths, given.what, reason=given.reason, servers=given.servers, leaves=given.leaves)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
     reached: Callable[[], bool] = {
-        "pause": lambda: state_of(paths)[0] == "PAUSED",
+        "pause": lambda: state_of(paths)[0] == "PAUSED" and not _phase_of_step(paths),
         "resume": lambda: state_of(paths)[0] not in ("PAUSED", "INITIALIZING"),
         "scale": lambda: _has_size(paths, request),
         "stop": lambda: last_end(paths) is not None,
@@ -131,10 +133,17 @@ def send(
 
 def _why_late(paths: RunPaths, timeout_s: float) -> str:
     state, reason = state_of(paths)
-    late = f"not done within {timeout_s:g} s"
+    late, phase = f"not done within {timeout_s:g} s", _phase_of_step(paths)
     if not lives(paths):
         return f"{late}: the driver of {_name(paths)} stopped writing; it was {state}\n  → {_what_next(paths)}"
-    return f"{late}; the request still holds. The run is {state}{f': {reason}' if reason else ''}"
+    step = f"; its trainer is in a step still, at {phase}" if state == "PAUSED" and phase else ""
+    return f"{late}; the request still holds. The run is {state}{f': {reason}' if reason else ''}{step}"
+
+
+def _phase_of_step(paths: RunPaths) -> str:
+    """ "" where the trainer takes no step. A run is PAUSED from when its trainer is told: it ends its step first."""
+    now = read_now(paths)
+    return "" if now is None or now.status is None or now.status.phase in STILL else now.status.phase
 
 
 def _waits_on(paths: RunPaths, request: RequestEntry) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import threading
 import time
 
@@ -14,12 +15,13 @@ from launcher.base.own_python import python
 from launcher.cli import attach as attach_module
 from launcher.cli.attach import attach
 from launcher.reporting.current_status import CurrentStatusFile, read_now
-from launcher.run_files.control_requests import FILE, ControlRequest, RequestEntry, ask, forget, wanted
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_ends import last_end
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from scripts import run_control
+from tests.support.machine import wait_until
 
 STATUS = TrainerStatus(
     phase="rollout",
@@ -61,20 +63,23 @@ def fleet(asked):
 
 
 class Driver:
-    """Writes what a driver writes, and does what is asked as a Coordinator would."""
+    """Writes what a driver writes, and does what is asked as a Coordinator would; its trainer ends its step first."""
 
-    def __init__(self, paths, journal):
+    def __init__(self, paths, journal, *, looks_in_step=5):
         self.paths, self.journal = paths, journal
+        self.looks_in_step = looks_in_step
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._drive)
 
     def _drive(self):
         file = CurrentStatusFile(self.paths, 1, address="10.0.0.1:6379", is_detached=True)
-        state = "RUNNING"
+        state, paused_for = "RUNNING", 0
         self.journal.record("run.running", state=state)
         while not self._over.wait(0.02):
             asked = wanted(self.paths)
-            file.heard(Snapshot(status=STATUS, servers=fleet(asked), reports=(), evals=()))
+            paused_for = paused_for + 1 if state == "PAUSED" else 0
+            status = dataclasses.replace(STATUS, phase="idle") if paused_for > self.looks_in_step else STATUS
+            file.heard(Snapshot(status=status, servers=fleet(asked), reports=(), evals=()))
             file._written_at = float("-inf")
             file.write_if_due()
             wish = ControlRequest.RUN if asked is None else asked.wish
@@ -119,6 +124,16 @@ def test_a_run_is_paused_goes_on_and_is_stopped(paths, journal, capsys):
         assert "e/t is RUNNING" in capsys.readouterr().out
         assert control(paths, "stop") == 0
     assert last_end(paths)["exit_code"] == 130
+
+
+def test_a_pause_is_done_when_the_trainer_has_ended_its_step(paths, journal, capsys):
+    with Driver(paths, journal, looks_in_step=sys.maxsize) as driver:
+        assert control(paths, "pause", "--timeout", "0") == 0
+        wait_until(lambda: run_control.state_of(paths)[0] == "PAUSED")
+        assert control(paths, "pause", "--timeout", "0.5") == 4
+        assert "; its trainer is in a step still, at rollout" in capsys.readouterr().err
+        driver.looks_in_step = 0
+        assert control(paths, "pause") == 0
 
 
 @pytest.mark.slow
@@ -318,28 +333,6 @@ def test_attach_that_stood_still_itself_does_not_say_that_the_run_is_gone(paths,
 
     monkeypatch.setattr(attach_module, "time", Suspended())
     assert attach(paths) == 0
-
-
-def test_a_new_start_wants_the_run_to_run(paths):
-    ask(paths, RequestEntry(wish=ControlRequest.STOP, by="me"))
-    assert oct((paths.keys / FILE).stat().st_mode & 0o777) == "0o600"
-    assert wanted(paths) == RequestEntry(wish=ControlRequest.STOP, by="me")
-    forget(paths)
-    forget(paths)
-    assert wanted(paths) is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"wish": "fly", "by": "", "reason": ""}', "\0"])
-def test_a_request_that_can_not_be_read_is_none(paths, content):
-    (paths.keys / FILE).write_text(content)
-    assert wanted(paths) is None
-
-
-def test_a_link_in_the_place_of_a_request_is_not_followed(paths, tmp_path):
-    other = tmp_path / "other"
-    other.write_text('{"wish": "stop", "by": "", "reason": ""}')
-    (paths.keys / FILE).symlink_to(other)
-    assert wanted(paths) is None
 
 
 def test_what_a_run_is_at_survives_its_file(paths):
