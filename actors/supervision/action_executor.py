@@ -93,8 +93,7 @@ class ActionExecutor:
         view = self._trainer.view
         if not view.is_started and not view.busy and not self._history.attempts:
             self._trainer.expect()
-            before = servers if self._shares_gpu else []
-            self._tasks.start(self._first_start(self._start_trainer(before)))
+            self._tasks.start(self._first_start(self._start_trainer(servers if self._shares_gpu else [])))
 
     async def _first_start(self, starting: Awaitable[object]) -> None:
         """A start that the user's settings make impossible ends the run; the plan repairs anything else."""
@@ -331,13 +330,14 @@ class ActionExecutor:
             self._is_stopped = True
 
     async def _save(self) -> None:
-        view = self._trainer.view
-        incident = self._observer.incident(time.monotonic())
-        damaged = holds_damage(incident, self._trainer.facts())
-        if view.is_loaded and (view.is_running or view.is_allowed):
-            await self._trainer.pause(save=not damaged, within_s=LAST_ORDER_S)
-        if damaged and incident is not None and (first := first_damaged(incident)) is not None:
-            await asyncio.to_thread(self._observer.catalog.forget_after, first - 1)
+        view, incident = self._trainer.view, self._observer.incident(time.monotonic())
+        try:
+            if view.is_loaded and (view.is_running or view.is_allowed):
+                damaged = holds_damage(incident, self._trainer.facts())
+                await self._trainer.pause(save=not damaged, within_s=LAST_ORDER_S)
+        finally:  # what is damaged is not kept, whatever became of the trainer's last order
+            if incident is not None and (first := first_damaged(incident)) is not None:
+                await asyncio.to_thread(self._observer.catalog.forget_after, first - 1)
 
     async def _quietly(self, subject: str, ending: Awaitable[None], *, within_s: float = STOP_S) -> None:
         try:

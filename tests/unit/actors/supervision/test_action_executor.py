@@ -1,18 +1,21 @@
 """The hands end a run whatever refuses to stop, and keep no defect of theirs from the Coordinator."""
 
 import asyncio
+import dataclasses
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+from actors.cluster.actor_calls import ActorAway
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import CheckpointError, DataError, DiskError, ResourceError
-from launcher.base.messages import ServerState, TerminalStatus, TrainerView
+from launcher.base.messages import Cause, Health, Incident, ServerState, TerminalStatus, TrainerView, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import CondemnCheckpoints, Halt, RestoreTrainer
+from launcher.policy.observed import TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.fake_actors import FakeActor, never
 
@@ -44,6 +47,10 @@ class FakeTrainer:
 
     def expect(self):
         pass
+
+    def facts(self):
+        well = Verdict(health=Health.HEALTHY, reason="")
+        return TrainerFacts(verdict=well, is_loaded=True, is_paused=False, policy_version=30, lineage=1, next_step=30)
 
 
 class Trial:
@@ -111,6 +118,25 @@ async def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
     """Else a halt would be ordered again and again, and the run never have its word."""
     trial = Trial(tmp_path, trainer=FakeTrainer(close=error), actor=FakeActor(stop=None))
     await asyncio.gather(trial.hands._do(Halt(reason="done", word=TerminalStatus.FINISHED)), return_exceptions=True)
+    assert (await trial.hands.look()).is_stopped
+
+
+@pytest.mark.parametrize(
+    ("view", "does"),
+    [
+        (dataclasses.replace(STARTED, is_loaded=True, is_running=True), {"pause": ActorAway("it is away")}),
+        (STARTED, {}),
+    ],
+    ids=["it takes no order", "it died"],
+)
+async def test_an_abort_keeps_no_states_of_known_damage_whatever_became_of_the_trainer(tmp_path, view, does):
+    """The next attempt would resume from them: they are newer than every checkpoint."""
+    trial, forgotten = Trial(tmp_path, trainer=FakeTrainer(view, **does), actor=FakeActor(stop=None)), []
+    fall = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=0.0, onset_step=25)
+    trial.eyes.incident = lambda now: fall
+    trial.eyes.catalog.forget_after = forgotten.append
+    await trial.hands.perform(Halt(reason="ctrl-c", word=TerminalStatus.ABORTED))
+    assert forgotten == [23], "a fall is seen in the step after the one that did it"
     assert (await trial.hands.look()).is_stopped
 
 
