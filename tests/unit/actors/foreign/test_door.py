@@ -1,23 +1,18 @@
 """The door over HTTP, with servers of this process that are lost at any time: its client sees no error."""
 
 import asyncio
-import contextlib
-import errno
 
 import aiohttp
 import pytest
 
-from actors.foreign import door_actor
-from actors.foreign.door_http import ByteBudget, DoorHttp
+from actors.foreign.door_http import DoorHttp
 from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.kept_weights import KeptWeights
 from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerState
-from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
-from launcher.run_files.journal import read_lines
+from launcher.config.schema import RolloutConfig, RunConfig
 from launcher.run_files.run_keys import ServerKeys
-from launcher.run_files.run_paths import RunPaths
 from tests.support.foreign.counting_server import CountingServer, completion
 from tests.support.machine import scaled
 from tests.unit.actors.foreign.test_kept_weights import give, remove
@@ -267,60 +262,6 @@ async def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tm
             assert response.status == 200, "a server that is lost is not the client's to see"
 
 
-@pytest.fixture
-def actor(tmp_path, monkeypatch):
-    """The door without Ray, and its paths; the trainer before has given it weights."""
-    monkeypatch.setattr(door_actor, "listening_address", lambda host: host)
-    monkeypatch.setattr(door_actor, "this_node", lambda: "")
-    monkeypatch.setattr(door_actor, "bind_to_cluster", lambda config: None)
-    config = RunConfig(experiment_name="door", sglang=SGLangConfig(model_path=str(tmp_path / "model")))
-    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="door", trial_name="t")
-    paths.prepare()
-    ServerKeys.make(paths.keys)
-    KeptWeights(paths.kept_weights(1)).take(give(tmp_path / "trained", 1))
-    return door_actor.DoorActor.__ray_metadata__.modified_class(config, paths, 1), paths
-
-
-def refusals(paths):
-    return [event["reason"] for event in read_lines(paths.events) if event["event"] == "door.refused"]
-
-
-async def test_first_weights_that_can_not_be_sent_are_told_of_and_break_nothing(tmp_path, actor):
-    door, paths = actor
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "pytorch_model.bin"):
-        (tmp_path / "model" / name).write_text("{}")
-    try:
-        await door.new_client(True)
-        (task,) = door._tasks._tasks
-        await asyncio.wait([task])
-        assert (await door.view()).policy_version == 1, "the Coordinator still sees its servers"
-    finally:
-        await door.close()
-    (told,) = refusals(paths)
-    assert "no *.safetensors" in told and str(tmp_path / "model") in told
-
-
-async def test_what_new_weights_wait_for_is_told_once(tmp_path, actor, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(KeptWeights, "take", full)
-    door, paths = actor
-    await door.view()
-    servers = door._made.servers
-    updating = asyncio.create_task(servers.update(give(tmp_path / "next", 2)))
-    try:
-        await until(lambda: servers.waits_for)
-        await door.view()
-        await door.view()
-    finally:
-        updating.cancel()
-        await door.close()
-    (told,) = refusals(paths)
-    assert "No space left on device" in told
-
-
 async def test_why_every_server_refuses_new_weights_is_known_until_one_has_them(tmp_path):
     async with Door(tmp_path) as door, CountingServer() as server:
         await door.serve(server)
@@ -347,24 +288,6 @@ async def test_a_client_that_goes_away_leaves_nothing_in_flight(tmp_path):
         await until(lambda: not server.in_flight and not sum(door.servers.pool.in_flight().values()))
 
 
-async def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():
-    budget, order = ByteBudget(10), []
-
-    async def hold(size, release):
-        async with budget.take(size):
-            order.append(size)
-            await release.wait()
-
-    releases = [asyncio.Event() for _ in range(3)]
-    tasks = [asyncio.create_task(hold(*one)) for one in zip((6, 5, 20), releases, strict=True)]
-    for expected, release in zip(([6], [6, 5], [6, 5, 20]), releases, strict=True):
-        await until(lambda expected=expected: order == expected)
-        release.set()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*tasks), 10)
-    assert order == [6, 5, 20]
-
-
 async def test_orders_wait_for_no_room_that_requests_hold_which_wait_for_them(tmp_path, monkeypatch):
     monkeypatch.setattr("actors.foreign.door_http.MOST_BYTES", 10)
     async with Door(tmp_path) as door, CountingServer() as server:
@@ -378,19 +301,3 @@ async def test_orders_wait_for_no_room_that_requests_hold_which_wait_for_them(tm
         assert (await door.post("/abort_request", {"rid": "nobody's"}))[0] == 200
         assert (await door.post("/continue_generation", {}))[0] == 200
         assert all([whole(await one) for one in asked])
-
-
-async def test_one_that_gives_up_while_its_body_waits_for_room_makes_way_for_the_next():
-    budget = ByteBudget(10)
-
-    async def hold(size):
-        async with budget.take(size):
-            return size
-
-    async with budget.take(8):
-        first, second = (asyncio.create_task(hold(size)) for size in (5, 2))
-        await asyncio.sleep(0)
-        assert not second.done(), "in order of arrival"
-        first.cancel()
-        assert await second == 2
-    assert await hold(20) == 20, "nothing is left of the one that gave up"

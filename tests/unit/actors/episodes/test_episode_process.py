@@ -1,0 +1,62 @@
+"""A process of the episodes: what is sent to it while it ends, reads nothing, or its episode is cancelled."""
+
+import asyncio
+import signal
+import threading
+
+import pytest
+
+from actors.episodes.episode_process import EpisodeProcess
+from actors.reward.reward_process import ProcessGone
+from tests.unit.actors.episodes.test_episode_runner import config_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def test_an_episode_that_waits_to_be_sent_while_its_process_is_buried_is_told_that_it_is_gone():
+    process = EpisodeProcess(config_of("two_turns"))
+    await process.ready()
+    await process._sending.acquire()
+    playing = asyncio.create_task(process.play({"prompt_id": "p0"}))
+    burial = asyncio.create_task(process.close())
+    while not process.is_gone:
+        await asyncio.sleep(0.01)
+    process._sending.release()
+    with pytest.raises(ProcessGone):
+        await playing
+    await burial
+
+
+async def test_a_process_that_reads_nothing_is_ended_and_so_is_the_episode_told(monkeypatch):
+    process = EpisodeProcess(config_of("two_turns"))
+    await process.ready()
+    monkeypatch.setattr("actors.episodes.episode_process.SEND_S", 0.1)
+    process._process._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(ProcessGone, match=r"it read nothing for 0\.1 s"):
+        await process.play({"record": "x" * 2**22})
+    await process.close()
+    assert process.is_gone
+
+
+async def test_a_message_is_sent_whole_however_often_its_episode_is_cancelled(monkeypatch):
+    process, release, sent = EpisodeProcess(config_of("two_turns")), threading.Event(), []
+    await process.ready()
+
+    def send(message, deadline):
+        sent.append(message.get("prompt_id", "cancel"))
+        release.wait(30)
+        sent.append("whole")
+
+    monkeypatch.setattr(process._process, "send", send)
+    playing = asyncio.create_task(process.play({"prompt_id": "p0"}))
+    while not sent:
+        await asyncio.sleep(0.01)
+    for _ in range(3):
+        playing.cancel()
+        await asyncio.sleep(0.01)
+    assert not playing.done() and process._sending.locked()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    await process.close()
+    assert sent[:2] == ["p0", "whole"]
