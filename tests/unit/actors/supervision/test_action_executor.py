@@ -49,8 +49,14 @@ class FakeTrainer:
         pass
 
     def facts(self):
-        well = Verdict(health=Health.HEALTHY, reason="")
-        return TrainerFacts(verdict=well, is_loaded=True, is_paused=False, policy_version=30, lineage=1, next_step=30)
+        return TrainerFacts(
+            verdict=Verdict(health=Health.HEALTHY, reason=""),
+            is_loaded=self.view.is_loaded,
+            is_paused=False,
+            policy_version=30,
+            lineage=1,
+            next_step=30,
+        )
 
 
 class Trial:
