@@ -31,6 +31,7 @@ def main() -> None:
     def starved(*arguments, **more):
         if trial.loop.next_step != step:
             return work(*arguments, **more)
+        trial.loop._checkpointer.settle()  # what a save beside the step frees, the step would find
         allow_no_more()
         try:
             return work(*arguments, **more)
