@@ -31,7 +31,7 @@ from launcher.base.errors import (
 )
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
-from launcher.cli import doctor, keep_alive
+from launcher.cli import doctor, keep_alive, new_preset
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.unattended import CONTINUES
 from launcher.config import hydra_plugin
@@ -40,6 +40,7 @@ from launcher.config.compose import (
     CONFIG_NAME,
     REPOSITORY,
     as_typed_texts,
+    find_own_presets,
     presets,
     register,
     to_run_config,
@@ -81,9 +82,12 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
             return show_version()
         if sys.argv[1:2] == [doctor.COMMAND]:
             return doctor.run(sys.argv[2:])
+        if sys.argv[1:2] == [new_preset.COMMAND]:
+            return new_preset.run(sys.argv[2:])
+        register()
+        find_own_presets(sys.argv[1:])
     except LauncherError as error:
         return _refuse(error)
-    register()
     sys.argv[1:] = ordered_arguments(sys.argv[1:])
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     codes: list[int] = []

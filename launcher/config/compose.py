@@ -18,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ValidationError
+from yaml import YAMLError
 
 from launcher.base.errors import ConfigError
 from launcher.config import hydra_plugin
@@ -53,6 +54,22 @@ def presets() -> list[str]:
     return sorted(file.stem for file in (CONFIG_FOLDER / "conf").glob("*.yaml"))
 
 
+def find_own_presets(overrides: Sequence[str]) -> None:
+    """Let `conf=my_run` find my_run.yaml of the working folder, as `python -m launcher init` writes it. Raises
+    ConfigError where that file holds no settings."""
+    for name in (one.removeprefix("conf=") for one in overrides if one.startswith("conf=")):
+        file = Path(f"{name}.yaml")
+        if not name.isidentifier() or name in presets() or not file.is_file():
+            continue
+        try:
+            node = OmegaConf.load(file)
+        except (OSError, YAMLError) as error:
+            raise ConfigError(f"{file} can't be read: {' '.join(str(error).split())}", "correct it") from error
+        if not isinstance(node, DictConfig):
+            raise ConfigError(f"{file} holds no settings", "`python -m launcher init` writes a preset")
+        ConfigStore.instance().store(group="conf", name=name, node=node, package="_global_")
+
+
 @functools.cache
 def _texts() -> frozenset[str]:
     """The settings that take a text as it is typed."""
@@ -80,6 +97,7 @@ def compose(overrides: Sequence[str]) -> RunConfig:
     """The RunConfig of a command line, for scripts and tests. Raises ConfigError; not checked
     (`launcher.resources.config_checks`)."""
     register()
+    find_own_presets(overrides)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_FOLDER)):
         try:
             composed = hydra.compose(CONFIG_NAME, overrides=as_typed_texts(overrides))

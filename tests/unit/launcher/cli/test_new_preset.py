@@ -1,0 +1,94 @@
+"""`python -m launcher init`: a preset of one's own that composes to what it was made from, and overwrites nothing."""
+
+import copy
+import dataclasses
+
+import pytest
+import yaml
+from hydra.core.config_store import ConfigStore
+
+from launcher.base.errors import ConfigError, UsageError
+from launcher.cli import new_preset
+from launcher.config.compose import compose, presets
+from launcher.config.schema import RunConfig
+from launcher.config.settings import settings_of
+
+MEANINGS = {one.key: one.meaning for one in settings_of(RunConfig)}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = ConfigStore.instance()  # of the whole process: what is stored here must not be a preset of other tests
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
+    return tmp_path
+
+
+@pytest.mark.parametrize("base", ["arithmetic_dapo", "gsm8k_h200_cluster", "areal"])
+def test_the_new_preset_composes_to_what_it_was_made_from(base):
+    name = f"own_{base}"
+    assert new_preset.run([f"{name}.yaml", f"conf={base}"]) == 0
+    needed = ["trainer.config=their.yaml", "trainer.command=train"] if base == "areal" else []
+    assert compose([f"conf={name}", *needed]) == dataclasses.replace(
+        compose([f"conf={base}", *needed]), experiment_name=name
+    )
+
+
+def test_each_value_has_its_meaning_beside_it_and_can_be_changed(here):
+    new_preset.run(["my_run.yaml"])
+    text = (here / "my_run.yaml").read_text()
+    written = [line for line in text.splitlines() if ": " in line and not line.startswith("#")]
+    assert len(written) > 20
+    for line in written:
+        key = line.split(":")[0].strip()
+        assert any(line.endswith(f"  # {meaning}") for name, meaning in MEANINGS.items() if name.endswith(key)), line
+    (here / "my_run.yaml").write_text(text.replace("batch_size: 16", "batch_size: 8"))
+    assert compose(["conf=my_run"]).train_dataset.batch_size == 8
+    assert compose(["conf=my_run", "train_dataset.batch_size=4"]).train_dataset.batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "init needs the name of one file"),
+        (["a.yaml", "b.yaml"], "init needs the name of one file"),
+        (["a/b.yaml"], "a/b.yaml is no name of a preset"),
+        (["my-run.yaml"], "my-run.yaml is no name of a preset"),
+        (["my_run"], "my_run is no name of a preset"),
+        (["gsm8k_h200.yaml"], "gsm8k_h200 is a preset of the launcher"),
+        (["my_run.yaml", "conf=nope"], "conf=nope: there is no such preset"),
+    ],
+)
+def test_what_is_no_name_is_refused_and_nothing_is_written(here, words, told):
+    with pytest.raises(UsageError) as refused:
+        new_preset.run(words)
+    assert refused.value.message.startswith(told)
+    assert refused.value.hint
+    assert [*here.iterdir()] == []
+
+
+def test_a_file_that_is_there_is_not_overwritten(here):
+    (here / "my_run.yaml").write_text("seed: 1\n")
+    with pytest.raises(UsageError, match="is not overwritten"):
+        new_preset.run(["my_run.yaml"])
+    assert (here / "my_run.yaml").read_text() == "seed: 1\n"
+
+
+@pytest.mark.parametrize(("content", "told"), [("[1,2", "broken.yaml can't be read"), ("- 1\n", "holds no settings")])
+def test_a_file_that_is_no_preset_is_named(here, content, told):
+    (here / "broken.yaml").write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        compose(["conf=broken"])
+    assert told in refused.value.message
+
+
+def test_the_shipped_presets_stay_what_they_are(here):
+    """A file in the working folder that has the name of a shipped preset takes nobody's place."""
+    (here / "arithmetic_cpu.yaml").write_text("# @package _global_\nseed: 77\n")
+    assert compose(["conf=arithmetic_cpu"]).seed != 77
+    assert "arithmetic_cpu" in presets()
+
+
+def test_every_preset_can_be_a_base():
+    for base in presets():
+        assert yaml.safe_load(new_preset.text_of("my_run", base))["experiment_name"] == "my_run"
