@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 
 from launcher.base.errors import ConfigError, UsageError
 from launcher.cli import new_preset
-from launcher.config.compose import compose, presets
+from launcher.config.compose import compose, presets, register
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
@@ -19,6 +19,7 @@ MEANINGS = {one.key: one.meaning for one in settings_of(RunConfig)}
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    register()  # once a process: what it stores has to stay
     store = ConfigStore.instance()  # of the whole process: what is stored here must not be a preset of other tests
     monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
     return tmp_path
