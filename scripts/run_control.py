@@ -30,6 +30,7 @@ from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.health.recorded_run import read_view
 from scripts.run_choice import add_run_arguments, chosen_run
+from scripts.run_stacks import stacks
 
 NOT_LIVE, LATE = 1, 4
 BEAT_S = 3.0
@@ -54,8 +55,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "what",
-        choices=["status", "attach", "pause", "resume", "scale", "stop"],
-        help="status: its state; attach: the screen of its driver, until it ends; pause: no further step until resume; "
+        choices=["status", "attach", "stacks", "pause", "resume", "scale", "stop"],
+        help="status: its state; stacks: what each of its processes on this machine is doing; "
+        "attach: the screen of its driver, until it ends; pause: no further step until resume; "
         "scale: servers join or leave until there are --servers; stop: save and end",
     )
     add_run_arguments(made)
@@ -85,6 +87,8 @@ def _do(given: argparse.Namespace) -> int:
         raise UsageError(f"{_name(paths)} is not running{_how_it_ended(paths)}", _what_next(paths))
     if given.what == "attach":
         return attach(paths)
+    if given.what == "stacks":
+        return _stacks(paths)
     request = send(paths, given.what, reason=given.reason, servers=given.servers, leaves=given.leaves)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
     reached: Callable[[], bool] = {
@@ -204,6 +208,16 @@ def _status(paths: RunPaths, *, as_json: bool) -> int:
     with as_far_as_it_is_read():
         _show(paths, is_live=is_live, as_json=as_json)
     return DONE if is_live else NOT_LIVE
+
+
+def _stacks(paths: RunPaths) -> int:
+    now = read_now(paths)
+    if now is None:
+        raise StorageError(f"{paths.now} can't be read", "ask again: its driver writes it once a second")
+    with as_far_as_it_is_read():
+        for text in stacks(now):
+            print(text, flush=True)
+    return DONE
 
 
 def _asked(paths: RunPaths) -> RequestEntry | None:
