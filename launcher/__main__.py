@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-import hydra
+try:
+    import hydra
+except ModuleNotFoundError as absent:  # the first package that is not Python's own: the interpreter is another one
+    print(
+        f"error: {absent.name} is not installed for {sys.executable}\n"
+        "  → run the python of the environment of the launcher, or pip install -c constraints.txt -e .",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -46,6 +53,7 @@ from launcher.config.compose import (
     to_run_config,
 )
 from launcher.config.foreign import OWN
+from launcher.config.hydra_arguments import quoted, refuse_not_utf8
 from launcher.config.hydra_messages import explain
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
@@ -78,6 +86,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     find_modules_here()
     have_a_user_name()
     try:
+        refuse_not_utf8(sys.argv[1:])
         if "--version" in sys.argv[1:]:
             return show_version()
         if sys.argv[1:2] == [doctor.COMMAND]:
@@ -176,12 +185,6 @@ def ordered_arguments(arguments: Sequence[str]) -> list[str]:
     return [*options, *as_typed_texts(overrides)]
 
 
-def quoted(text: str) -> str:
-    """As a text in Hydra's grammar, with `${…}` left for whom it is meant."""
-    escaped = re.sub(r'(\\*)"', r"\1\1\"", text.replace("${", "\\${"))
-    return f'"{escaped}"'
-
-
 def options_of_each_trial(arguments: Sequence[str]) -> list[str]:
     """The arguments of a sweep, beside the overrides of its trials, that each trial needs too: where presets are."""
     options = [a for a in arguments if a not in ("-m", "--multirun") and (a.startswith("-") or "=" not in a)]
@@ -202,6 +205,10 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
         return replace(config, recovery=replace(config.recovery, standby_servers=standbys))
 
     try:
+        if not combinations:
+            raise ConfigError(
+                "-m without a trial: the values of one key are none", "glob() names groups of presets only"
+            )
         if any("dry_run=true" in one.lower() for one in combinations[0]):
             return _show_plans(combinations, read)
         return run_sweep(combinations, read, command)

@@ -42,11 +42,16 @@ NUMBER = re.compile(r"[\d_.]*\d[\d_.]*([eE][+-]?\d[\d_]*)?")
 @functools.cache
 def register() -> None:
     """Make the schema and the resolver `${repo:…}` (a path below the repository's root) known to Hydra."""
-    OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
+    OmegaConf.register_new_resolver("repo", _below_repository, replace=True)
     # A held-out data set is a section like any other here, so that `valid_dataset.path=…` can be given where the
     # preset has none: Hydra can't override below a section that is null.
     ConfigStore.instance().store(name="schema", node=RunConfig(valid_dataset=HeldOutConfig()))
     hydra_plugin.store()
+
+
+def _below_repository(*path: object) -> str:
+    """A path with commas in it is several arguments to OmegaConf, and one of digits a number."""
+    return str(REPOSITORY / ",".join(map(str, path)))
 
 
 def presets() -> list[str]:
@@ -128,13 +133,15 @@ def _plain(value: Any) -> Any:
 
 def to_run_config(composed: DictConfig) -> RunConfig:
     """Resolve, convert and complete a composed configuration, once. Raises ConfigError."""
-    _refuse_other_keys(composed)
-    _drop_absent_held_out(composed)
-    _complete_further(composed)
     try:
+        _refuse_other_keys(composed)
+        _drop_absent_held_out(composed)
+        _complete_further(composed)
         missing = sorted(OmegaConf.missing_keys(composed))
         config = None if missing else cast(RunConfig, OmegaConf.to_object(composed))
-    except Exception as error:  # resolvers raise what they like
+    except ConfigError:
+        raise
+    except Exception as error:  # resolvers raise what they like, and at the first look at what they are in
         raise explain(error) from error
     if config is None:
         raise ConfigError(f"no value for {', '.join(missing)}", f"set it in the preset, or here: {missing[0]}=…")
@@ -163,7 +170,10 @@ def _keys(node: Any, settings: set[str], prefix: str = "") -> Iterator[str]:
 def _drop_absent_held_out(composed: DictConfig) -> None:
     """No held-out data set is meant where nothing of it was given."""
     absent = OmegaConf.to_container(OmegaConf.structured(HeldOutConfig))
-    if composed.valid_dataset is not None and OmegaConf.to_container(composed.valid_dataset) == absent:
+    held_out = composed.valid_dataset
+    if not isinstance(held_out, DictConfig | None):  # an interpolation of a text, which OmegaConf lets pass
+        raise ConfigError(f"valid_dataset={held_out}: a section of settings, not a value", "set valid_dataset.path=…")
+    if held_out is not None and OmegaConf.to_container(held_out) == absent:
         composed.valid_dataset = None
 
 
@@ -187,8 +197,8 @@ def _completed(config: RunConfig) -> RunConfig:
     """Paths made absolute: an actor may work in another folder than the one the command was given in."""
     if not config.cluster.fileroot.strip():  # it would be the folder that the command is given in
         raise ConfigError("cluster.fileroot is empty", "name a folder for the checkpoints and logs, or leave it out")
-    config.cluster.fileroot = str(Path(config.cluster.fileroot).expanduser().absolute())
-    config.trainer.cwd = str(Path(config.trainer.cwd).expanduser().absolute())
+    config.cluster.fileroot = _absolute(config.cluster.fileroot, key="cluster.fileroot")
+    config.trainer.cwd = _absolute(config.trainer.cwd, key="trainer.cwd")
     config.recover.mode = YAML_SWITCHES.get(config.recover.mode, config.recover.mode)
     for key, model in (("actor.path", config.actor), ("ref.path", config.ref)):
         model.path = local_or_name(model.path, key=key)
@@ -201,6 +211,14 @@ def _completed(config: RunConfig) -> RunConfig:
     if config.chat.template is not None:
         config.chat.template = local_or_name(config.chat.template, key="chat.template")
     return config
+
+
+def _absolute(folder: str, *, key: str) -> str:
+    """Whether it is there or not. Raises ConfigError."""
+    try:
+        return str(Path(folder).expanduser().absolute())
+    except RuntimeError as error:  # ~ of nobody
+        raise ConfigError(f"{key}={folder}: {error}", "write the path out, beginning with /") from error
 
 
 def local_or_name(path_or_name: str, *, key: str) -> str:

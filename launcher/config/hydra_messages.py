@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
+from hydra.errors import OverrideParseException
 
 from launcher.base.errors import ConfigError
+from launcher.config.hydra_arguments import unreadable
 from launcher.config.other_names import name_here
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
 HELP = "how to write one: python -m launcher --help, and conf/conf/ for examples"
+OF_HYDRA = "hydra.* are Hydra's own settings, and no run needs one: leave it out (with --cfg hydra it lists them)"
 HELD_OUT = "valid_dataset"
 MOST_NAMES = 20
 """Of a section's keys: more of them are no help in one line."""
@@ -29,12 +32,18 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
     """The one error of ours for what composing a configuration from `overrides` raised."""
     if isinstance(error, yaml.YAMLError):
         return ConfigError(f"a preset is not valid YAML: {_one_line(str(error))}", "correct the file at that line")
+    for link in _chain(error):
+        if isinstance(link, OverrideParseException):
+            return unreadable(str(link.override))
+    for override in overrides:
+        if re.match(r"[+~]*(@[^=]*)?=", override):  # Hydra takes it for the complete configuration, and fails anywhere
+            return unreadable(override)
     text = "\n".join(str(link) for link in _chain(error))
     for pattern, say in RULES:
         found = re.search(pattern, text, re.DOTALL)
         if found:
             return say(found, "\n".join([text, *(f"override: {override}" for override in overrides)]))
-    return ConfigError(f"the configuration can't be composed: {_one_line(text)}", HELP)
+    return ConfigError(f"the configuration can't be composed: {_without_classes(_one_line(text))}", HELP)
 
 
 def unknown_key(key: str, given: str) -> ConfigError:
@@ -110,11 +119,12 @@ def _wrong_type(found: re.Match[str], text: str) -> ConfigError:
     where = re.search(r"In '([^']+)': \w+ raised while", text)
     place = f" (in {where.group(1)}.yaml)" if where else ""
     settings = {setting.key: setting for setting in settings_of(RunConfig)}
-    if key not in settings:
-        inside = next(name for name in settings if name.startswith(f"{key}."))
-        return ConfigError(f"{key}{place}: a section of settings, not a value", f"set one of its keys, e.g. {inside}=…")
     given = re.search(rf"Error merging override (.*?{re.escape(key)}=[^\n]*)", text)
     problem = "null is not allowed" if "is not Optional" in refusal else refusal[0].lower() + refusal[1:]
+    if key not in settings:
+        if (inside := next((name for name in settings if name.startswith(f"{key}.")), None)) is None:
+            return ConfigError(f"{given.group(1) if given else key}{place}: {problem}", OF_HYDRA)
+        return ConfigError(f"{key}{place}: a section of settings, not a value", f"set one of its keys, e.g. {inside}=…")
     setting = settings[key]
     allowed = f", allowed: {setting.allowed}" if setting.allowed is not None else ""
     return ConfigError(
@@ -123,22 +133,38 @@ def _wrong_type(found: re.Match[str], text: str) -> ConfigError:
     )
 
 
+def _already_there(found: re.Match[str], text: str) -> ConfigError:
+    key = found.group(1)
+    return ConfigError(
+        f"+{key}: this key is there already, and + adds a new one",
+        f"leave the + out: {key}=…",
+    )
+
+
+def _no_group(found: re.Match[str], text: str) -> ConfigError:
+    key = found.group(1) or "conf"
+    return ConfigError(
+        f"{key} can't be set: there is no group of presets of that name, or the value is no name",
+        "the groups are conf=<preset> and hardware=auto; all else is key=value",
+    )
+
+
+def _without_classes(text: str) -> str:
+    """Names of a parser's and of Python's classes are no help to who typed the argument."""
+    return re.sub(r"\b(?:\w+\.)*\w+(?:Exception|Error)\b(?: raised while \w+ing \w+:?| while|:)? *", "", text)
+
+
 def _reworded(message: str, hint: str) -> Callable[[re.Match[str], str], ConfigError]:
     """A fixed message. In it {0} is what the pattern found, {1} its first group, {key} the key that Hydra names."""
 
     def say(found: re.Match[str], text: str) -> ConfigError:
         key = re.search(r"full_key: (\S+)", text)
         names = {"key": key.group(1) if key else "a value", "options": ", ".join(_options(text))}
-        return ConfigError(message.format(_one_line(found.group(0)), *found.groups(), **names), hint)
+        first = _without_classes(_one_line(found.group(0)))
+        return ConfigError(message.format(first, *found.groups(), **names), hint)
 
     return say
 
-
-_malformed = _reworded(
-    "an argument can't be read: {0}",
-    "write key=value without spaces; quote a list for the shell, 'key=[a,b]', and a text with more in it than a to z, "
-    "digits and . / _ - twice, 'key=\"a text\"'",
-)
 
 RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
     (
@@ -154,8 +180,24 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
         _reworded("--config-dir: there is no folder {1}", "a preset of your own is <folder>/conf/<name>.yaml"),
     ),
     (r"Error merging override ~(\S+)", lambda found, _: deleted(found.group(1))),
-    (r"(?:Error parsing override|mismatched input|token recognition error|LexerNoViableAlt)[^\n]*", _malformed),
-    (r"no viable alternative at input '[^\n]*", _malformed),
+    (
+        r"Could not delete (?:from config\. (?:The value of )?)?'([^']*)'",
+        lambda found, _: deleted(found.group(1)),
+    ),
+    (r"Missing mandatory value: (\S+)", _reworded("no value for {1}", "name a preset: conf=<preset>")),
+    (r"Could not append to config\. An item is already at '([^']+)'", _already_there),
+    (
+        r"Override (\S+?)=[^\n]* looks like a config group override|Config group override must be a string[^\n]*",
+        _no_group,
+    ),
+    (
+        r"Cannot find primary config '([^']*)'|Primary config .*?exists and readable|Primary config [^\n]*",
+        _reworded("--config-name or --config-path: {0}", "leave it out; a preset of your own: --config-dir <folder>"),
+    ),
+    (
+        r"(?:Sweeping over Hydra's configuration|Sweep over Hydra)[^\n]*",
+        _reworded("{0}", OF_HYDRA),
+    ),
     (
         r"Ambiguous value for argument '([^']+)'",
         _reworded("{1}: several values for one run", "add -m to run one after the other; for a list write 'key=[a,b]'"),
