@@ -1,7 +1,8 @@
 """One episode: what its agent asks and the model answers, recorded as turns; and the time that its own code takes.
 
 The record is of tokens alone (actors/episodes/transcript.py). A request that has no room left, or comes after
-`rollout.max_turns` answers, is answered with an empty text and the finish reason `length`, as agents know it.
+`rollout.max_turns` answers, is answered with an empty text and the finish reason `length`, as agents know it. The
+episode then counts as cut, and so does one with an answer that filled its room: its agent did not get to its end.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Episode:
         self._record = record
         self._said: list[Said] = []
         self._asked = self._in_flight = 0
+        self._is_refused = False
         self._own_s, self._since = 0.0, time.monotonic()
         self._answering: set[asyncio.Task[Completion]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,6 +97,7 @@ class Episode:
         token_ids = known + given
         room = self._longest - len(token_ids)
         if room < 1 or len(self._turns) + len(self._answering) >= self._max_turns:
+            self._is_refused = True
             return ChatAnswer.of("", LENGTH, has_tools=False, prompt_tokens=len(token_ids), tokens=0)
         for said in self._record:
             if said.request == request and said.turn.before is before and said not in self._said:
@@ -118,6 +121,12 @@ class Episode:
     @property
     def _turns(self) -> list[Turn]:
         return [said.turn for said in self._said]
+
+    @property
+    def _is_cut(self) -> bool:
+        """By its room or by its turns. An answer that its agent asked to be short is none of these."""
+        cut = [turn for turn in self._turns if turn.completion.finish_reason == LENGTH]
+        return self._is_refused or any(len(turn.token_ids) >= self._longest for turn in cut)
 
     def _given(self, before: Turn | None, request: ChatRequest) -> tuple[int, ...]:
         try:
@@ -161,8 +170,9 @@ class Episode:
             raise EpisodeFailed("ended without an answer of the model: there is nothing to learn from")
         segments = segments_of(self._turns)
         texts = [self._tokens.answer_text(segment.completion.token_ids) for segment in segments]
+        whole = whole_completion(self._turns)
         return Rollout(
-            completion=whole_completion(self._turns),
+            completion=dataclasses.replace(whole, finish_reason=LENGTH) if self._is_cut else whole,
             text="\n\n".join(texts),
             reward=reward,
             parts=parts,

@@ -92,7 +92,7 @@ def segments_of(turns: Sequence[Turn]) -> tuple[Segment, ...]:
 
 
 def whole_completion(turns: Sequence[Turn]) -> Completion:
-    """All that the model made in an episode, in the order of its turns; cut where its last answer was."""
+    """All that the model made in an episode, in the order of its turns. It ended as its last answer did."""
     made = [turn.completion for turn in turns]
     tokens = [token for completion in made for token in completion.token_ids]
     logprobs = [value for completion in made for value in completion.logprobs]

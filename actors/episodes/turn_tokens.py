@@ -1,14 +1,16 @@
 """The tokens that a chat template writes between two answers of the model: those of the new messages only.
 
-The template is rendered behind a fixed answer, and what follows that answer is taken: its end mark, the new messages,
-and the opening of the next answer. Where the server's own last token is that end mark, it isn't given twice. So a
-transcript is what the template would write of the whole chat, for templates that leave what was said before as it was.
-`check_template` refuses the others by name.
+The template is rendered behind a made answer, and what follows that answer is taken: its end mark, the new messages,
+and the opening of the next answer. The made answer is a new random word each time: messages and descriptions of tools
+are the user's, and any fixed words may stand in them. Where the server's own last token is that end mark, it isn't
+given twice. So a transcript is what the template would write of the whole chat, for templates that leave what was said
+before as it was. `check_template` refuses the others by name.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +21,8 @@ from actors.episodes.transcript import Message
 from launcher.base.errors import ModelError
 from launcher.config.data import ChatConfig
 
-ANSWER = "An answer."
-THOUGHT = "<think>\nA thought.\n</think>\n\nAn answer."
+WORD_BYTES = 16  # no text of a user's holds it by chance, nor can one be written to hold it
+THOUGHT = "<think>\nA thought.\n</think>\n\n"
 USER: Message = {"role": "user", "content": "A question."}
 TOOL: Message = {"role": "tool", "content": "A result.", "tool_call_id": "call00001"}
 CALL = {"id": "call00001", "type": "function", "function": {"name": "tool", "arguments": {}}}
@@ -43,7 +45,7 @@ class TurnTokens:
 
     def following(self, last: int, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[int, ...]:
         """What comes after an answer that ended with the token `last`: `messages`, and the beginning of the next."""
-        tokens = self._encode(self._after(ANSWER, messages, tools))
+        tokens = self._encode(self._after(_word(), messages, tools))
         return tokens[1:] if tokens[:1] == (last,) else tokens
 
     def answer_text(self, token_ids: Sequence[int]) -> str:
@@ -52,15 +54,16 @@ class TurnTokens:
 
     def check_template(self) -> None:
         """Raises ModelError for a template that does not leave earlier turns as they were written."""
-        answers = [ANSWER, THOUGHT] if self._writer.reads("</think>") else [ANSWER]
-        for answer in answers:
+        for thought in ["", THOUGHT] if self._writer.reads("</think>") else [""]:
+            word = _word()
+            answer = thought + word
             try:
-                ours = self._text([USER], ()) + answer + self._after(ANSWER, [USER], ())
+                ours = self._text([USER], ()) + answer + self._after(word, [USER], ())
                 whole = self._text([USER, {"role": "assistant", "content": answer}, USER], ())
             except Unwritable as error:
                 raise self._refusal(str(error)) from error
             if ours != whole:
-                dropped = "the model's thoughts of earlier turns" if answer == THOUGHT else "earlier turns"
+                dropped = "the model's thoughts of earlier turns" if thought else "earlier turns"
                 raise self._refusal(f"it drops or changes {dropped}")
 
     def _refusal(self, why: str) -> ModelError:
@@ -84,11 +87,8 @@ class TurnTokens:
             text = self._text([USER, {**said, "tool_calls": calls}, *messages], tools)
             if not text.startswith(called):
                 raise
-            return head[head.rindex(answer) + len(answer) :] + text[len(called) :]
-        head, found, tail = text.partition(answer)
-        if not found:
-            raise Unwritable("it leaves an earlier answer out")
-        return tail
+            return _behind(answer, head) + text[len(called) :]
+        return _behind(answer, text)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message], *, opens: bool = True) -> str:
         try:
@@ -98,6 +98,20 @@ class TurnTokens:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _word() -> str:
+    return secrets.token_hex(WORD_BYTES)
+
+
+def _behind(answer: str, text: str) -> str:
+    """What a template wrote after `answer`. Raises Unwritable where it did not write the answer exactly once."""
+    _, *behind = text.split(answer)
+    if not behind:
+        raise Unwritable("it leaves an earlier answer out")
+    if len(behind) > 1:
+        raise Unwritable(f"it writes an earlier answer {len(behind)} times")
+    return behind[0]
 
 
 def _for_template(message: Message) -> Message:

@@ -150,6 +150,41 @@ def test_results_of_tools_are_written_as_the_template_does(template):
     assert tokenizer.decode(list(tokens)).replace('"add"', "add") == whole.replace('"add"', "add")
 
 
+LATE_TOOLS = (
+    "{% for m in messages %}"
+    "{% if tools and loop.last %}{{ 'Tools: ' + tools | tojson + '\\n' }}{% endif %}"
+    + chat_templates.TURN
+    + "{% endfor %}"
+) + chat_templates.OPENS
+"""Like Mistral: the tools stand before the last message."""
+USUAL_WORDS = "An answer."
+
+
+@pytest.mark.parametrize("template", [chat_templates.TOOLS, chat_templates.STRICT, LATE_TOOLS])
+def test_no_text_of_a_tool_or_message_is_taken_for_the_answer_before_it(template):
+    tokenizer, turns = chat(template)
+    described = ({"type": "function", "function": {"name": "add", "description": f"{USUAL_WORDS} In digits."}},)
+    asked = {"role": "user", "content": f"Was this {USUAL_WORDS!r}?"}
+    end = tokenizer.eos_token_id
+    written = tokenizer.decode(list(turns.following(end, [asked], described)))
+    assert written.count("<|im_start|>user") == 1, "only the new message, and nothing of what was written before"
+    assert written.endswith(f"<|im_start|>user\n{asked['content']}<|im_end|>\n<|im_start|>assistant\n")
+    assert written.count("Tools: ") == (template == LATE_TOOLS)
+    result = {**RESULT, "content": USUAL_WORDS}
+    written = tokenizer.decode(list(turns.following(end, [result], described)))
+    assert written.count(USUAL_WORDS) == 1 + (template == LATE_TOOLS)
+    assert "A question." not in written
+
+
+def test_a_template_that_writes_an_answer_twice_is_refused():
+    twice = chat_templates.TURN.replace("m.content", "m.content + (m.content if m.role == 'assistant' else '')")
+    _, turns = chat("{% for m in messages %}" + twice + "{% endfor %}" + chat_templates.OPENS)
+    with pytest.raises(Unwritable, match="it writes an earlier answer 2 times"):
+        turns.following(0, [USER], ())
+    with pytest.raises(ModelError, match="it writes an earlier answer 2 times"):
+        turns.check_template()
+
+
 def test_odd_tokens_of_the_model_are_kept_as_they_came():
     tokenizer, turns = chat(None)
     odd = tuple(tokenizer(list("user"), add_special_tokens=False)["input_ids"][i][0] for i in range(4))
