@@ -39,7 +39,7 @@ class Options:
     mark: str  # NAME=value, set for the server only: a later start must not end the guards as leftovers
     grace_s: float
     vital: str  # prefix of the names of those children without which the server is useless; may be empty
-    files: str  # a path prefix: such files, made by the tree and held open by nobody after it, are removed
+    files: str  # a path prefix: such files that the tree was seen to hold open are removed after it
     scratch: Path | None  # a folder made before the tree and removed after it
     inherit: int | None
     frees_orphans: bool

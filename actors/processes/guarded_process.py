@@ -32,9 +32,10 @@ class ProcessLaunch:
 
     The child ends with any of the processes `watch`. `vital`: prefix of the names of those of its children without
     which it is useless. `mark` ("NAME=value") is set in its environment; processes of an earlier incarnation that
-    still have it are ended before the start. After the end, the folder `scratch` is removed, and so are files made
-    meanwhile whose paths begin with `files` and that nobody holds open. `inherit`: a descriptor that the child gets
-    too; `frees_orphans`: what it forks and leaves is not ended with it.
+    still have it are ended before the start. After the end, the folder `scratch` is removed, and so are files whose
+    paths begin with `files`, that the child or one below it was seen to hold open, and that nobody else is seen to
+    hold. `inherit`: a descriptor that the child gets too; `frees_orphans`: what it forks and leaves is not ended with
+    it.
     """
 
     command: Sequence[str]

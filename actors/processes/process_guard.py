@@ -11,9 +11,9 @@ The guard waits for the first of: a watched process gone (the actor's worker, th
 child of the server gone, the sentinel gone, SIGTERM. A server or vital child that holds a lock (exit_notifier.py) is
 known to be dying 0.1 s before it is gone. Then the guard ends the tree: SIGTERM to the server, a grace period, SIGKILL
 to everything below the guard. The sentinel waits for the guard; however that one ended, it kills what is left below
-itself and removes the server's files. So either of the two may be killed at any moment and nothing escapes. If both
-are killed in the same instant, the server dies by its parent-death signal, and the next start ends its daemons
-(`process_tree.bearing`).
+itself and removes the files that it saw the server hold. So either of the two may be killed at any moment and nothing
+escapes. If both are killed in the same instant, the server dies by its parent-death signal, and the next start ends its
+daemons (`process_tree.bearing`).
 
 The launcher forks and ends, since Ray kills a worker's direct children and its process group. The guard writes lines of
 JSON to the descriptor `--report`: `started`, `ended` (exit code, cause, time), `swept`; end of file means that nothing
@@ -33,6 +33,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from actors.processes.exit_notifier import VARIABLE, ExitNotifier
@@ -40,16 +41,17 @@ from actors.processes.guard_options import Options, parse
 from actors.processes.log_drain import LogDrain, write_to
 from actors.processes.process_tree import (
     Process,
-    abandoned,
     children,
     descendants,
     dying_with,
     end_all,
+    files_with,
+    held_files,
     identify,
     name,
+    open_files,
     open_pidfd,
     reap,
-    started_at,
 )
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
@@ -107,10 +109,10 @@ def die_with(guard: int) -> None:
 class Sentinel:
     """Waits for the guard's end, then ends everything below and removes its files."""
 
-    def __init__(self, options: Options, me: Process, guard_pid: int) -> None:
+    def __init__(self, options: Options, guard_pid: int) -> None:
         self._options = options
         self._guard_pid = guard_pid
-        self._started = started_at(me) - 1  # files carry the clock of the kernel's last tick
+        self._files = TreeFiles(options.files)
         self._owner_missing_since: float | None = None
 
     def run(self) -> None:
@@ -118,11 +120,11 @@ class Sentinel:
         ended.register(os.pidfd_open(self._guard_pid), select.POLLIN)  # its own child: the pid is not reused
         while not ended.poll(TICK_MS):
             self._see_to_the_guard()
+            self._files.note()
         orphans = descendants(os.getpid())
+        self._files.note()  # what orphans alone still hold
         left = end_all(GIVE_UP_S)
-        if self._options.files:  # shared memory: its names can't be known before, and it outlives a killed process
-            for file in abandoned(self._options.files, self._started):
-                file.unlink(missing_ok=True)
+        self._files.remove()
         remove_scratch(self._options)
         tell(self._options, "swept", killed=[p.pid for p in orphans], left=[p.pid for p in left])
 
@@ -133,6 +135,34 @@ class Sentinel:
         self._owner_missing_since = self._owner_missing_since or time.monotonic()
         if time.monotonic() - self._owner_missing_since > self._options.grace_s + STUCK_S:
             os.kill(self._guard_pid, signal.SIGKILL)
+
+
+class TreeFiles:
+    """Shared memory of the tree: files whose paths begin with `prefix`, which outlive a killed process.
+
+    Their names can't be known before, and a folder such as /dev/shm may be shared with containers whose processes
+    can't be seen. So only what a process below this one was seen to hold open is removed. What is made and lost
+    between two looks stays.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._listed: set[Path] = set()
+        self._seen: set[Path] = set()
+
+    def note(self) -> None:
+        """Look who holds what, where a name has come or gone: that reads each descriptor of the tree."""
+        listed = files_with(self._prefix) if self._prefix else set()
+        if listed == self._listed:
+            return
+        self._listed = listed
+        held = {file for process in descendants(os.getpid()) for file in open_files(process.pid, self._prefix)}
+        self._seen = (self._seen | held) & listed  # a name that is gone may be another's when it comes again
+
+    def remove(self) -> None:
+        """Once the tree has ended. Another server may hold one of its files."""
+        for file in self._seen - held_files(self._prefix) if self._seen else ():
+            file.unlink(missing_ok=True)
 
 
 def remove_scratch(options: Options) -> None:
@@ -328,9 +358,7 @@ def watch(options: Options, guard: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options.inherit is not None:
         os.close(options.inherit)
-    me = identify(os.getpid())
-    assert me is not None
-    Sentinel(options, me, guard).run()
+    Sentinel(options, guard).run()
 
 
 if __name__ == "__main__":

@@ -151,17 +151,15 @@ def errors_file(pid: int) -> Path | None:
     return None
 
 
-def abandoned(prefix: str, since: float) -> list[Path]:
-    """Our user's files beginning with `prefix`, changed after `since` (unix seconds), that no process holds open."""
+def files_with(prefix: str) -> set[Path]:
     path = Path(prefix)
-    held = {file for entry in PROC.iterdir() if entry.name.isdigit() for file in open_files(int(entry.name), prefix)}
-    found = []
-    for file in set(path.parent.glob(f"{path.name}*")) - held:
-        with contextlib.suppress(FileNotFoundError):
-            status = file.stat()
-            if status.st_uid == os.getuid() and status.st_mtime >= since:
-                found.append(file)
-    return found
+    return set(path.parent.glob(f"{path.name}*"))
+
+
+def held_files(prefix: str) -> set[Path]:
+    """Files beginning with `prefix` that a process which this one can see holds open: not all, where a container or
+    another user holds them too."""
+    return {file for entry in PROC.iterdir() if entry.name.isdigit() for file in open_files(int(entry.name), prefix)}
 
 
 def open_pidfd(process: Process) -> int | None:

@@ -9,6 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -16,6 +17,7 @@ from actors.processes import process_tree
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
 from actors.processes.process_tree import Process, bearing, descendants, identify, send, wait_ended
 from launcher.base.errors import ServerError
+from tests.support.guards import has_looked
 from tests.support.machine import scaled
 
 TREE = 5
@@ -203,19 +205,55 @@ time.sleep(1000)
 
 
 async def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
+    """Who made the other's file, and whether it is open, can't be seen in a container that shares its folder alone."""
     earlier, others = world.file.with_name("held before"), world.file.with_name("held by another")
     earlier.touch()
-    os.utime(earlier, (1, 1))
     await world.launch()
     tree = await world.all_up()
+    others.touch()
+    await has_looked(world.process.sentinel_pid)
     (world.scratch / "left").write_text("behind")
-    with others.open("w"):
-        os.kill(world.process.pid, signal.SIGKILL)
-        await world.nothing_left(tree)
+    os.kill(world.process.pid, signal.SIGKILL)
+    await world.nothing_left(tree)
     assert not world.file.exists()
     assert not world.scratch.exists()
     assert earlier.exists()
     assert others.exists()
+
+
+async def test_a_file_of_the_tree_that_another_process_holds_open_stays(world):
+    await world.launch()
+    tree = await world.all_up()
+    with world.file.open():
+        await has_looked(world.process.sentinel_pid)
+        os.kill(world.process.pid, signal.SIGKILL)
+        await world.nothing_left(tree)
+    assert world.file.exists()
+
+
+@pytest.mark.slow
+def test_files_of_a_living_server_of_another_pid_namespace_stay(tmp_path):
+    """In /dev/shm, which both see, while neither sees the other's processes."""
+    prefix = f"guard_test_{os.getpid()}_"
+    others, ours = (Path("/dev/shm") / f"{prefix}{whose}" for whose in ("others", "ours"))
+    inside = [sys.executable, "-m", "tests.programs.guarded_elsewhere", str(tmp_path), str(ours)]
+    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *inside]
+    with subprocess.Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as elsewhere:
+        try:
+            if elsewhere.stdout.readline() != "up\n":
+                said = elsewhere.stderr.read()
+                if "unshare" in said:
+                    pytest.skip(f"a PID namespace needs root: {said}")
+                pytest.fail(said)
+            with others.open("w"):
+                assert elsewhere.communicate("\n", timeout=deadline_s()) == ("", "")
+                assert elsewhere.returncode == 0
+                assert others.exists()
+                assert not ours.exists()
+        finally:
+            elsewhere.kill()
+            for file in (others, ours):
+                file.unlink(missing_ok=True)
 
 
 async def test_what_an_earlier_life_left_is_ended_before_the_next(world):

@@ -1,0 +1,22 @@
+"""What a guard's tests wait for."""
+
+import asyncio
+from pathlib import Path
+
+from tests.support.machine import scaled
+
+LOOKS = 3
+"""Times that a sentinel goes to sleep: between the first and the last of them it looks at its tree as it is now."""
+
+
+async def has_looked(sentinel_pid: int) -> None:
+    """Until a sentinel has looked at the files of its tree since this was called."""
+    first = sleeps(sentinel_pid)
+    async with asyncio.timeout(scaled(30.0)):
+        while sleeps(sentinel_pid) < first + LOOKS:
+            await asyncio.sleep(0.01)
+
+
+def sleeps(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
