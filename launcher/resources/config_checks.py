@@ -24,18 +24,9 @@ from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision_checks import find_contradictions
 from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, place
+from launcher.resources.sglang_arguments import MAY_BE_CUT, SECRET_ARGUMENTS, meant, plain_name
 from launcher.resources.weight_way_checks import other_ways
 
-ARGUMENTS_OF_OURS = frozenset(
-    {
-        *("model_path", "dtype", "device", "tp_size", "dp_size", "context_length", "mem_fraction_static"),
-        *("max_total_tokens", "max_running_requests", "random_seed", "attention_backend", "host", "port", "log_level"),
-        *("cuda_graph_max_bs_decode", "weight_version", "enable_metrics", "nnodes", "node_rank", "dist_init_addr"),
-    }
-)
-"""SGLang arguments that a named setting or the launcher itself gives: in `extra_args` one of the two would be lost."""
-
-SECRET_ARGUMENTS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 
 
@@ -255,14 +246,15 @@ def _addresses(config: RunConfig) -> Iterator[ConfigProblem]:
 def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
     """SGLang's entry point checks the address and the keys again, as SGLang understood its arguments."""
     for name, value in config.sglang.extra_args.items():
-        key, plain = f"sglang.extra_args.{name}", name.replace("-", "_").strip("_")
-        if len(name) > 1 and "host".startswith(name) and is_every_interface(str(value)):
+        key, ours = f"sglang.extra_args.{name}", meant(name)
+        plain = plain_name(name)
+        if len(plain) > 1 and MAY_BE_CUT.startswith(plain) and is_every_interface(str(value)):
             yield ConfigProblem(key=key, given=value, allowed="one address, not every interface")
-        if name.replace("-", "_") in SECRET_ARGUMENTS:
+        if ours in SECRET_ARGUMENTS:
             allowed = "nothing: each run makes its own keys, and arguments are visible in the process list"
             yield ConfigProblem(key=key, given="(not shown)", allowed=allowed)
-        if plain in ARGUMENTS_OF_OURS:
-            allowed = f"set sglang.{plain} instead" if hasattr(config.sglang, plain) else "the launcher sets it itself"
+        elif ours:
+            allowed = f"set sglang.{ours} instead" if hasattr(config.sglang, ours) else "the launcher sets it itself"
             yield ConfigProblem(key=key, given=value, allowed=allowed)
 
 

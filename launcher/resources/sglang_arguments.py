@@ -1,0 +1,47 @@
+"""The names of SGLang's arguments that are not the user's to give in `sglang.extra_args`. No SGLang is imported here.
+
+SGLang takes an argument under several names, and under any beginning that is no other argument's: given twice, the
+last one wins, and the plan of the run would be that of another server.
+"""
+
+from __future__ import annotations
+
+ARGUMENTS_OF_OURS = frozenset(
+    {
+        *("model_path", "dtype", "device", "tp_size", "dp_size", "context_length", "mem_fraction_static"),
+        *("max_total_tokens", "max_running_requests", "random_seed", "attention_backend", "host", "port", "log_level"),
+        *("cuda_graph_max_bs_decode", "weight_version", "enable_metrics", "nnodes", "node_rank", "dist_init_addr"),
+    }
+)
+"""Those that a named setting or the launcher itself gives: in `extra_args` one of the two would be lost."""
+SECRET_ARGUMENTS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
+OTHER_NAMES = {
+    "model": "model_path",
+    "tensor_parallel_size": "tp_size",
+    "data_parallel_size": "dp_size",
+    "nccl_init_addr": "dist_init_addr",
+    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+}
+"""Further names of the arguments above; tests/unit/launcher/resources/test_sglang_arguments.py asks SGLang for them."""
+NOT_CUT = frozenset({"ssl_keyfile"})
+"""Whole names of arguments of the user's with which a name of the above begins."""
+MAY_BE_CUT = "host"
+"""A server may listen behind a proxy, as those of scripts/faults/interposer.py do: `hos` is checked as an address."""
+
+
+def plain_name(given: str) -> str:
+    """As SGLang's attribute is called: of `--tp-size`, and of `tp-size=2`, which a flag's name may hold."""
+    return given.partition("=")[0].replace("-", "_").strip("_")
+
+
+def meant(given: str) -> str:
+    """The argument of ours, or the secret one, that SGLang would take `given` for; "" where it is the user's own."""
+    plain = plain_name(given)
+    if plain in ARGUMENTS_OF_OURS | SECRET_ARGUMENTS:
+        return plain
+    if plain in OTHER_NAMES:
+        return OTHER_NAMES[plain]
+    if plain in NOT_CUT:
+        return ""
+    names = {name: name for name in ARGUMENTS_OF_OURS | SECRET_ARGUMENTS if name != MAY_BE_CUT} | OTHER_NAMES
+    return min((ours for name, ours in names.items() if plain and name.startswith(plain)), default="")
