@@ -84,7 +84,7 @@ def test_a_slim_image_lacks_compilers(bare, monkeypatch, tmp_path):
 
 def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):
     check = of(check_tools({**bare, "CUDA_HOME": str(tmp_path / "cuda")}))["CUDA toolkit"]
-    assert (check.stops, check.seen) == (Stops.GPU, f"{tmp_path / 'cuda'} has no bin/nvcc")
+    assert (check.stops, check.seen) == (Stops.GPU, f"CUDA_HOME={tmp_path / 'cuda'} has no bin/nvcc")
     assert check.remedy.startswith("unset CUDA_HOME")
 
 
