@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 
 from launcher.base.durable import replace_file
-from launcher.base.errors import ResourceError, RunError, UsageError
+from launcher.base.errors import ResourceError, RunError, UsageError, printed_error
 from launcher.checkpoints.model_shape import KNOWN_SHAPES
 from launcher.config.compose import compose
 from launcher.config.supervision import GateConfig
@@ -49,7 +49,19 @@ from scripts.fault_bench.verdicts import BROKEN, RUN, CellResult, Mark, Skipped
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.schedule import parse_fault
-from scripts.faults.started_run import END_S, PRESET, Driver, at_s, committed, started, until, until_committed
+from scripts.faults.started_run import (
+    END_S,
+    PRESET,
+    Driver,
+    at_s,
+    committed,
+    console_of,
+    ended_early,
+    own_words,
+    started,
+    until,
+    until_committed,
+)
 
 TINY, SMALL = "tiny", "Qwen/Qwen2.5-0.5B"
 STEPS, WITHIN_S = 3, 300.0
@@ -196,11 +208,14 @@ class Smoke:
         try:
             until_committed(process, paths, STEPS)
         except RunError:
+            ended_by_itself = process.poll() is not None
             process.terminate()  # it must not be beside the next one
-            if process.wait(END_S) == WRONG:  # the run's own pre-flight has refused it
-                said = (paths.fileroot / "console.log").read_text().rpartition("error: ")[2]
-                what, _, remedy = said.strip().partition("\n  → ")
+            code = process.wait(END_S)
+            if code == WRONG and not paths.events.exists():  # its own pre-flight has refused it, and it wrote nothing
+                what, remedy = printed_error(console_of(paths).read_text(errors="replace")) or (own_words(paths), "")
                 raise UsageError(what, remedy) from None
+            if ended_by_itself:
+                raise ended_early(process, paths) from None
             raise
         self._live = paths, process
         return {"start_s": [number_of(next(iter(read_lines(paths.metrics)))["time"]) - began], **step_points(paths)}
@@ -243,15 +258,15 @@ class Smoke:
         process.wait(END_S)
         audit = read_facts(paths).audit
         if audit is None:
-            raise RunError("there is no ledger", f"see {paths.fileroot}/console.log")
+            raise RunError("there is no ledger", f"see {console_of(paths)}")
         print(*audit.problems, sep="\n")
         return {"steps": [float(audit.steps)], "steps_lost_or_twice": [float(len(audit.problems))]}
 
     def _tensor(self, place: Workplace) -> Points:
         settings = ("actor.dtype=bfloat16", "actor.weight_update_mode=tensor", f"total_train_steps={STEPS}")
         paths, process = self._started("tensor", *settings)
-        if code := process.wait(END_S):
-            raise RunError(f"the run ended with exit code {code}", f"see {paths.fileroot}/console.log")
+        if process.wait(END_S):
+            raise ended_early(process, paths)
         return step_points(paths)
 
     def _benchmark(self, name: str, *words: str) -> Way:

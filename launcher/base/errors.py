@@ -29,8 +29,21 @@ above, and raise it where the cause is first known.
 
 from __future__ import annotations
 
+import re
+
 HINT = "\n  → "
 """Between what happened and what to change, in an error's text."""
+PRINTED = re.compile(r"^error: (.*(?:\n[ \t]+\S.*)*)", re.MULTILINE)
+"""An error as each command prints it: further lines of its text are indented."""
+
+
+def printed_error(output: str) -> tuple[str, str] | None:
+    """What happened and what to change, of the last error of ours in a command's output; None where there is none.
+    Elsewhere in a line the words are another program's, or stand in the error's own text."""
+    if not (found := PRINTED.findall(output)):
+        return None
+    message, _, hint = found[-1].partition(HINT)
+    return message, hint
 
 
 class LauncherError(Exception):

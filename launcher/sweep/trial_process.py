@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from launcher.base.errors import printed_error
 from launcher.base.parent_death import end_with
 
 LAST_LINES = 3
@@ -61,5 +62,5 @@ class TrialProcess:
 
     def refusal(self) -> str:
         """Its one message where it was refused, without the hint."""
-        _, found, message = self._output().rpartition("error: ")
-        return " ".join(message.partition("\n  → ")[0].split()) if found else self.last_lines()
+        found = printed_error(self._output())
+        return self.last_lines() if found is None else " ".join(found[0].split())

@@ -9,9 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from launcher.base.errors import RunError
+from launcher.base.errors import HINT, RunError, printed_error
 from launcher.config.compose import compose
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -21,6 +22,8 @@ PRESET = "conf=arithmetic_cpu"
 FIRST_STEP_S = 600.0
 END_S = 1800.0
 LOOK_S = 0.1
+ENDS = ("run.errored", "run.aborted")
+LAST_LINES = 4
 
 Driver = subprocess.Popen[bytes]
 T = TypeVar("T")
@@ -35,7 +38,7 @@ def started(
     fileroot = paths.fileroot
     fileroot.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json"), **(variables or {})}
-    with (fileroot / "console.log").open("ab") as console:
+    with console_of(paths).open("ab") as console:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words], env=environment, stdout=console, stderr=console
         )
@@ -61,10 +64,31 @@ def short_lived(
 
 
 def until_finished(process: Driver, paths: RunPaths) -> None:
-    """Raises RunError, with the end of what it printed, where it does not finish."""
-    if code := process.wait():
-        said = (paths.fileroot / "console.log").read_text()[-2000:]
-        raise RunError(f"the run ended with exit code {code}:\n{said}", "see what it says")
+    """Raises RunError where it does not finish."""
+    if process.wait():
+        raise ended_early(process, paths)
+
+
+def ended_early(process: Driver, paths: RunPaths) -> RunError:
+    """Why a run ended that should not have, in its own words, and where it has written more."""
+    # where comes first: a long reason is cut in a table
+    where = f"its output is {console_of(paths)}, its logs lie beside it"
+    return RunError(f"the run ended with exit code {process.poll()} ({where}): {own_words(paths)}")
+
+
+def own_words(paths: RunPaths) -> str:
+    """The reason that a run wrote down at its end; else the error that it printed, else its last lines."""
+    ends = [line for line in read_lines(paths.events) if line.get("event") in ENDS]
+    if ends and ends[-1].get("reason"):
+        return str(ends[-1]["reason"])
+    output = console_of(paths).read_text(errors="replace")
+    if (printed := printed_error(output)) is not None:
+        return HINT.join(filter(None, printed))
+    return " ".join(output.split("\n")[-LAST_LINES:])
+
+
+def console_of(paths: RunPaths) -> Path:
+    return paths.fileroot / "console.log"
 
 
 def until(process: Driver, look: Callable[[], T | None], within_s: float, between_s: float = LOOK_S) -> T:
@@ -88,7 +112,7 @@ def until_committed(process: Driver, paths: RunPaths, count: int) -> None:
         until(process, lambda: committed(paths) >= count or None, FIRST_STEP_S)
     except RunError as error:
         said = f"the run took {committed(paths)} of {count} steps"
-        raise RunError(said, f"see {paths.fileroot}/console.log") from error
+        raise RunError(said, f"see {console_of(paths)}") from error
 
 
 def at_s(line: Record) -> float:

@@ -117,6 +117,74 @@ def test_a_run_that_was_refused_ends_the_command_with_its_message(tmp_path, monk
     assert str(told.value) == "memory: 9 GiB are planned, 5 are there\n  → less"
 
 
+@pytest.fixture
+def run_that_ends(tmp_path, monkeypatch):
+    """The command whose first run is a process of its own that writes what is given, and ends with exit code 2."""
+    monkeypatch.setattr(gpu_smoke, "find_gpus", lambda: SimpleNamespace(none="", gpus=()))
+    monkeypatch.setattr(gpu_smoke, "make_model", lambda folder, name: folder.mkdir())
+    parts = Smoke.cells
+    monkeypatch.setattr(Smoke, "cells", lambda self: [one for one in parts(self) if one.name == "disk"])
+    started = gpu_smoke.started
+    (tmp_path / "stand_in_launcher.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(
+        gpu_smoke, "started", lambda words, paths, **how: started(words, paths, module="stand_in_launcher", **how)
+    )
+
+    def run(*events, said):
+        monkeypatch.setenv("STAND_IN", json.dumps({"events": events, "said": said}))
+        return main(["--output", str(tmp_path / "out")])
+
+    return run
+
+
+STAND_IN = """
+import json, os, sys
+from launcher.config.compose import compose
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_paths import RunPaths
+told = json.loads(os.environ["STAND_IN"])
+paths = RunPaths.of(compose(sys.argv[1:]))
+if told["events"]:
+    paths.logs.mkdir(parents=True)
+for name, reason in told["events"]:
+    Journal(paths.events, 1).record(name, reason=reason, exit_code=2)
+print(told["said"])
+sys.exit(2)
+"""
+NO_ACCELERATOR = "actor.device=cuda: torch finds no GPU: No accelerator is available: error: 803"
+
+
+def test_a_run_that_had_started_keeps_its_logs_whatever_its_exit_code(run_that_ends, tmp_path, capsys):
+    """NVML answers and torch finds no GPU: all that tells why was removed with the folder."""
+    ended = ("run.errored", f"{NO_ACCELERATOR}\n  → look at the driver")
+    noise = "(Trainer pid=7) error: 12 warnings\n" * 100
+    assert run_that_ends(("run.started", "fresh"), ended, said=f"{noise}{NO_ACCELERATOR}\nthe run ended: ERRORED") == 1
+    (part,) = json.loads((tmp_path / "out/results.json").read_text())["parts"]
+    assert part["result"] == "failed"
+    assert part["reason"].startswith("RunError: the run ended with exit code 2 (")
+    assert part["reason"].endswith(f"): {NO_ACCELERATOR} → look at the driver")
+    assert "warnings" not in part["reason"]
+    (console,) = (tmp_path / "out").rglob("console.log")
+    assert str(console) in part["reason"]
+    assert noise in console.read_text()
+    assert NO_ACCELERATOR in capsys.readouterr().out
+
+
+def test_a_run_that_ends_without_a_word_of_its_own_shows_its_last_lines_alone(run_that_ends, tmp_path):
+    assert run_that_ends(("run.started", "fresh"), said="a line\n" * 500 + "Killed") == 1
+    (part,) = json.loads((tmp_path / "out/results.json").read_text())["parts"]
+    assert part["reason"].count("a line") < 5
+    assert "Killed" in part["reason"]
+
+
+def test_a_run_that_was_refused_leaves_nothing_and_its_own_message_is_the_commands(run_that_ends, tmp_path, capsys):
+    said = "note: error: 1\nerror: memory: the limit of error: 5 GiB\n  → less\n"
+    assert run_that_ends(said=said) == 2
+    assert capsys.readouterr().err == "error: memory: the limit of error: 5 GiB\n  → less\n"
+    assert not (tmp_path / "out").exists()
+
+
 def test_points_are_those_of_the_steps_and_what_a_line_lacks_is_no_point(tmp_path):
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
     paths.logs.mkdir(parents=True)
