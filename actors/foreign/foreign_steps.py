@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from launcher.adapters.foreign_health import REWARD, STEP_S, metrics_line
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.messages import StepReport
 from launcher.run_files.journal import LineLog, Record, number_of, read_lines
+from launcher.run_files.run_order import RESTORED, in_order
 from launcher.run_files.run_paths import RunPaths
 
 STEPS_TIMED, MOST_REPORTS, MOST_LINES = 20, 1000, 4000
@@ -21,7 +22,7 @@ SKEW_S = 60.0
 
 class ForeignSteps:
     """`lines`: the lines of metrics.jsonl that make up the weights as they are now. `total`: of all steps, as the
-    trainer says. `beside`: figures that the next line gets, and no other."""
+    trainer says. `beside`: figures that the next line gets, and no other. `lineage`: restores of this attempt."""
 
     def __init__(self, paths: RunPaths, attempt: int) -> None:
         """Reads what earlier incarnations and attempts have written. Raises JournalError."""
@@ -35,6 +36,7 @@ class ForeignSteps:
         self.beside: Mapping[str, float] = {}
         self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
         self.lines = standing_lines(paths)
+        self.lineage = max((_lineage(one) for one in _restores(paths) if one.get("attempt") == attempt), default=0)
         self._last_at = number_of(self.lines[-1].get("time"), 0.0) if self.lines else 0.0
 
     @property
@@ -73,6 +75,7 @@ class ForeignSteps:
         self._last = (seen.step, now)
         at = self._time_of(seen, time.time(), age_s)
         line = {**metrics_line(seen, attempt=self._attempt, time=at, step_s=step_s), **self.beside}
+        line["lineage"] = self.lineage
         self.beside = {}
         self._unwritten.append(line)
         kept = [earlier for earlier in self.lines[-MOST_LINES:] if number_of(earlier.get("global_step")) < seen.step]
@@ -128,24 +131,32 @@ class ForeignSteps:
 def standing_lines(paths: RunPaths) -> list[Record]:
     """As `journal.current_lines`, and without the steps that a restore has undone and nobody has repeated yet. One that
     was a mistake has undone none. Raises JournalError."""
-    restores: list[tuple[float, float]] = []
+    restores: list[Record] = []
     for event in read_lines(paths.events):
-        if event.get("event") == "trainer.restored":
-            restores.append((number_of(event.get("time"), 0.0), number_of(event.get("global_step"))))
+        if event.get("event") == RESTORED:
+            restores.append(event)
         elif event.get("event") == "health.outside_weights" and restores:
             restores.pop()
     lines: list[Record] = []
-    for line in read_lines(paths.metrics):
+    for line in in_order(restores, read_lines(paths.metrics)):
         step = number_of(line.get("global_step"))
         if math.isnan(step):
             continue
-        while restores and restores[0][0] <= number_of(line.get("time"), 0.0):
-            lines = _until(lines, restores.pop(0)[1])
-        lines = _until(lines, step - 1) if lines and number_of(lines[-1].get("global_step")) >= step else lines
-        lines.append(line)
-    for _, step in restores:
-        lines = _until(lines, step)
+        if line.get("event") == RESTORED:
+            lines = _until(lines, step)
+        else:
+            lines = _until(lines, step - 1) if lines and number_of(lines[-1].get("global_step")) >= step else lines
+            lines.append(line)
     return lines[-MOST_LINES:]
+
+
+def _restores(paths: RunPaths) -> Iterator[Record]:
+    return (event for event in read_lines(paths.events) if event.get("event") == RESTORED)
+
+
+def _lineage(event: Record) -> int:
+    lineage = event.get("lineage")
+    return lineage if isinstance(lineage, int) else 0
 
 
 def _until(lines: list[Record], step: float) -> list[Record]:

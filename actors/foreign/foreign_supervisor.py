@@ -219,14 +219,17 @@ class ForeignSupervisor:
     async def _start(self, step: int, *, is_again: bool) -> None:
         """Raises ServerError."""
         path, history = self._checkpoints.path_of(step), self._history
+        facts: dict[str, object]
         if path is not None or is_again:
             reason = "from the beginning" if path is None else f"from {path.name}"
-            history.event("trainer.restored", subject=TRAINER, reason=reason, global_step=step)
+            self.steps.lineage += 1
+            facts = {"lineage": self.steps.lineage}
+            history.event("trainer.restored", subject=TRAINER, reason=reason, global_step=step, **facts)
         self._doubts.begin(step, self.steps.lines)
         self.steps.begin(step)
         self._checkpoints.started()
         self._source.begin(after=step)
-        facts: dict[str, object] = {"with_overrides": {}, "at_byte": self._source.at_byte}
+        facts = {"with_overrides": {}, "at_byte": self._source.at_byte}
         history.event("trainer.starting", subject=TRAINER, reason=f"{self._adapter.reads} is read", **facts)
         await history.flush()
         began, self._process = self._clock(), None

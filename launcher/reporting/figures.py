@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,12 +79,14 @@ class Figures:
     def keys(self) -> list[str]:
         return sorted(self._values)
 
-    def kept(self, head: int | None) -> np.ndarray:
-        """Which lines are current. `head`: the step that the last restore went back to, where no step followed it."""
+    def kept(self, restores: Iterable[tuple[int, int]]) -> np.ndarray:
+        """Which lines are current. `restores`: before each so many lines were written, and the step it went back to."""
         steps = np.array(self._steps, dtype=np.int64)
         if not len(steps):
             return np.zeros(0, dtype=bool)
-        later = np.append(steps[1:], np.iinfo(np.int64).max if head is None else head + 1)
+        later = np.append(steps[1:], np.iinfo(np.int64).max)
+        for after, step in restores:
+            later[after - 1] = min(later[after - 1], step + 1)
         return steps < np.minimum.accumulate(later[::-1])[::-1]
 
     def curves(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.reporting.run_reader import RunData, StepLine
 from launcher.run_files.journal import Record
+from launcher.run_files.run_order import Place, with_places
 
 HANGS = frozenset({"server_hang", "trainer_hang"})
 SILENCES = (
@@ -21,6 +22,8 @@ SILENCE = re.compile(rf"(?:{'|'.join(SILENCES)}) for (\d+(?:\.\d+)?) s")
 """How launcher/policy/liveness.py and trainer_liveness.py report how long there was no sign of life."""
 LONGEST_S = 86_400.0
 """A beginning further back than a day is another clock's."""
+Span = tuple[int, int]
+"""The first of some lines, and the one behind the last."""
 OF_LEARNING = frozenset({"reward_collapse", "verifier_broken", "nonfinite", "server_corrupt", "server_stale"})
 """Causes by which steps may have been trained on bad data."""
 
@@ -29,7 +32,8 @@ OF_LEARNING = frozenset({"reward_collapse", "verifier_broken", "nonfinite", "ser
 class IncidentFacts:
     """Times are unix seconds, durations seconds since `began_at`. None: not known, or not (yet) so.
 
-    `is_mended` None: it is open. `steps_back`: committed steps that a restore for it undid.
+    `is_mended` None: it is open. `steps_back`: committed steps that a restore for it undid. `lines_before`: lines of
+    steps that were written when it was reported.
     """
 
     number: int
@@ -48,6 +52,7 @@ class IncidentFacts:
     repaired_s: float | None
     next_step_s: float | None
     steps_back: int
+    lines_before: int
     batches_rejected: int
     actions: tuple[str, ...]
     has_folder: bool
@@ -57,35 +62,60 @@ def incidents_of(
     data: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Record], str]
 ) -> tuple[IncidentFacts, ...]:
     """By number; the first beginning and the last end of each count."""
-    began: dict[int, Record] = {}
+    began: dict[int, tuple[Record, Place]] = {}
     ended: dict[int, Record] = {}
     deaths: dict[int, float] = {}
     joined: Counter[int] = Counter()
-    for event in data.events:
+    for event, place in with_places(data.events):
         number = as_integer(event.get("incident"))
         if number is None:
             continue
         match event.get("event"):
             case "incident.began":
-                began.setdefault(number, event)
+                began.setdefault(number, (event, place))
             case "incident.ended":
                 ended[number] = event
             case "incident.joined":
                 joined[number] += 1
             case "server.died":
                 deaths.setdefault(number, max(as_float(event.get("detected_after_s"), 0.0), 0.0))
-    times = [line.time for line in data.steps]
+    lines = StepTimes(data.steps)
     found = []
-    for number, event in sorted(began.items()):
-        onset = _onset(event, deaths.get(number, 0.0), data.steps, times)
+    for number, (event, place) in sorted(began.items()):
+        span = lines.span_of(as_integer(event.get("attempt")), place)
+        onset = _onset(event, deaths.get(number, 0.0), lines, span)
         end = ended.get(number)
         found.append(
             _facts(
-                number, event, end, onset, data.steps, times,
+                number, event, end, onset, lines, span,
                 steps_back=steps_back.get(number, 0), rejected=joined[number], folders=folders, what=say(event),
             )
         )  # fmt: skip
     return tuple(found)
+
+
+class StepTimes:
+    """The lines of steps with their times, which are in order only between two restores: a clock may be set."""
+
+    def __init__(self, lines: Sequence[StepLine]) -> None:
+        self.lines = lines
+        self.times = [line.time for line in lines]
+        self._places: list[tuple[int, ...]] = [(line.attempt,) for line in lines]
+        self._have_lineage = all(line.lineage is not None for line in lines)
+        if self._have_lineage:
+            self._places = [(line.attempt, line.lineage or 0) for line in lines]
+
+    def span_of(self, attempt: int | None, place: Place) -> Span:
+        """Between which lines something was written that was written after a restore and before the next one; as far
+        as that is known."""
+        here = place if self._have_lineage else None if attempt is None else (attempt,)
+        if here is None:
+            return 0, len(self.lines)
+        return bisect_left(self._places, here), bisect_right(self._places, here)
+
+    def before(self, time: float, span: Span) -> int:
+        """How many lines were written before a time within a span."""
+        return bisect_right(self.times, time, *span)
 
 
 def _facts(
@@ -93,8 +123,8 @@ def _facts(
     event: Record,
     end: Record | None,
     onset: float,
-    lines: Sequence[StepLine],
-    times: Sequence[float],
+    lines: StepTimes,
+    span: Span,
     *,
     steps_back: int,
     rejected: int,
@@ -105,7 +135,8 @@ def _facts(
     is_mended = None if end is None else end.get("is_mended") is True
     ended_at = None if end is None else as_unix_time(end.get("time"))
     # With bad data, the steps until it was reported are no evidence of anything.
-    later = bisect_right(times, reported_at if event.get("cause") in OF_LEARNING else onset)
+    later = lines.before(reported_at if event.get("cause") in OF_LEARNING else onset, span)
+    before = lines.before(reported_at, span)
     actions = None if end is None else end.get("actions")
     return IncidentFacts(
         number=number,
@@ -113,7 +144,7 @@ def _facts(
         subject=str(event.get("subject") or ""),
         what=what,
         doing=str(event.get("doing") or ""),
-        step=_shown_at(event, lines, bisect_right(times, reported_at)),
+        step=_shown_at(event, lines.lines, before),
         onset_step=as_integer(event.get("onset_step")),
         began_at=onset,
         reported_at=reported_at,
@@ -121,16 +152,22 @@ def _facts(
         is_mended=is_mended,
         end_reason="" if end is None else str(end.get("reason") or ""),
         detected_s=reported_at - onset,
-        repaired_s=ended_at - onset if ended_at is not None and is_mended else None,
-        next_step_s=times[later] - onset if later < len(times) else None,
+        repaired_s=_seconds(onset, ended_at) if is_mended else None,
+        next_step_s=_seconds(onset, lines.times[later]) if later < len(lines.times) else None,
         steps_back=steps_back,
+        lines_before=before,
         batches_rejected=rejected,
         actions=tuple(map(str, actions)) if isinstance(actions, list) else (),
         has_folder=number in folders,
     )
 
 
-def _onset(event: Record, death_s: float, lines: Sequence[StepLine], times: Sequence[float]) -> float:
+def _seconds(begin: float, end: float | None) -> float | None:
+    """None where the clock was set back between the two: how long it took is not known then."""
+    return None if end is None or end < begin else end - begin
+
+
+def _onset(event: Record, death_s: float, steps: StepTimes, span: Span) -> float:
     """The earliest known: the observer's `at`, the death that its guard saw, the last sign of life of what hangs, the
     commit of the first bad step."""
     reported_at = as_unix_time(event.get("time"))
@@ -142,11 +179,11 @@ def _onset(event: Record, death_s: float, lines: Sequence[StepLine], times: Sequ
         candidates.append(reported_at - since_s)
     onset_step = as_integer(event.get("onset_step"))
     if onset_step is not None and event.get("cause") in OF_LEARNING:
-        for index in range(bisect_right(times, reported_at) - 1, -1, -1):
-            if lines[index].step == onset_step:
-                candidates.append(times[index])
+        for index in range(steps.before(reported_at, span) - 1, -1, -1):
+            if steps.lines[index].step == onset_step:
+                candidates.append(steps.times[index])
                 break
-            if lines[index].step < onset_step:
+            if steps.lines[index].step < onset_step:
                 break
     return min(candidates)
 

@@ -95,7 +95,5 @@ def _bad_steps(steps: Sequence[StepLine], incidents: Sequence[IncidentFacts]) ->
         if one.onset_step is None:
             return None
         first = one.onset_step
-        bad |= {
-            line.step: line for line in steps if line.step >= first and one.began_at <= line.time <= one.reported_at
-        }
+        bad |= {line.step: line for line in steps if line.step >= first and line.number < one.lines_before}
     return list(bad.values())

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
@@ -38,6 +40,7 @@ from launcher.reporting.run_reader import (
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, STARTED
+from launcher.run_files.run_order import place_restores
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
 
@@ -46,8 +49,10 @@ GLOBAL_STEP = re.compile(r"globalstep(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The trainer went back to `step`; `steps_back` committed steps were undone by that."""
+    """The trainer went back to `step`, when `after` lines of steps were written; `steps_back` committed steps were
+    undone by that."""
 
+    after: int
     time: float
     step: int
     steps_back: int
@@ -118,8 +123,7 @@ class RunFacts:
 
     def kept_lines(self) -> np.ndarray:
         """Which lines of `figures` are of steps that no restore undid."""
-        went_back = bool(self.restores) and (not self.steps or self.restores[-1].time > self.steps[-1].time)
-        return self.figures.kept(self.restores[-1].step if went_back else None)
+        return self.figures.kept((one.after, one.step) for one in self.restores)
 
     def _rewards(self) -> list[float]:
         return finite(line.reward for line in self.steps)
@@ -215,17 +219,22 @@ def _restores(data: RunData) -> tuple[Restore, ...]:
     """Each restore after at least one step; a run's first check for something to restore is none."""
     found: list[Restore] = []
     at, head = 0, -1
-    for event in data.events:
-        step, time = as_integer(event.get("global_step")), as_unix_time(event.get("time"))
-        if event.get("event") != "trainer.restored" or step is None:
+    for placed in place_restores(data.events, data.steps, attrgetter("head")):
+        event, step = placed.event, as_integer(placed.event.get("global_step"))
+        if step is None or not placed.after:
             continue
-        while at < len(data.steps) and data.steps[at].time <= time:
-            head = data.steps[at].step
-            at += 1
-        if at:
-            back, head = max(head - step, 0), min(head, step)
-            reason, incident = str(event.get("reason") or ""), as_integer(event.get("incident"))
-            found.append(Restore(time=time, step=step, steps_back=back, reason=reason, incident=incident))
+        head = data.steps[placed.after - 1].step if placed.after > at else head
+        back, at, head = max(head - step, 0), placed.after, min(head, step)
+        found.append(
+            Restore(
+                after=placed.after,
+                time=as_unix_time(event.get("time")),
+                step=step,
+                steps_back=back,
+                reason=str(event.get("reason") or ""),
+                incident=as_integer(event.get("incident")),
+            )
+        )
     return tuple(found)
 
 
@@ -243,11 +252,14 @@ def _standing(
         if gone:
             taken_back.append(tuple(reversed(gone)))
 
-    for line in lines:
+    waiting = deque(restores)
+    for number, line in enumerate(lines):
+        while waiting and waiting[0].after <= number:
+            back_to(waiting.popleft().step)
         back_to(line.step - 1)
         standing.append(line)
-    if restores and (not lines or restores[-1].time > lines[-1].time):
-        back_to(restores[-1].step)
+    for restore in waiting:
+        back_to(restore.step)
     return tuple(standing), tuple(taken_back)
 
 

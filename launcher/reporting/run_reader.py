@@ -38,6 +38,7 @@ TEXTS = frozenset({"event", "subject", "reason", "cause", "doing", "state"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
     """One line of metrics.jsonl. Figures are NaN where it has none; `time` is unix seconds, 0 where it is unknown.
+    `number`: of lines before it. `lineage`: restores of its attempt before it, None where it does not say.
 
     `seconds` are the metrics `timeperf/{name}_s` by their names.
     """
@@ -50,10 +51,17 @@ class StepLine:
     tokens_per_s: float
     seconds: Mapping[str, float]
     distance: float
+    number: int
+    lineage: int | None = None
 
     @property
     def step_s(self) -> float:
         return self.seconds.get("step", math.nan)
+
+    @property
+    def head(self) -> Record:
+        """The fields that say where it belongs among the events (launcher/run_files/run_order.py)."""
+        return {"global_step": self.step, "attempt": self.attempt, "lineage": self.lineage, "time": self.time}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +107,8 @@ class RunData:
                     if key.startswith(TIMES) and (match := SECONDS.fullmatch(key))
                 },
                 distance=as_float(line.get(DISTANCE)),
+                number=len(self.steps),
+                lineage=as_integer(line.get("lineage")),
             )
         )
         self.figures.add(step, line)

@@ -1,23 +1,52 @@
 """The order of a run's events and steps, whatever its clock was set to meanwhile.
 
 Each file is in order by itself. Between the two, an event that says of which restore it is comes before the steps from
-there, and after those from the restore before it; for lines that don't say, the time decides.
+there, and after those from the restore before it; for lines that don't say, the attempt decides, and within an attempt
+the time.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from launcher.run_files.journal import Record, number_of
 
 Place = tuple[int, int] | None
 """The attempt, and how many restores lay behind the trainer's weights; None: it doesn't say."""
 
+Step = TypeVar("Step")
+RESTORED = "trainer.restored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedRestore:
+    """`after`: so many lines of steps were written before it."""
+
+    after: int
+    event: Record
+
+
+def place_restores(
+    events: Iterable[Record], steps: Sequence[Step], record_of: Callable[[Step], Record]
+) -> list[PlacedRestore]:
+    """Each restore with its place among the steps; `record_of` gives the head fields of one."""
+    restores = (event for event in events if event.get("event") == RESTORED)
+    found: list[PlacedRestore] = []
+    after = 0
+    for line in in_order(restores, map(record_of, steps)):
+        if line.get("event") == RESTORED:
+            found.append(PlacedRestore(after=after, event=line))
+        else:
+            after += 1
+    return found
+
 
 def in_order(events: Iterable[Record], steps: Iterable[Record]) -> Iterator[Record]:
     """Both as one. `events`: those that matter, each `trainer.restored` among them."""
-    waiting = deque(_with_places(events))
+    waiting = deque(with_places(events))
     for line in steps:
         while waiting and _came_before(*waiting[0], line):
             yield waiting.popleft()[0]
@@ -26,13 +55,14 @@ def in_order(events: Iterable[Record], steps: Iterable[Record]) -> Iterator[Reco
         yield event
 
 
-def _with_places(events: Iterable[Record]) -> Iterator[tuple[Record, Place]]:
+def with_places(events: Iterable[Record]) -> Iterator[tuple[Record, Place]]:
+    """Each event with the restore that its trainer's weights come from."""
     attempt: object = None
     lineage: object = None
     for event in events:
         lineage = lineage if event.get("attempt") == attempt else 0
         attempt = event.get("attempt")
-        if event.get("event") == "trainer.restored":
+        if event.get("event") == RESTORED:
             lineage = event.get("lineage")
         yield event, _place(attempt, lineage)
 
@@ -44,6 +74,9 @@ def _place(attempt: object, lineage: object) -> Place:
 def _came_before(event: Record, place: Place, line: Record) -> bool:
     here, name = _place(line.get("attempt"), line.get("lineage")), event.get("event")
     if place is None or here is None:
+        written, seen = event.get("attempt"), line.get("attempt")
+        if isinstance(written, int) and isinstance(seen, int) and written != seen:
+            return written < seen
         return _time(event) <= _time(line)
     if place != here or name not in ("reward.rebased", "health.outside_weights"):
         return place <= here

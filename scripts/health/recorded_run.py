@@ -17,6 +17,7 @@ from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.resources.gpu_quarantine import QuarantineRecord
 from launcher.run_files.journal import read_lines
 from launcher.run_files.line_tail import LineTail
+from launcher.run_files.run_order import place_restores
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
 
@@ -203,12 +204,12 @@ def _rewards(lines: Sequence[Mapping[str, object]]) -> tuple[RewardPoint, ...]:
 
 def trainer_version(paths: RunPaths) -> int | None:
     """The weights that servers should hold: after the last step, or after a restore that no step has followed yet."""
-    steps = read_steps(paths.metrics)
-    restored = [event for event in _tail(paths.events).read() if event.get("event") == "trainer.restored"]
-    if restored and as_unix_time(restored[-1].get("time")) > (steps.last_at or 0.0):
-        step = as_integer(restored[-1].get("global_step"))
+    steps = [line for line in _tail(paths.metrics).read() if as_integer(line.get("global_step")) is not None]
+    restores = place_restores(_tail(paths.events).read(), steps, lambda line: line)
+    if restores and restores[-1].after == len(steps):
+        step = as_integer(restores[-1].event.get("global_step"))
         return None if step is None else step + 1
-    return steps.policy_version
+    return as_integer(steps[-1].get("policy_version")) if steps else None
 
 
 def _tail(path: Path) -> LineTail:
