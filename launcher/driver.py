@@ -45,6 +45,7 @@ from actors.supervision.run_actors import RunActors
 from launcher.base.errors import JournalError, LauncherError, RunError
 from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.base.messages import RunOutcome, TerminalStatus
+from launcher.base.utc_offsets import local_offsets
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, name_run
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
@@ -131,6 +132,7 @@ def run(
                 resume_from=str(resume or ""),
                 command=same_command(unattended),
                 folder=str(Path.cwd()),
+                utc_offsets=local_offsets(time.time()),
             )
         count = lock.next_attempt if successor else None
         restarts = ClusterRestarts(config, known=known, killed=killed, next_attempt=count)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
@@ -252,7 +252,7 @@ def exit_words(code: int | None) -> str:
 def _mark(log: Path, generation: int, words: Sequence[str]) -> int:
     """Write the line that begins this incarnation's part of the log; returns the byte after it. A disk that refuses it
     refuses nothing else: the log's present end is the beginning then."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = datetime.now().astimezone().isoformat(timespec="seconds")  # as the lines around it, and with their zone
     try:
         with log.open("ab", buffering=0) as file:
             file.write(f"==== generation {generation}, {now}: {shlex.join(words)}\n".encode())

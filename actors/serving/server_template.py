@@ -16,7 +16,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
@@ -134,6 +134,6 @@ def _architectures(model_path: str) -> object:
 
 def _say(log: Path, what: str) -> None:
     """In the server's log, where the disk takes it."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = datetime.now().astimezone().isoformat(timespec="seconds")  # as the lines around it, and with their zone
     with contextlib.suppress(OSError), log.open("ab", buffering=0) as file:
         file.write(f"==== {now}: {what}\n".encode())

@@ -14,7 +14,6 @@ from launcher.base.errors import LauncherError
 from launcher.checkpoints.areal_log import STEP_LINE, StepTable, log_of_steps, read_ends, read_step
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
-from launcher.diagnosis.reading.log_clock import stamp_in, to_unix
 from launcher.diagnosis.reading.log_records import REWARD, FigureNames
 from launcher.policy.reward_health import RewardPoint
 from launcher.reporting.formats import age
@@ -23,6 +22,7 @@ from scripts.checkpoints.areal_processes import YOUNG_S, areal_processes, is_of_
 from scripts.checkpoints.choosing import read_catalog
 from scripts.faults.run_processes import state
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding
+from scripts.health.log_times import LogTimes
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run_settings
 
 ROLES = {
@@ -55,7 +55,7 @@ def is_areals(paths: RunPaths) -> bool:
 
 def read_areal(trial: TrialFolder) -> ArealRun:
     log = log_of_steps(trial.logs)
-    tables = _tables(b"" if log is None else read_ends(log))
+    tables = [] if log is None else _tables(read_ends(log), log.stat().st_mtime)
     processes = tuple(areal_processes(trial))
     return ArealRun(
         trial=trial,
@@ -81,15 +81,14 @@ def _roles(processes: Sequence[Process]) -> dict[int, str]:
     return names
 
 
-def _tables(data: bytes) -> list[tuple[float | None, StepTable]]:
+def _tables(data: bytes, changed_at: float) -> list[tuple[float | None, StepTable]]:
     """The steps in the log's beginning and end, with their times."""
-    found = []
+    found, dates = [], LogTimes(data, changed_at=changed_at)
     for match in STEP_LINE.finditer(data):
         start = data.rfind(b"\n", 0, match.start()) + 1
         table = read_step(data, start, len(data))
-        stamp = stamp_in(data, start, match.start())
         if table is not None:
-            found.append((None if stamp is None else to_unix(stamp), table))
+            found.append((dates.within(start, match.start()), table))
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import re
 import time
 from collections import Counter, defaultdict
@@ -10,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.diagnosis.reading.log_clock import stamp_before, to_unix
+from launcher.base.utc_offsets import Offsets
 from launcher.reporting.formats import age
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, Finding
+from scripts.health.log_times import LogTimes, zone_of_run
 from scripts.health.run_check import Subject
 
 LOG_BYTES = 32 * 2**20
@@ -31,7 +34,7 @@ ANY = re.compile(b"|".join(b"(%b)" % pattern for pattern in KINDS.values()))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorsSeen:
-    """Lines of one kind in one log. Times are unix seconds, None where no line had one."""
+    """Lines of one kind in one log. Times are unix seconds, None where no line had one whose zone is known."""
 
     kind: str
     log: str
@@ -45,7 +48,8 @@ def check_logs(subject: Subject) -> list[Finding]:
     if not logs:
         return [Finding("logs", "connections", ABSENT, "there is no log")]
     longest = max((log.stat().st_size for log in logs if log.exists()), default=0)
-    seen = [errors for log in logs for errors in errors_in(log)]
+    recorded = zone_of_run(subject.paths)
+    seen = [errors for log in logs for errors in errors_in(log, recorded)]
     return judge_errors(
         seen, now=time.time(), recent_s=subject.recent_s, is_live=subject.may_be_live, is_all=longest <= LOG_BYTES
     )
@@ -61,7 +65,7 @@ def judge_errors(
         return [Finding("logs", "connections", OK, f"no connection error in {where}")]
     findings = []
     for one in seen:
-        when = ", at times that the lines don't say"
+        when = ", at times that the log does not say, or whose zone is not known"
         if one.first is not None and one.last is not None:
             since = f"from {age(now - one.first)} ago to " if one.count > 1 else ""
             when = f", {since}{age(now - one.last)} ago"
@@ -71,13 +75,15 @@ def judge_errors(
     return findings
 
 
-def errors_in(log: Path) -> Iterator[ErrorsSeen]:
-    """One for each kind that occurs; a log that can't be read is reported as a kind of its own."""
+def errors_in(log: Path, recorded: Offsets = ()) -> Iterator[ErrorsSeen]:
+    """One for each kind that occurs; a log that can't be read is reported as a kind of its own. `recorded`: the zone
+    that the run wrote down."""
     try:
-        text = _end_of(log)
+        text, changed_at = _end_of(log)
     except OSError as error:
         yield ErrorsSeen(kind=f"can't be read ({error.strerror})", log=log.name, count=1)
         return
+    dates = LogTimes(text, changed_at=changed_at, recorded=recorded)
     counts: Counter[str] = Counter()
     times: defaultdict[str, list[float]] = defaultdict(list)
     line_end = -1
@@ -89,14 +95,16 @@ def errors_in(log: Path) -> Iterator[ErrorsSeen]:
         assert match.lastindex is not None
         kind = list(KINDS)[match.lastindex - 1]
         counts[kind] += 1
-        if (seconds := stamp_before(text, match.start(), BACK_BYTES)) is not None:
-            times[kind].append(to_unix(seconds))
+        if (seconds := dates.before(match.start(), BACK_BYTES)) is not None:
+            times[kind].append(math.floor(seconds))
     for kind, count in sorted(counts.items()):
         first, last = min(times[kind], default=None), max(times[kind], default=None)
         yield ErrorsSeen(kind=kind, log=log.name, count=count, first=first, last=last)
 
 
-def _end_of(log: Path) -> bytes:
+def _end_of(log: Path) -> tuple[bytes, float]:
+    """And when it was written last."""
     with log.open("rb") as file:
         file.seek(max(file.seek(0, 2) - LOG_BYTES, 0))
-        return file.read(LOG_BYTES)
+        text = file.read(LOG_BYTES)
+        return text, os.fstat(file.fileno()).st_mtime

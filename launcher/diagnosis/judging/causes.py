@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.base.wording import some_of
 from launcher.diagnosis.judging import evidence, memory_evidence
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_context import IncidentContext
@@ -19,6 +20,10 @@ from launcher.diagnosis.reading.log_records import Kind, Role
 SURE, LEAD = 3, 2
 STRONG, EARLIER_S, FOLLOWED = 3, 60.0, -6
 """What began this long after a cause that is sure, by evidence this strong, came of it."""
+UNPLACED_MATTERS = (
+    *(Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY, Kind.KILLED, Kind.TRAINER_FAILED, Kind.REFUSED, Kind.LOST),
+    *(Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.NO_TOKENS),
+)
 
 
 class Guess(enum.StrEnum):
@@ -108,6 +113,9 @@ def _missing_from(context: IncidentContext) -> Iterator[str]:
         yield "no server log was given (llm_server.log): a hang and a crash can't be distinguished"
     if not context.has_log(Role.TRAINER) and not context.near(Kind.INCIDENT, Kind.RUN_ENDED):
         yield "no trainer log was given (trainer.log): failed connections can't be seen"
+    if unplaced := context.unplaced(*UNPLACED_MATTERS):
+        what = some_of(sorted({f"{event.kind} ({event.where})" for event in unplaced}), most=4)
+        yield f"not weighed, as nothing shows when this was among the steps: {what}"
     ended = context.near(Kind.KILLED, Kind.SERVER_EXITED)
     killed = [e for e in ended if e.kind is Kind.KILLED or e.facts.get("exit_code") in (-9, 137)]
     if killed and all(source.role is not Role.KERNEL for source in context.contents.sources):

@@ -104,9 +104,8 @@ def of_server_crash(context: IncidentContext) -> Iterator[Evidence]:
             yield Evidence(3, f"and hardly a token came: sequences of {length.before:.3g} → {length.after:.3g}")
     yield from _explained_by_memory(context)
     yield from _still_generating(context)
-    if context.has_log(Role.TRAINER) and not context.near(
-        Kind.REFUSED, Kind.LOST, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION
-    ):
+    kinds = (Kind.REFUSED, Kind.LOST, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION)
+    if context.has_log(Role.TRAINER) and not context.near(*kinds) and not context.unplaced(*kinds):
         yield Evidence(-2, "no refused or broken connection around the onset")
     yield from _no_rollout(context)
 

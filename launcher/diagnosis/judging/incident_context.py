@@ -58,6 +58,10 @@ class IncidentContext:
         """Those before that."""
         return [h for h in self._of(*kinds) if self._is_earlier(h)]
 
+    def unplaced(self, *kinds: Kind) -> list[LogEvent]:
+        """Those that may be near, or not: nothing shows when they were, among the steps."""
+        return [h for h in self._of(*kinds) if self.onset_step is not None and h.time is None and h.after_step is None]
+
     def _of(self, *kinds: Kind) -> list[LogEvent]:
         return [h for h in self.contents.log_events if h.kind in kinds]
 

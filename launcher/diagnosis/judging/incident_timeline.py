@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.base.utc_offsets import Offsets
 from launcher.diagnosis.judging.evidence import seconds_of
 from launcher.diagnosis.judging.step_history import FoundFall
-from launcher.diagnosis.reading.log_clock import say_time
 from launcher.diagnosis.reading.log_records import Contents, Kind, LogEvent
+from launcher.diagnosis.reading.time_zones import say_time
 
 MOST = 60
 ONSET = "onset"
@@ -40,7 +41,7 @@ class TimelineMoment:
 
 def timeline_of(contents: Contents, found: FoundFall | None) -> list[TimelineMoment]:
     """Everything, by time, where it is known, else by step."""
-    moments = [_moment(group) for group in _groups(contents)]
+    moments = [_moment(group, contents.shown) for group in _groups(contents)]
     if found is not None:
         fall = found.fall
         text = f"the rewards begin to fall, {fall.shape}: {fall.before:.3g} → {fall.after:.3g}"
@@ -54,7 +55,12 @@ def _moment_of_step(contents: Contents, row: int, kind: str, text: str) -> Timel
     time = float(contents.steps.times[row])
     seconds = time if math.isfinite(time) else None
     return TimelineMoment(
-        step=int(contents.steps.steps[row]), time=say_time(seconds), seconds=seconds, kind=kind, count=1, text=text
+        step=int(contents.steps.steps[row]),
+        time=say_time(seconds, contents.shown),
+        seconds=seconds,
+        kind=kind,
+        count=1,
+        text=text,
     )
 
 
@@ -95,11 +101,11 @@ def _near(one: LogEvent, other: LogEvent) -> bool:
     return last is not None and other.time is not None and other.time - last <= TOGETHER_S
 
 
-def _moment(group: list[LogEvent]) -> TimelineMoment:
+def _moment(group: list[LogEvent], shown: Offsets) -> TimelineMoment:
     first, last = group[0], group[-1]
     return TimelineMoment(
         step=_step_of(first),
-        time=say_time(first.time),
+        time=say_time(first.time, shown),
         seconds=first.time,
         kind=str(first.kind),
         count=sum(one.count for one in group),

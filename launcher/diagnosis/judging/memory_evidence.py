@@ -20,6 +20,8 @@ def of_memory(context: IncidentContext) -> Iterator[Evidence]:
         yield seen_in(killed, weight, f"the kernel killed {_killed_process(killed[0])}: {line_of(killed[0])}")
     if others := context.near(Kind.OTHER_KILLED):
         yield seen_in(others, 1, f"the kernel killed another program for memory: {line_of(others[0])}")
+    if context.unplaced(Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY):
+        return
     if not ran_out and not killed and any(source.what == "log" for source in context.contents.sources):
         yield Evidence(-3, "no log mentions it around the onset")
 

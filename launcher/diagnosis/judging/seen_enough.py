@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.base.wording import some_of
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.diagnosis.reading.log_clock import say_duration
-from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Floats, Kind, Role
+from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Floats, Kind, LogEvent, Role
 
 LEAST_REWARDS = 15
 STALL_STEPS, STALL_MIN_S = 10.0, 60.0
 """A run is stalled after this many usual step times without a step, and this many seconds at least."""
+ENDINGS = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED)
 STARTED_AGAIN = (Kind.RECOVER_RUN, Kind.RESUMED)
 
 
@@ -108,5 +110,12 @@ def not_seen(contents: Contents, health: HealthEvidence) -> Iterator[str]:
         yield f"only {known} step{'' if known == 1 else 's'} with a reward: too few to see a fall{zeros}"
     elif health.not_known:
         yield health.not_known
+    if last is not None and (unplaced := [one for one in contents.log_events if _may_have_ended_it(one)]):
+        where = some_of([f"{one.kind} ({one.where})" for one in unplaced], most=3)
+        yield f"nothing shows when this was among the steps: {where}"
     if last is not None and contents.total_steps and last + 1 < contents.total_steps:
         yield f"the log ends at step {last + 1} of {contents.total_steps}, and nothing in it says why"
+
+
+def _may_have_ended_it(event: LogEvent) -> bool:
+    return event.kind in ENDINGS and event.time is None and event.after_step is None

@@ -21,10 +21,11 @@ from launcher.diagnosis.judging.remedies import Remedy, remedy_of
 from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
 from launcher.diagnosis.judging.seen_enough import Stall, longest_stall, losses_of, not_seen
 from launcher.diagnosis.judging.step_history import FoundFall, Pass, evidence_of, falls_of, main_fall, passes_of
-from launcher.diagnosis.reading.log_clock import say_duration, say_time
+from launcher.diagnosis.reading.log_clock import say_duration
 from launcher.diagnosis.reading.log_patterns import place_of, ran_out_of
 from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Kind, LogEvent
 from launcher.diagnosis.reading.run_folders import RunFolders
+from launcher.diagnosis.reading.time_zones import say_time
 
 FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
          Kind.KILLED_FOR_MEMORY, Kind.KILLED)  # fmt: skip
@@ -173,7 +174,7 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
         step=int(numbers[rows[fall.onset]]),
         earliest=int(numbers[rows[fall.earliest]]),
         latest=int(numbers[rows[fall.latest]]),
-        time=say_time(time) if np.isfinite(time) else "",
+        time=say_time(time, contents.shown) if np.isfinite(time) else "",
         before=fall.before,
         after=fall.after,
         shape=fall.shape,

@@ -36,6 +36,7 @@ from launcher.diagnosis.reading.log_records import (
 )
 from launcher.diagnosis.reading.own_run import read_events, read_metrics
 from launcher.diagnosis.reading.tensorboard_files import is_event_file, read_event_file
+from launcher.diagnosis.reading.time_zones import on_one_clock
 from launcher.diagnosis.reading.unpacked import PackedError, extracted, head_of, is_archive, unpacked
 from launcher.diagnosis.reading.wandb_files import MAGIC, read_csv, read_offline
 
@@ -262,7 +263,9 @@ def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[in
 # ── joining ──
 
 
-def _joined(read: Sequence[Contents]) -> Contents:
+def _joined(found: Sequence[Contents]) -> Contents:
+    clock = on_one_clock(found)
+    read = clock.read
     used = _used_for_steps(read)
     steps, origins = Steps(), list[int]()
     for contents in used:
@@ -270,7 +273,10 @@ def _joined(read: Sequence[Contents]) -> Contents:
         origins += [next(i for i, one in enumerate(read) if one is contents)] * len(contents.steps)
     unused = "its steps are not used: another file has as many or more"
     sources = [
-        replace(one.sources[0], note=unused) if len(one.steps) and one not in used else one.sources[0] for one in read
+        replace(one.sources[0], note="; ".join(filter(None, (unused, one.sources[0].note))))
+        if len(one.steps) and one not in used
+        else one.sources[0]
+        for one in read
     ]
     has_own = any(source.what.endswith(" events") for source in sources)
     copies = [c for c in read if len(c.steps) and c not in used] if any(_is_log(c) for c in used) else []
@@ -289,6 +295,7 @@ def _joined(read: Sequence[Contents]) -> Contents:
         sources=tuple(sources),
         keys=tuple(sorted({key for contents in read for key in contents.keys})),
         total_steps=max((contents.total_steps for contents in read), default=0),
+        shown=clock.shown,
     )
 
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from launcher.base.errors import DataError
 from launcher.checkpoints.areal_log import ANY_STEP_LINE, read_step, unfinished
-from launcher.diagnosis.reading import log_clock
 from launcher.diagnosis.reading.line_reader import Ints, LineBlock, read_blocks
+from launcher.diagnosis.reading.log_clock import HEAD, SEARCHED_BEFORE, STAMP, LogClock
 from launcher.diagnosis.reading.log_patterns import (
     ANY,
     DATED,
@@ -29,7 +29,6 @@ from launcher.diagnosis.reading.log_patterns import (
     REQUEST,
     ROLE_PREFIX,
     SERVER_ROLES,
-    STAMP,
     facts_of,
     plain,
     without_head,
@@ -77,7 +76,8 @@ class LogFile:
         self._log_events: list[LogEvent] = []
         self._counts: Counter[Kind] = Counter()
         self._failed: dict[tuple[Kind, int | None], tuple[int, Counter[str]]] = {}
-        self._pauses = ServerPauses(path.name)
+        self._clock = LogClock()
+        self._pauses = ServerPauses(path.name, self._clock)
         self._first_time: float | None = None
         self._last_time: float | None = None
         self.known_lines = 0
@@ -85,6 +85,7 @@ class LogFile:
 
     def take(self, block: LineBlock) -> None:
         """Collect from a block; no step's tables continue beyond it."""
+        self._clock.look(block.data)
         steps = block.matching(block.picked, ANY_STEP_LINE)
         bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
         befores = [self._steps.last_step]
@@ -100,7 +101,7 @@ class LogFile:
         self.known_lines += len(block.picked)
 
     def _add_step(self, block: LineBlock, number: int, global_step: int, values: dict[str, float]) -> None:
-        time = log_clock.stamp_in(block.data, int(block.starts[number]), int(block.ends[number]))
+        time = self._clock.stamp_in(block.data, int(block.starts[number]), int(block.ends[number]))
         if len(self._keys) < 1000:
             self._keys.update(values)
         self._steps.append(global_step, time, self._names.pick(values))
@@ -167,15 +168,15 @@ class LogFile:
 
     def _time_of(self, block: LineBlock, number: int, *, far: bool) -> float | None:
         start, end = int(block.starts[number]), int(block.ends[number])
-        time = log_clock.stamp_in(block.data, start, min(end, start + log_clock.HEAD))
-        for reach in log_clock.SEARCHED_BEFORE[: 2 if far else 1]:
+        time = self._clock.stamp_in(block.data, start, min(end, start + HEAD))
+        for reach in SEARCHED_BEFORE[: 2 if far else 1]:
             if time is None:
-                time = log_clock.stamp_before(block.data, start, reach)
+                time = self._clock.stamp_before(block.data, start, reach)
         return self._last_time if time is None else time
 
     def _look_at_times(self, block: LineBlock) -> None:
-        first = log_clock.stamp_in(block.data, 0, log_clock.SEARCHED_BEFORE[1])
-        last = log_clock.stamp_before(block.data, len(block.data), log_clock.SEARCHED_BEFORE[1])
+        first = self._clock.stamp_in(block.data, 0, SEARCHED_BEFORE[1])
+        last = self._clock.stamp_before(block.data, len(block.data), SEARCHED_BEFORE[1])
         if self._first_time is None:
             self._first_time = first if first is not None else last
         self._last_time = last if last is not None else self._last_time
@@ -207,6 +208,7 @@ class LogFile:
             sources=(source,),
             keys=tuple(sorted(self._keys)),
             total_steps=self.total_steps,
+            scale=self._clock.scale(),
         )
 
 

@@ -49,7 +49,6 @@ DATED = r"^.{0,80}?20\d\d-?[01]\d-?[0-3]\d[-T ][0-2]\d:[0-5]\d"
 REQUEST, GROUP = KINDS[Kind.REQUEST_FAILED], KINDS[Kind.ROLLOUT_FAILED]
 
 ANSI = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
-STAMP = re.compile(rb"(20\d\d)-?([01]\d)-?([0-3]\d)[-T ]([0-2]\d):([0-5]\d):([0-6]\d)(?:[.,](\d{1,6}))?")
 ROLE_PREFIX = re.compile(rb"^\[([A-Za-z][\w-]*)\]\s")
 
 SERVER_ROLES = ("llm_server", "rollout", "sglang", "server", "inf_engine", "vllm")
@@ -61,7 +60,8 @@ MADE_TOKENS = b"#running-req: "
 
 HEAD = re.compile(
     r"^(\[[A-Za-z][\w-]*\]\s+)?(\(AReaL\) )?"
-    r"(\[?20\d\d-?\d\d-?\d\d[-T ][\d:.,]+( [A-Z]{2}\d+)*\]?\s*)?(trainer |StatsLogger )?"
+    r"(\[?20\d\d-?\d\d-?\d\d[-T ][\d:.,]+(Z| ?(UTC|GMT)| ?[+-]\d\d:?\d\d)?( [A-Z]{2}\d+)*\]?\s*)?"
+    r"(trainer |StatsLogger )?"
 )
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.base.utc_offsets import Offsets
 from launcher.base.wording import some_of
+from launcher.diagnosis.reading.log_clock import WallScale
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +78,7 @@ def is_metric(key: str, metric: str) -> bool:
 class Steps:
     """The steps in the order in which they were written, with their figures; NaN where a step has none.
 
-    After a recovery the numbers go back. `global_step` counts from 0, `times` are seconds (see LogEvent).
+    After a recovery the numbers go back. `global_step` counts from 0, `times` are seconds (see Contents).
     """
 
     def __init__(self) -> None:
@@ -97,6 +100,12 @@ class Steps:
         self._times.extend(other._times)
         for name, column in self._columns.items():
             column.extend(other._columns[name])
+
+    def at_times(self, moved: Callable[[float], float]) -> Steps:
+        """The same with other times; those that are not known stay so."""
+        other = copy(self)
+        other._times = array("d", (time if math.isnan(time) else moved(time) for time in self._times))
+        return other
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -169,8 +178,8 @@ class LogEvent:
     """Lines of one kind, `count` of them within one step (or one block of a log that has no steps). Where lines with a
     date are among them only these count: a traceback repeats what the line above it says.
 
-    `time` and `last_time`: seconds of the log's own wall clock, as if it were UTC, None where no line nearby has a
-    date. `after_step`: the last step that was done before it, None where there was none or it is not known.
+    `time` and `last_time`: seconds (see Contents), None where no line nearby has a date, or one that can't be compared
+    with the steps'. `after_step`: the last step that was done before it, None where there was none or it is not known.
     `where`: file and line. `facts`: the parts of the line.
     """
 
@@ -211,7 +220,11 @@ class Source:
 class Contents:
     """What was read: the steps as written, and all events, by time where it is known. `origins`: of each step the
     index of its source. `passed_over`: files beside them that were not tried,
-    in brackets why; without brackets those whose names are no log's."""
+    in brackets why; without brackets those whose names are no log's.
+
+    Times are unix seconds, except where `scale` is given: there they are of a log's own wall clock. Once all files are
+    joined they are of one clock, and `shown` has what the run's wall clock showed (launcher/diagnosis/reading/
+    time_zones.py). `utc_offsets`: the zone that the run itself wrote down."""
 
     sources: tuple[Source, ...]
     steps: Steps = field(default_factory=Steps)
@@ -220,6 +233,9 @@ class Contents:
     keys: tuple[str, ...] = ()
     total_steps: int = 0
     passed_over: tuple[str, ...] = ()
+    scale: WallScale | None = None
+    utc_offsets: Offsets = ()
+    shown: Offsets = ()
 
     @property
     def not_read(self) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from launcher.base.utc_offsets import Offsets
 from launcher.base.wording import lines_not_read
-from launcher.diagnosis.reading.log_clock import from_unix
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import Lines, number_of, read_lines
@@ -63,7 +63,20 @@ def read_events(path: Path) -> Contents:
     events = tuple(_log_event(kind, line, path) for line in lines if (kind := _kind_of(line)) is not None)
     size, what = path.stat().st_size, f"{len(lines)} events"
     source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=size, skipped=_not_read(file))
-    return Contents(log_events=events, sources=(source,))
+    return Contents(log_events=events, sources=(source,), utc_offsets=recorded_offsets(lines))
+
+
+def recorded_offsets(events: Iterable[Mapping[str, object]]) -> Offsets:
+    """The zone of the run, as its attempts wrote it down: each until the next begins."""
+    found: list[tuple[float, int]] = []
+    for event in events:
+        since, given = _time(event), event.get("utc_offsets")
+        if event.get("event") != "run.started" or since is None or not isinstance(given, list):
+            continue
+        pairs = [one for one in given if isinstance(one, list) and [type(part) for part in one[1:]] == [int]]
+        known = [(number_of(at), offset) for at, offset in pairs]
+        found = [one for one in found if one[0] < since] + [(max(at, since), offset) for at, offset in known]
+    return tuple(found)
 
 
 def _not_read(file: Lines) -> str:
@@ -92,4 +105,4 @@ def _log_event(kind: Kind, line: Mapping[str, object], path: Path) -> LogEvent:
 
 def _time(line: Mapping[str, object]) -> float | None:
     time = line.get("time")
-    return from_unix(float(time)) if isinstance(time, int | float) else None
+    return float(time) if isinstance(time, int | float) else None

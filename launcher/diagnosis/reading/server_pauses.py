@@ -10,9 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from launcher.diagnosis.reading import log_clock
-from launcher.diagnosis.reading.log_clock import say_duration
-from launcher.diagnosis.reading.log_patterns import MADE_TOKENS, STAMP
+from launcher.diagnosis.reading.log_clock import STAMP, LogClock, say_duration
+from launcher.diagnosis.reading.log_patterns import MADE_TOKENS
 from launcher.diagnosis.reading.log_records import Kind, LogEvent, Role
 
 SAMPLE_BYTES = 32 * 1024
@@ -32,8 +31,10 @@ Look = Callable[[bytes, int, int], Dated | None]
 class ServerPauses:
     """Takes the blocks of a log in order and keeps the longest pauses."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: LogClock) -> None:
+        """`clock`: of the log, which has looked at the same block."""
         self._name = name
+        self._clock = clock
         self._last: dict[Kind, float] = {}
         self._longest: dict[Kind, list[tuple[float, float]]] = {Kind.SILENCE: [], Kind.NO_TOKENS: []}
         """(seconds, begin) of each pause, a heap."""
@@ -46,8 +47,8 @@ class ServerPauses:
         """`data` are the next lines."""
         for start in range(0, len(data), SAMPLE_BYTES):
             end = min(start + SAMPLE_BYTES, len(data))
-            self._walk(Kind.SILENCE, data, start, end, _first_line, _last_line)
-            self._walk(Kind.NO_TOKENS, data, start, end, _first_tokens, _last_tokens)
+            self._walk(Kind.SILENCE, data, start, end, self._first_line, self._last_line)
+            self._walk(Kind.NO_TOKENS, data, start, end, self._first_tokens, self._last_tokens)
 
     def _walk(self, kind: Kind, data: bytes, start: int, end: int, first: Look, last: Look) -> None:
         """All dates between which a pause may lie, in order."""
@@ -88,39 +89,40 @@ class ServerPauses:
             role=Role.SERVER,
             time=begin,
             last_time=begin + seconds,
-            text=f"no {'line' if kind is Kind.SILENCE else 'batch'} for {say_duration(seconds)}",
+            text=say_pause(kind, seconds),
             where=self._name,
             facts={"seconds": seconds, "is_last": is_last},
         )
 
+    # ── dates ──
 
-def _first_line(data: bytes, start: int, end: int) -> Dated | None:
-    match = STAMP.search(data, start, end)
-    time = None if match is None else log_clock.seconds_of(match)
-    return None if match is None or time is None else (match.start(), time)
+    def _first_line(self, data: bytes, start: int, end: int) -> Dated | None:
+        match = STAMP.search(data, start, end)
+        time = None if match is None else self._clock.seconds_of(match)
+        return None if match is None or time is None else (match.start(), time)
 
-
-def _last_line(data: bytes, start: int, end: int) -> Dated | None:
-    for reach in NEAR:
-        for match in reversed([*STAMP.finditer(data, max(start, end - reach), end)]):
-            if (time := log_clock.seconds_of(match)) is not None:
-                return match.start(), time
-        if end - reach <= start:
-            break
-    return None
-
-
-def _first_tokens(data: bytes, start: int, end: int) -> Dated | None:
-    return _dated(data, data.find(MADE_TOKENS, start, end))
-
-
-def _last_tokens(data: bytes, start: int, end: int) -> Dated | None:
-    return _dated(data, data.rfind(MADE_TOKENS, start, end))
-
-
-def _dated(data: bytes, position: int) -> Dated | None:
-    """The place with the date at the beginning of its line."""
-    if position < 0:
+    def _last_line(self, data: bytes, start: int, end: int) -> Dated | None:
+        for reach in NEAR:
+            for match in reversed([*STAMP.finditer(data, max(start, end - reach), end)]):
+                if (time := self._clock.seconds_of(match)) is not None:
+                    return match.start(), time
+            if end - reach <= start:
+                break
         return None
-    time = log_clock.stamp_in(data, data.rfind(b"\n", 0, position) + 1, position)
-    return None if time is None else (position, time)
+
+    def _first_tokens(self, data: bytes, start: int, end: int) -> Dated | None:
+        return self._dated(data, data.find(MADE_TOKENS, start, end))
+
+    def _last_tokens(self, data: bytes, start: int, end: int) -> Dated | None:
+        return self._dated(data, data.rfind(MADE_TOKENS, start, end))
+
+    def _dated(self, data: bytes, position: int) -> Dated | None:
+        """The place with the date at the beginning of its line."""
+        if position < 0:
+            return None
+        time = self._clock.stamp_in(data, data.rfind(b"\n", 0, position) + 1, position)
+        return None if time is None else (position, time)
+
+
+def say_pause(kind: Kind, seconds: float) -> str:
+    return f"no {'line' if kind is Kind.SILENCE else 'batch'} for {say_duration(seconds)}"

@@ -20,7 +20,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from launcher.base.errors import DataError
-from launcher.diagnosis.reading.log_clock import from_unix
 from launcher.diagnosis.reading.log_records import TENSORBOARD, Contents, FigureNames
 from launcher.diagnosis.reading.wandb_files import Row, contents_of, steps_of
 
@@ -67,7 +66,7 @@ def _rows(path: Path, keys: set[str]) -> Iterator[Row]:
         values = {one.tag: value for one in event.summary.value if math.isfinite(value := _number(one))}
         if values:
             keys.update(values)
-            yield event.step, from_unix(event.wall_time) if event.wall_time > 0 else None, values
+            yield event.step, event.wall_time if event.wall_time > 0 else None, values
 
 
 def _records(path: Path) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ read where it lies. Only archives and compressed files are taken as such by thei
 from __future__ import annotations
 
 import bz2
+import calendar
 import codecs
 import errno
 import gzip
@@ -16,7 +17,6 @@ import shutil
 import stat
 import tarfile
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,7 +128,7 @@ def _of_zip(path: Path) -> Iterator[Member]:
         for one in archive.infolist():
             if not one.is_dir():
                 is_regular = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG)
-                at = time.mktime((*one.date_time, 0, 0, -1))
+                at = calendar.timegm((*one.date_time, 0, 0, 0))  # of some zone: it dates lines to the year alone
                 yield Member(
                     name=one.filename, size=one.file_size, time=at, source=archive.open(one) if is_regular else None
                 )

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from launcher.base.errors import DataError
 from launcher.base.wording import some_of
-from launcher.diagnosis.reading.log_clock import from_unix
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Role, Source, Steps
 from launcher.run_files.journal import number_of
 
@@ -91,7 +90,7 @@ def _parse(row: list[str], step: int, time: int | None, keys: Mapping[int, str])
         return None  # a torn last line
     values = {key: number_of(row[i]) for i, key in keys.items() if i < len(row) and row[i] != ""}
     at = number_of(row[time]) if time is not None and time < len(row) else math.nan
-    return int(number), from_unix(at) if math.isfinite(at) and at > 1e8 else None, values
+    return int(number), at if math.isfinite(at) and at > 1e8 else None, values
 
 
 def read_offline(path: Path, names: FigureNames) -> Contents:
@@ -110,7 +109,7 @@ def read_offline(path: Path, names: FigureNames) -> Contents:
                 if math.isfinite(step):
                     keys.update(items)
                     at = items.get("_timestamp", math.nan)
-                    yield int(step), from_unix(at) if math.isfinite(at) else None, items
+                    yield int(step), at if math.isfinite(at) else None, items
 
     steps = steps_of(rows(), names)
     return contents_of(path, "WandB's offline file", steps, (key for key in keys if not key.startswith("_")))

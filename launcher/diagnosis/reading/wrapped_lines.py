@@ -1,7 +1,7 @@
 """Turns records around a log's lines into the lines: JSON of containers, journald's exports, the kernel's own dates.
 
 A line keeps the date that its program wrote. Only where the programs write none, and before a line of the kernel, the
-record's own date is put before it, in the zone of this machine.
+record's own date is put before it, with its zone, where the record has one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from functools import partial
 from itertools import chain, islice
 from typing import IO
 
-from launcher.diagnosis.reading.log_clock import from_unix, say_time
-from launcher.diagnosis.reading.log_patterns import STAMP
+from launcher.diagnosis.reading.log_clock import STAMP, say_utc
 
 TEXT_KEYS = ("log", "MESSAGE", "message", "msg", "textPayload", "line", "body")
 TIME_KEYS = ("__REALTIME_TIMESTAMP", "time", "timestamp", "@timestamp", "ts")
 OURS = ("event", "global_step")
 LOOKED_AT = 200
 """Records in which a date of the program's own is looked for."""
+ZONES_S = 86_400
+"""The clocks of two zones differ by at most a day: of a file changed today, a line may be of tomorrow."""
 MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 MONTH = rb"(?P<month>" + b"|".join(MONTHS) + rb") +(?P<day>\d+) (?P<clock>\d\d:\d\d:\d\d)"
 DMESG = re.compile(rb"^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) " + MONTH + rb" (?P<year>20\d\d)\] ?", re.MULTILINE)
@@ -36,7 +37,7 @@ Record = tuple[str, str, bool]
 
 def find_wrapping(head: bytes, changed: float) -> Lines | None:
     """What takes the lines out of a file that begins like this; None where it holds plain ones. `changed`: when the
-    file was written last, unix seconds: dates without a year are no later."""
+    file was written last, unix seconds: dates without a year are no later, in any zone."""
     first = head.lstrip().split(b"\n", 1)[0]
     if first.startswith(b"__CURSOR="):
         return lambda file: _lines_of(_exported(file))
@@ -98,11 +99,12 @@ def _date_of(value: object) -> str:
         number = float(text)
     except ValueError:
         try:
-            return say_time(from_unix(datetime.fromisoformat(text).timestamp()))
+            date = datetime.fromisoformat(text)
         except ValueError:
             return ""
+        return f"{date:%Y-%m-%d %H:%M:%S}" if date.tzinfo is None else say_utc(date.timestamp())
     seconds = number / 1e6 if number > 1e14 else number / 1e3 if number > 1e11 else number
-    return say_time(from_unix(seconds)) if 1e8 < seconds < 1e11 else ""
+    return say_utc(seconds) if 1e8 < seconds < 1e11 else ""
 
 
 def _exported(file: IO[bytes]) -> Iterator[Record]:
@@ -128,12 +130,12 @@ def _exported(file: IO[bytes]) -> Iterator[Record]:
 
 
 def _redated(pattern: re.Pattern[bytes], changed: float, file: IO[bytes]) -> Iterator[bytes]:
-    latest = time.localtime(changed)
+    newest = time.gmtime(changed + ZONES_S)
 
     def date(found: re.Match[bytes]) -> bytes:
         month, day = MONTHS.index(found["month"]) + 1, int(found["day"])
-        is_later = (month, day) > (latest.tm_mon, latest.tm_mday)
-        year = int(found["year"]) if "year" in pattern.groupindex else latest.tm_year - is_later
+        is_later = (month, day) > (newest.tm_mon, newest.tm_mday)
+        year = int(found["year"]) if "year" in pattern.groupindex else newest.tm_year - is_later
         return b"%04d-%02d-%02d %s " % (year, month, day, found["clock"])
 
     return (pattern.sub(date, line) for line in file)
