@@ -337,7 +337,7 @@ def _read_holder(fd: int) -> tuple[str, str]:
     """(the tool that it is, "" of a run; who and since when)"""
     try:
         holder = json.loads(os.pread(fd, SIGNATURE_BYTES, 0))
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
+        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(holder["since"]))
         return str(holder.get("tool", "")), f"pid {holder['pid']} on {holder['host']} since {since}"
     except (OSError, ValueError, KeyError, TypeError):  # between its flock and its signature
         return "", "a process that has not signed yet"

@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> Measured:
 
 def step_times(log: str) -> list[float]:
     """Seconds of each step but the first few. Raises RuntimeError where there are too few."""
-    stamps = [datetime.strptime(found[1], STAMP).timestamp() for found in STEP.finditer(log)]
+    stamps = [datetime.strptime(found[1], STAMP).replace(tzinfo=UTC).timestamp() for found in STEP.finditer(log)]
     times = [later - earlier for earlier, later in itertools.pairwise(stamps)][UNCOUNTED:]
     if len(times) < 2:
         raise RuntimeError(f"{len(stamps)} steps were taken: {log[-1000:]}")
