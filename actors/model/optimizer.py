@@ -121,8 +121,9 @@ def resume_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: 
     """As it was saved. The optimizer makes its state by a step without gradients, which may change the weights: set
     those afterwards."""
     optimizer.state.clear()
-    for name in saved.steps:
-        parameters[name].grad = torch.zeros_like(parameters[name])
+    for name, parts in saved.parts.items():
+        if parts:  # of a parameter that no gradient has reached nothing is kept: a step would begin to count
+            parameters[name].grad = torch.zeros_like(parameters[name])
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for name, parts in saved.parts.items():

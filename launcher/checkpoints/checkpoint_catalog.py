@@ -242,7 +242,7 @@ class CheckpointCatalog:
         mine = Identity(experiment_name=paths.experiment_name, trial_name=paths.trial_name) if is_ours else None
         found = verify(entry.path, name=entry.checkpoint.name, identity=mine)
         if found.is_complete and len(neighbours := self._neighbours(entry)) > 1:
-            compare_with_neighbours(found, neighbours)
+            compare_with_neighbours(found, neighbours, global_step=entry.global_step)
         return self._judged(dataclasses.replace(entry, verification=found, problem=found.why_not))
 
     def _neighbours(self, entry: CatalogEntry) -> dict[int, Path]:

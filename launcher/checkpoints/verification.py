@@ -42,6 +42,8 @@ from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
 from launcher.checkpoints.tensor_files import TensorEntry, can_judge, constant_matrices, nonfinite, read_entries
 from launcher.checkpoints.weight_distances import odd_tensors
 
+NO_MOMENTS = (MASTER, "random.")
+"""How the tensors begin that are not the optimizer's."""
 MOST_NAMED = 3
 """Tensors named of one kind of fault; a model of another size has hundreds."""
 
@@ -116,18 +118,22 @@ def _verify(report: Verification, name: CheckpointName | None, identity: Identit
         if not _check_files(report, manifest):
             return  # what is inside a damaged file says nothing more
         report.checked.append("bytes")
-        parameters = _check_model(report)
+        parameters = _check_model(report, has_changed=functools.partial(_has_changed, report.folder))
         _try(report, lambda: _check_state(report, manifest, parameters))
     else:
         _check_export(report)
-        _check_model(report)
+        _check_model(report, has_changed=lambda matrix: True)
 
 
-def compare_with_neighbours(report: Verification, neighbours: Mapping[int, Path]) -> None:
-    """Is a matrix far from the same of both neighbours, which are close to each other? `neighbours`: two, by step."""
+def compare_with_neighbours(report: Verification, neighbours: Mapping[int, Path], *, global_step: int) -> None:
+    """Is a matrix far from the same of both neighbours, which are close to each other? `neighbours`: two, by step;
+    `global_step`: its own."""
     steps = " and ".join(str(step) for step in sorted(neighbours))
+    is_between = min(neighbours) < global_step < max(neighbours)
     odd: list[str] = []
-    if not _try(report, lambda: odd.extend(odd_tensors(report.folder, list(neighbours.values())))):
+    if not _try(
+        report, lambda: odd.extend(odd_tensors(report.folder, list(neighbours.values()), is_between=is_between))
+    ):
         return
     report.checked.append(f"near steps {steps}")
     if odd:
@@ -181,15 +187,19 @@ def _check_export(report: Verification) -> None:
 # ── tensors ──
 
 
-def _check_model(report: Verification) -> dict[str, tuple[int, ...]]:
-    """The parameters by name with their shapes, where config.json says them."""
+def _check_model(report: Verification, *, has_changed: Callable[[str], bool]) -> dict[str, tuple[int, ...]]:
+    """The parameters by name with their shapes, where config.json says them. `has_changed`: may training have changed
+    the matrix of this name?"""
     found: dict[str, TensorEntry] = {}
 
     def look() -> None:
         for file in find_shards(report.folder):
             entries = _check_tensor_file(report, file)
             report.problems += [f"{file} holds {name} a second time" for name in sorted(entries.keys() & found.keys())]
-            report.problems += _constants(file, entries)
+            constant = constant_matrices(file, entries)
+            as_given = {name: zero for name, zero in constant.items() if not has_changed(name)}
+            report.problems += _constants(file, {name: constant[name] for name in constant.keys() - as_given.keys()})
+            report.notes += [f"{what}; no gradient of them is stored" for what in _constants(file, as_given)]
             found.update(entries)
         _check_index(report, found)
 
@@ -215,11 +225,25 @@ def _check_tensor_file(report: Verification, file: Path) -> Entries:
     return entries
 
 
-def _constants(file: Path, entries: Entries) -> Iterator[str]:
-    constant = constant_matrices(file, entries)
+def _constants(file: Path, constant: Mapping[str, bool]) -> Iterator[str]:
     for is_zero, what in ((True, "all zero"), (False, "one number throughout")):
-        if names := [name for name, zero in constant.items() if zero is is_zero]:
+        if names := sorted(name for name, zero in constant.items() if zero is is_zero):
             yield f"{file} holds matrices that are {what}: {_names(names)}"
+
+
+def _has_changed(folder: Path, matrix: str) -> bool:
+    """Did a gradient reach it, as far as the optimizer's state shows? Else the run's first model had these numbers.
+
+    An adapter's gradients count as those of its matrix. Raises ModelError, OSError.
+    """
+    steps, file = read_json(folder / FACTS_FILE).get("optimizer_steps"), folder / TENSORS_FILE
+    of_it = tuple(f".{name}" for name in steps or () if name.startswith(matrix.removesuffix("weight")))
+    kept = {
+        name: entry
+        for name, entry in read_entries(file).items()
+        if name.endswith(of_it) and not name.startswith(MASTER) and len(entry.shape) >= 2
+    }
+    return len(constant_matrices(file, kept)) < len(kept)  # moments begin as one number, nearly always 0
 
 
 def _check_index(report: Verification, found: Entries) -> None:
@@ -252,7 +276,7 @@ def _check_shapes(
 def _check_state(report: Verification, manifest: Manifest, parameters: Mapping[str, tuple[int, ...]]) -> None:
     facts = read_json(report.folder / FACTS_FILE)
     entries = _check_tensor_file(report, report.folder / TENSORS_FILE)
-    report.problems += [f"{report.folder / FACTS_FILE}: {what}" for what in _facts_problems(facts, manifest)]
+    report.problems += [f"{report.folder / FACTS_FILE}: {what}" for what in _facts_problems(facts, manifest, entries)]
     learning = _what_learns(report, parameters)
     report.problems += [f"{report.folder / TENSORS_FILE}: {what}" for what in _state_problems(facts, entries, learning)]
     position = read_json(report.folder / POSITION_FILE)
@@ -268,17 +292,18 @@ def _what_learns(report: Verification, parameters: Mapping[str, tuple[int, ...]]
     return {learned_name(name): entry.shape for name, entry in stored.items()}
 
 
-def _facts_problems(facts: Mapping[str, Any], manifest: Manifest) -> Iterator[str]:
+def _facts_problems(facts: Mapping[str, Any], manifest: Manifest, entries: Entries) -> Iterator[str]:
     if facts.get("format") != STATE_FORMAT:
         yield f"format is {facts.get('format')!r}, not {STATE_FORMAT!r}"
     if facts.get("policy_version") != manifest.policy_version:
         yield f"policy_version is {facts.get('policy_version')}, the manifest's {manifest.policy_version}"
     if facts.get("master_weights") not in (WEIGHTS_FILE, TENSORS_FILE):
         yield f"master_weights is {facts.get('master_weights')!r}"
-    if not isinstance(facts.get("optimizer_steps"), dict) or (
-        manifest.policy_version and not facts["optimizer_steps"] and "optimizer_parts" not in facts
-    ):
-        yield "it knows no step of the optimizer"
+    if not isinstance(facts.get("optimizer_steps"), dict):
+        yield "it does not say which parameters the optimizer has stepped"
+    elif unknown := sorted(entries.keys() - _moments_of(facts) - {n for n in entries if n.startswith(NO_MOMENTS)}):
+        # no step at all is fine: a batch of equal rewards has no gradient, and AdamW keeps nothing before the first
+        yield f"it knows nothing of {_names(unknown)} in {TENSORS_FILE}"
     try:
         version, internal, gauss = facts["python_random"]
         random.Random().setstate((version, tuple(internal), gauss))
@@ -288,20 +313,28 @@ def _facts_problems(facts: Mapping[str, Any], manifest: Manifest) -> Iterator[st
         yield f"random states: {error}"
 
 
+def _moments_of(facts: Mapping[str, Any]) -> set[str]:
+    """What the optimizer keeps, by the names that it has among the tensors."""
+    parts = facts.get("optimizer_parts")
+    if parts is None:
+        parts = dict.fromkeys(facts["optimizer_steps"], MOMENTS)
+    return {f"{part}.{name}" for name, of in parts.items() for part in of}
+
+
 def _state_problems(
     facts: Mapping[str, Any], entries: Entries, parameters: Mapping[str, tuple[int, ...]]
 ) -> Iterator[str]:
+    if not isinstance(stepped := facts.get("optimizer_steps"), dict):
+        return
     expected: dict[str, tuple[int, ...]] = {}
-    stepped = facts.get("optimizer_steps")
-    for name in stepped if isinstance(stepped, dict) else ():
+    for name in stepped:
         if parameters and name not in parameters:
             yield f"the optimizer stepped {name}, which the model has not"
         if "optimizer_parts" not in facts:
             expected |= {f"{moment}.{name}": parameters.get(name, ()) for moment in MOMENTS}
     if facts.get("master_weights") == TENSORS_FILE:
         expected |= {f"{MASTER}{name}": shape for name, shape in parameters.items()}
-    parts = {f"{part}.{name}" for name, of in facts.get("optimizer_parts", {}).items() for part in of}
-    if missing := sorted((expected.keys() | parts) - entries.keys()):
+    if missing := sorted((expected.keys() | _moments_of(facts)) - entries.keys()):
         yield f"it lacks {_names(missing)}"
     for name in sorted(expected.keys() & entries.keys()):
         if (entries[name].dtype, entries[name].shape) != ("F32", expected[name]) and parameters:

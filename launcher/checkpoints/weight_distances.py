@@ -120,8 +120,9 @@ def numbers(place: Place, *, most: int | None = None) -> Iterator[Floats]:
             yield ((part.astype(np.uint32) << 16).view(np.float32) if is_bfloat16 else part).astype(np.float64)
 
 
-def odd_tensors(folder: Path, neighbours: Sequence[Path]) -> list[str]:
+def odd_tensors(folder: Path, neighbours: Sequence[Path], *, is_between: bool) -> list[str]:
     """Of `folder`, those far from the same of both neighbours, which are close to each other; by a sample of each.
+    `is_between`: its step is between theirs.
 
     Raises ModelError, OSError.
     """
@@ -133,6 +134,8 @@ def odd_tensors(folder: Path, neighbours: Sequence[Path]) -> list[str]:
         if not can_compare(place, first[name], second[name]):
             continue
         between = distance_of(first[name], second[name], most=SAMPLE).distance
+        if not between and not is_between:
+            continue  # nothing was learned from one to the other, which says nothing of how far the next step leads
         nearest = min(distance_of(one[name], place, most=SAMPLE).distance for one in (first, second))
         if nearest >= max(FAR, TIMES * between):
             odd.append(name)
