@@ -23,7 +23,7 @@ from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.standby_handle import NEW_PROCESS_S, PARK_S
 from actors.supervision.verifier_retry import ask_the_verifier_again
-from actors.weights.start_weights import StartWeights, first_weights, forget, keep_for
+from actors.weights.start_weights import StartWeights, forget, keep_checkpoint, keep_for, release
 from launcher.base.errors import CheckpointError, DataError, DiskError, LauncherError, RunError, ServerError, UsageError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, TerminalStatus, TrainerReady
 from launcher.config.schema import RunConfig
@@ -259,15 +259,22 @@ class ActionExecutor:
             return await slot.start(generation, weights, overrides, **how)
         finally:
             self._history.server_got(slot.name, slot.gpus)
+            await asyncio.to_thread(release, slot.name, self._observer.catalog.trial.default)
 
     def _start_weights(self, name: str) -> StartWeights:
-        """The trainer's newest, where it has any; else the checkpoint that it is about to load, or the first ones."""
+        """The trainer's newest, where it has any; else the checkpoint that it is about to load, or the first ones.
+
+        Raises CheckpointError, StorageError.
+        """
         view = self._trainer.view
         if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
             return kept
-        found = self._observer.catalog.newest_model(self._history.damaged_checkpoints)
         lineage = 1 if self._history.lineage == 0 else None
-        return first_weights(found, self._config.sglang.model_path, lineage)
+        catalog = self._observer.catalog
+        while (found := catalog.newest_model(self._history.damaged_checkpoints)) is not None:
+            if (kept := keep_checkpoint(name, found)) is not None:
+                return dataclasses.replace(kept, lineage=lineage)
+        return StartWeights(path=self._config.sglang.model_path, version=0, lineage=lineage)
 
     async def _take_from_traffic(self, slot: ServerHandle, state: ServerState) -> None:
         """Its requests end with its process in any case; a trainer that is away has none."""

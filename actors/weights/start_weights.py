@@ -1,7 +1,8 @@
 """Keeps the model folder that a server starts from until it has loaded it.
 
-The trainer removes its folder when the next but one is published, and a server takes longer than that to start. A
-folder of hard links takes no memory and keeps the files.
+The trainer removes its folder when the next but one is published, and it removes checkpoints, or sets them aside where
+it goes back to an older one. A server takes longer than that to start. A folder of hard links takes no room and keeps
+the files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from pathlib import Path
 
 from launcher.base.messages import PublishedWeights
 from launcher.checkpoints.checkpoint_folder import Checkpoint
+from launcher.checkpoints.manifest import FACTS_FILE, KEEP_MARK, MANIFEST_NAME, POSITION_FILE, TENSORS_FILE
+
+NO_MODEL = frozenset({MANIFEST_NAME, KEEP_MARK, FACTS_FILE, TENSORS_FILE, POSITION_FILE})
+"""Files of a checkpoint that no server reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +29,32 @@ class StartWeights:
     lineage: int | None
 
 
-def first_weights(checkpoint: Checkpoint | None, model_path: str, lineage: int | None) -> StartWeights:
-    """The weights of the checkpoint that the trainer will load, or the run's first."""
-    if checkpoint is None or checkpoint.manifest is None:
-        return StartWeights(path=model_path, version=0, lineage=lineage)
-    version = checkpoint.manifest.policy_version
-    return StartWeights(path=str(checkpoint.path), version=version, lineage=lineage)
+def keep_checkpoint(name: str, checkpoint: Checkpoint) -> StartWeights | None:
+    """The weights of the checkpoint that the trainer will probably load, kept for this server until `release`.
+
+    None where the checkpoint has been moved or removed meanwhile. A disk without hard links gives the folder itself.
+    """
+    if checkpoint.manifest is None:
+        return None
+    target = _start_folder(checkpoint.path.parent, name)
+    path = target
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        target.mkdir(mode=0o700)
+        for file in checkpoint.path.iterdir():
+            if file.is_file() and file.name not in NO_MODEL:
+                os.link(file, target / file.name)
+    except OSError:
+        if not checkpoint.path.is_dir():
+            return None
+        shutil.rmtree(target, ignore_errors=True)
+        path = checkpoint.path
+    return StartWeights(path=str(path), version=checkpoint.manifest.policy_version, lineage=None)
+
+
+def release(name: str, checkpoints: Path) -> None:
+    """The server has started, or will not: what was kept of a checkpoint for it may go."""
+    shutil.rmtree(_start_folder(checkpoints, name), ignore_errors=True)
 
 
 def keep_for(name: str, weights: PublishedWeights) -> StartWeights | None:
@@ -49,6 +74,10 @@ def keep_for(name: str, weights: PublishedWeights) -> StartWeights | None:
 def forget(name: str, weights: PublishedWeights | None) -> None:
     if weights is not None:
         shutil.rmtree(_folder(Path(weights.path).parent, name), ignore_errors=True)
+
+
+def _start_folder(checkpoints: Path, name: str) -> Path:
+    return checkpoints / f".start-{name}"  # on the same disk, or nothing could be linked; no checkpoint's name
 
 
 def _folder(root: Path, name: str) -> Path:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +12,26 @@ from actors.cluster.actor_calls import ActorAway
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
-from launcher.base.errors import CheckpointError, DataError, DiskError, ResourceError
-from launcher.base.messages import Cause, Health, Incident, ServerState, TerminalStatus, TrainerView, Verdict
+from launcher.base.errors import CheckpointError, DataError, DiskError, ResourceError, ServerError
+from launcher.base.messages import (
+    Cause,
+    Health,
+    Incident,
+    ServerInfo,
+    ServerState,
+    TerminalStatus,
+    TrainerView,
+    Verdict,
+)
+from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import CondemnCheckpoints, Halt, RestoreTrainer
 from launcher.policy.observed import TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.bare_checkpoints import commit_files
 from tests.support.fake_actors import FakeActor, never
 
+IDLE = ServerInfo(name="server-0", index=0, state=ServerState.STOPPED, generation=-1)
 STARTED = TrainerView(pid=1, is_started=True)
 REFUSALS = [ResourceError("a port"), OSError("unforeseen"), CheckpointError("no room")]
 
@@ -74,7 +87,9 @@ class Trial:
             slots={"server-0": self.slot},
             trainer=trainer or FakeTrainer(),
             monitor=None,
-            catalog=SimpleNamespace(newest_model=lambda damaged: self.newest_model()),
+            catalog=SimpleNamespace(
+                newest_model=lambda damaged: self.newest_model(), trial=SimpleNamespace(default=folder / "default")
+            ),
             refresh=self.nothing,
             begin_looking=lambda: None,
             close=self.nothing,
@@ -159,6 +174,33 @@ async def test_a_server_without_weights_to_start_from_is_the_plans_to_mend(tmp_p
     assert seen.state is ServerState.DEAD
     assert "can't be listed" in seen.verdict.reason
     assert "start.failed" in trial.events()
+
+
+async def test_a_server_starts_from_a_checkpoint_that_the_trainer_sets_aside_meanwhile(tmp_path):
+    """As when the trainer finds it damaged: a server takes far longer to read it than the trainer to move it."""
+    store, read = CheckpointStore(tmp_path / "default"), []
+    commit_files(store, 3, ["model.safetensors"])
+    commit_files(store, 5, ["model.safetensors"])
+
+    def start(*, model_path, weight_version, **_):
+        store.set_aside_after(-1)
+        read.append((Path(model_path, "model.safetensors").read_text(), weight_version))
+        raise ServerError("it ends here")
+
+    trial = Trial(tmp_path, actor=FakeActor(info=lambda: IDLE, stop=None, start=start, wait_exit=never))
+    listed = iter([store.find(5), store.find(3)])
+
+    def newest_model():
+        """The newest is moved between the look and the start."""
+        found = next(listed)
+        if found.global_step == 5:
+            store.set_aside_after(3)
+        return found
+
+    trial.newest_model = newest_model
+    await trial.begun()
+    assert read == [("model.safetensors of step 3", 4)]
+    assert not (tmp_path / "default" / ".start-server-0").exists()
 
 
 async def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from launcher.base.errors import CheckpointError, ModelError
-from launcher.checkpoints import tensor_files
+from launcher.checkpoints import tensor_files, verification
 from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.manifest import find_faults
 from launcher.checkpoints.model_files import read_shape
 from launcher.checkpoints.model_shape import FAMILIES
 from launcher.checkpoints.tensor_files import nonfinite, read_entries
@@ -303,3 +304,12 @@ def test_a_header_that_claims_the_impossible(tmp_path):
         file.write_bytes(np.uint64(len(header)).tobytes() + header + b"\0" * 4)
         with pytest.raises(ModelError, match=r"x\.safetensors is not a complete safetensors file"):
             read_entries(file)
+
+
+def test_one_that_a_live_run_moves_while_it_is_read_was_not_damaged(checkpoint, monkeypatch):
+    def moved(folder, files):
+        folder.rename(folder.with_name("elsewhere"))
+        return find_faults(folder, files)
+
+    monkeypatch.setattr(verification, "find_faults", moved)
+    assert verify(checkpoint).why_not == f"{checkpoint} was moved or removed while it was read"
