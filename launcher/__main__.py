@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 try:
     import hydra
@@ -40,7 +41,7 @@ from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli import doctor, keep_alive, new_preset
 from launcher.cli.interrupts import Interrupts
-from launcher.cli.unattended import CONTINUES
+from launcher.cli.unattended import settings_to_continue_with
 from launcher.config import hydra_plugin
 from launcher.config.compose import (
     CONFIG_FOLDER,
@@ -69,7 +70,8 @@ from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight, refuse
 from launcher.resources.run_plan import RunPlan, make_plan, noted
 from launcher.resources.standby_trainer import with_standby_trainer
-from launcher.run_files.run_paths import login_name
+from launcher.run_files.run_paths import RunPaths, login_name
+from launcher.run_files.written_settings import read_config
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -98,6 +100,9 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     except LauncherError as error:
         return _refuse(error)
     sys.argv[1:] = ordered_arguments(sys.argv[1:])
+    if (settings := settings_to_continue_with()) is not None:
+        return continue_run(settings)
+    register()
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     codes: list[int] = []
 
@@ -248,20 +253,42 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     config, note = fit(config, hardware, shape, keys_of(overrides))
     plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
-    if not {CONTINUES, keep_alive.KILLED} & os.environ.keys():
-        preflight(config, hardware, plan, check_node())
-        with as_far_as_it_is_read():
-            show(config, plan, console_of_width(WIDTH))
+    preflight(config, hardware, plan, check_node())
+    with as_far_as_it_is_read():
+        show(config, plan, console_of_width(WIDTH))
     recovery = replace(config.recovery, standby_servers=plan.standbys, standby_trainers=plan.standby_trainers)
     return _start(replace(config, recovery=recovery), plan)
+
+
+def continue_run(settings: Path) -> int:
+    """A further attempt of a run, with the settings that it began with: no preset is read, nothing is fitted anew.
+
+    The exit code. Whatever keeps it from beginning ends the run with a status (P9).
+    """
+    from launcher.cli.continuation import Successor, ends_the_run
+    from launcher.driver import run
+
+    successor, paths = Successor(), RunPaths.of_logs(settings.parent)
+    assert paths is not None, "the attempt before wrote them below the run's logs"
+    try:
+        with ends_the_run(paths, successor.known):
+            config, plan = read_config(settings), None
+            check(config)
+            if config.trainer.adapter == OWN:
+                for note in leave_out(config):
+                    print(f"note: {note}", file=sys.stderr)
+                hardware = of_the_run(config, find_hardware())
+                plan = with_standby_trainer(config, hardware, make_plan(config, hardware, find_shape(config)))
+        return run(config, successor=successor, plan=plan)
+    except LauncherError as error:
+        return _refuse(error)
 
 
 def _launch_foreign(config: RunConfig) -> int:
     """As `launch`, of another project's trainer."""
     lines, missing = list(plan_lines(config)), find_missing_for_command(config)
-    if not config.dry_run and not {CONTINUES, keep_alive.KILLED} & os.environ.keys():
-        refuse(missing)
     if not config.dry_run:
+        refuse(missing)
         keep_alive.begin(config)
     with as_far_as_it_is_read():
         print(*lines, sep="\n", flush=True)

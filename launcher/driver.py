@@ -16,7 +16,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,10 +29,7 @@ from actors.cluster.cluster_restarts import (
     SAME_COMMAND,
     AttemptLost,
     ClusterRestarts,
-    Continuation,
-    end_incident,
     end_supervisors,
-    last_committed,
 )
 from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
@@ -42,7 +39,7 @@ from actors.foreign.foreign_actors import ForeignActors, ServedActors
 from actors.reward.data_check import check_data
 from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
-from launcher.base.errors import JournalError, LauncherError, RunError
+from launcher.base.errors import LauncherError, RunError
 from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.base.utc_offsets import local_offsets
@@ -50,7 +47,7 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, name
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
-from launcher.cli.continuation import Successor, wait_for_the_next
+from launcher.cli.continuation import Successor, ends_the_run, wait_for_the_next
 from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_follower import RunFollower
@@ -58,7 +55,6 @@ from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command, typed_command
 from launcher.config.foreign import OWN, SERVERS
 from launcher.config.schema import RunConfig
-from launcher.html_report.report_writer import write_report
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.resources.hardware import find_hardware
 from launcher.resources.memory_history import MemoryHistory
@@ -66,7 +62,6 @@ from launcher.resources.run_plan import RunPlan
 from launcher.resources.seen_memory import SeenMemory
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
-from launcher.run_files.run_ends import last_start_or_end
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
 
@@ -103,7 +98,7 @@ def run(
     out = sys.stdout if unattended is None else unattended.out
     began, held = (None, None) if known is None else (known.screen_began, known.lock)
     with RunLock(paths, held=held) as lock, Screen(config, paths, out, began=began) as screen:
-        with contextlib.nullcontext() if is_first else _ends_the_run(paths, known):
+        with contextlib.nullcontext() if is_first else ends_the_run(paths, known):
             if not is_first:
                 _check(config)
             remote = remote_of(config)
@@ -119,7 +114,7 @@ def run(
                 control_requests.forget(paths)
             name_run(paths)
             attempt = lock.next_attempt() if known is None else known.attempt
-            screen.begin(attempt)
+            written = screen.begin(attempt)
             journal = Journal(paths.events, attempt, time.time)
             if prepared is not None:
                 screen.line(f"resuming from {prepared.name}, as it was set up")
@@ -133,6 +128,7 @@ def run(
                 command=same_command(unattended),
                 folder=str(Path.cwd()),
                 utc_offsets=local_offsets(time.time()),
+                settings=written.name,
             )
         count = lock.next_attempt if successor else None
         restarts = ClusterRestarts(config, known=known, killed=killed, next_attempt=count)
@@ -141,7 +137,9 @@ def run(
             outcome = RunLaunch(*parts).run()
         except AttemptLost as lost:
             screen.leave()
-            (successor or Successor()).begin(lost.known, interrupts, screen_began=screen.began, lock=lock.descriptor)
+            began_with = (known.settings if known else killed.settings if killed else "") or str(written)
+            next_ = dataclasses.replace(lost.known, settings=began_with)
+            (successor or Successor()).begin(next_, interrupts, screen_began=screen.began, lock=lock.descriptor)
         if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
             screen.line(problem)
         if outcome.status is TerminalStatus.FINISHED:
@@ -154,25 +152,6 @@ def run(
 def _check(config: RunConfig) -> None:
     for note in check_data(config) if config.trainer.adapter == OWN else ():
         print(f"note: {note}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _ends_the_run(paths: RunPaths, known: Continuation | None) -> Iterator[None]:
-    """An attempt in place of another one can't begin: its run did, and ends with a status (P9)."""
-    try:
-        yield
-    except LauncherError as error:
-        attempt = last_start_or_end(paths).get("attempt") if known is None else known.attempt
-        journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
-        if known is not None:
-            with contextlib.suppress(JournalError):  # the disk may be why
-                end_incident(journal, paths, known, f"no further attempt can begin: {error.message}")
-        code, step = RunError.exit_code, last_committed(paths)
-        journal.record("run.errored", reason=str(error), global_step=step, exit_code=code)
-        with contextlib.suppress(JournalError):
-            write_report(paths, is_live=False)
-        what = f"{TerminalStatus.ERRORED}, as no further attempt can begin: {error.message}"
-        raise RunError(what, f"{error.hint}; then the same command resumes") from error
 
 
 class RunLaunch:

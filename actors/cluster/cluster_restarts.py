@@ -25,7 +25,8 @@ from launcher.base.wording import counted
 from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import CLUSTER, DRIVER, RUN
 from launcher.policy.restart_budget import LADDERS, Repair, RepairAttempt, Rung, next_repair
-from launcher.run_files.journal import Journal, Record, last_of, read_lines
+from launcher.run_files.journal import Journal, Record, last_of, number_of, read_lines
+from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths
 
 SUPERVISORS = ("coordinator.placed", "monitor.started")
@@ -41,7 +42,8 @@ class Continuation:
     command. `begun`: when clusters were begun in place of others; `halted`: when attempts were, in place of such as
     halted, `has_halted` where the last did. `furthest`: the step after the last one that was ever committed, seen at
     `progress_at`. `screen_began`: since when its lines count. `lock`: the descriptor of the run's lock, which stays
-    held. `is_asked`: to end; `notified_at`: that the machine is taken away.
+    held. `is_asked`: to end; `notified_at`: that the machine is taken away. `settings`: the file of those that the run
+    began with.
     """
 
     incident: int
@@ -57,6 +59,7 @@ class Continuation:
     lock: int | None = None
     is_asked: bool = False
     notified_at: float | None = None
+    settings: str = ""
 
 
 class AttemptLost(Exception):
@@ -203,17 +206,28 @@ def _begin_incident(
     return number, journal.record("incident.began", subject=subject, reason=reason, **facts)
 
 
-def end_incident(journal: Journal, paths: RunPaths, known: Continuation, reason: str) -> None:
-    """That of an attempt in whose place no other can begin."""
-    events = (event for event in read_lines(paths.events) if event.get("incident") == known.incident)
-    began = next((event for event in events if event.get("event") == "incident.began"), {})
-    facts: dict[str, Any] = {
-        "cause": began.get("cause"),
-        "seconds": time.monotonic() - known.lost_at,
-        "is_mended": False,
-    }
-    subject = str(began.get("subject") or RUN)
-    journal.record("incident.ended", subject=subject, reason=reason, incident=known.incident, **facts)
+def end_incidents(journal: Journal, paths: RunPaths, known: Continuation | None, reason: str) -> None:
+    """Those of an attempt in whose place no other can begin: its own, and whatever it has left open."""
+    left: dict[int, Record] = {}
+    for event in read_lines(paths.events):
+        number = event.get("incident")
+        if event.get("event") in ENDS:
+            left.clear()
+        elif event.get("event") == "incident.began" and isinstance(number, int):
+            left[number] = event
+        elif event.get("event") == "incident.ended" and isinstance(number, int):
+            left.pop(number, None)
+    if known is not None:
+        left.setdefault(known.incident, {"at": known.lost_at})
+    now = time.monotonic()
+    for number, began in left.items():
+        facts: dict[str, Any] = {
+            "cause": began.get("cause"),
+            "seconds": max(0.0, now - number_of(began.get("at"), now)),
+            "is_mended": False,
+        }
+        subject = str(began.get("subject") or RUN)
+        journal.record("incident.ended", subject=subject, reason=reason, incident=number, **facts)
 
 
 def end_supervisors(vital: VitalProcesses, paths: RunPaths, attempt: int) -> None:

@@ -14,15 +14,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn, final
 
-from actors.cluster.cluster_restarts import AttemptLost, Continuation
+from actors.cluster.cluster_restarts import AttemptLost, Continuation, end_incidents, last_committed
+from launcher.base.errors import JournalError, LauncherError, RunError
+from launcher.base.messages import TerminalStatus
 from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.keep_alive import predecessor
 from launcher.cli.unattended import CONTINUES
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_ends import last_start_or_end
+from launcher.run_files.run_paths import RunPaths
 
 POLL_S = 0.25
 
@@ -71,3 +76,24 @@ def wait_for_the_next(
     if interrupts.asked:
         interrupts.listen_again()
         raise KeyboardInterrupt("ended by the user, before another attempt was begun") from lost
+
+
+@contextlib.contextmanager
+def ends_the_run(paths: RunPaths, known: Continuation | None) -> Iterator[None]:
+    """An attempt in place of another one can't begin: its run did, and ends with a status (P9)."""
+    try:
+        yield
+    except LauncherError as error:
+        attempt = last_start_or_end(paths).get("attempt") if known is None else known.attempt
+        journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
+        with contextlib.suppress(JournalError):  # the disk may be why
+            end_incidents(journal, paths, known, f"no further attempt can begin: {error.message}")
+        code, step = RunError.exit_code, last_committed(paths)
+        journal.record("run.errored", reason=str(error), global_step=step, exit_code=code)
+        # Only now: NumPy's threads would take signals that this one holds back for the next process.
+        from launcher.html_report.report_writer import write_report
+
+        with contextlib.suppress(JournalError):
+            write_report(paths, is_live=False)
+        what = f"{TerminalStatus.ERRORED}, as no further attempt can begin: {error.message}"
+        raise RunError(what, f"{error.hint}; then the same command resumes") from error

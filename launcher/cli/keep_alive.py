@@ -167,7 +167,8 @@ class Keeper:
             mark = f"{KEPT}={self._mark}"
             self._killed_at.append(now)
             how = signal.Signals(-returned).name
-            killed = KilledDriver(how=how, at=now, began=self._began, times=len(self._killed_at), mark=mark)
+            times, settings = len(self._killed_at), self._settings()
+            killed = KilledDriver(how=how, at=now, began=self._began, times=times, mark=mark, settings=settings)
 
     @property
     def _mark(self) -> str:
@@ -209,6 +210,17 @@ class Keeper:
 
         steps = (line.get("global_step") for line in read_lines(Path(self._task.logs, "ledger.jsonl")))
         return max((step for step in steps if isinstance(step, int)), default=-1)
+
+    def _settings(self) -> str:
+        """The file of those that the first of its drivers began the run with; "" where none has begun it."""
+        from launcher.run_files.journal import number_of, read_lines
+        from launcher.run_files.run_ends import STARTED
+
+        for event in read_lines(Path(self._task.logs, "events.jsonl")):
+            is_ours = number_of(event.get("monotonic"), 0.0) >= self._began  # earlier commands have begun it too
+            if event.get("event") == STARTED and is_ours and event.get("settings"):
+                return str(Path(self._task.logs, str(event["settings"])))
+        return ""
 
     def _record_end(self, end: EndWith) -> None:
         """For a driver that could not (P9)."""

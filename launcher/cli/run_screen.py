@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -88,13 +89,13 @@ class Screen:
         if self._wandb is not None and self._config.alerts.wandb:
             self._wandb.alert(title, text)
 
-    def begin(self, attempt: int) -> None:
-        """The attempt has its number: keep its settings, and open WandB."""
+    def begin(self, attempt: int) -> Path:
+        """The attempt has its number: keep its settings, and open WandB. Returns the file of the settings."""
         config = self._config
         self._progress = RunProgress(self._paths.title, attempt, started=self._started)
         settings = dataclasses.asdict(config)
         log_to_file(self._paths)
-        write_config(settings, self._paths, attempt)
+        written = write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
         self._tensorboard = TensorBoardSink(config.stats_logger.tensorboard.path, self._paths, say=self.line)
         self._metrics = RayMetrics(config, self._paths)
@@ -102,6 +103,7 @@ class Screen:
         self._report = ReportWriter(self._paths, heard=lambda facts: metrics.export(gauges_of_facts(facts)))
         if config.watch.port is not None:
             self._watch = WatchProcess(config.watch.port, self._paths, self.line, is_attended=self._is_attended)
+        return written
 
     def show(
         self,
@@ -180,10 +182,11 @@ def log_to_file(paths: RunPaths) -> None:
     )
 
 
-def write_config(settings: dict[str, object], paths: RunPaths, attempt: int) -> None:
-    """config.yaml, as resolved; a later attempt with other settings gets a file of its own beside it."""
+def write_config(settings: dict[str, object], paths: RunPaths, attempt: int) -> Path:
+    """config.yaml, as resolved; a later attempt with other settings gets a file of its own beside it. Returns which."""
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     target = paths.config
     if target.exists() and target.read_text() != text:
         target = target.with_name(f"config.attempt{attempt}.yaml")
     replace_file(target, text.encode())
+    return target

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from launcher.base.own_python import python
+from launcher.cli.keep_alive import KILLED
 from launcher.config.schema import RunConfig
-from launcher.run_files.run_keys import keep_webhook, shown_webhook
+from launcher.run_files.run_keys import keep_webhook, read_webhook, shown_webhook
 from launcher.run_files.run_paths import RunPaths
 
 DRIVER_ACTOR = "driver"
@@ -32,6 +36,16 @@ class Unattended:
     is_again: bool
 
 
+def settings_to_continue_with() -> Path | None:
+    """The settings that the run began with, where this process continues one; None: they are to be composed.
+
+    A preset that was edited meanwhile must not change a run, nor end it.
+    """
+    text = os.environ.get(CONTINUES) or os.environ.get(KILLED)
+    settings = json.loads(text).get("settings") if text else None
+    return Path(settings) if settings else None
+
+
 def hide_webhook(config: RunConfig, paths: RunPaths) -> None:
     """Keep the URL of the alerts with the run's keys. From here on nothing else of this process has it.
 
@@ -39,13 +53,14 @@ def hide_webhook(config: RunConfig, paths: RunPaths) -> None:
     """
     if (given := config.alerts.webhook) is not None:
         config.alerts.webhook = shown = keep_webhook(given, paths.keys)
-        sys.argv[:] = [_without(word, given, shown) for word in sys.argv]
+        url = read_webhook(paths.keys)  # in the settings of an earlier attempt, `given` is what is shown of it
+        sys.argv[:] = [_without(word, url, shown) for word in sys.argv]
 
 
-def _without(word: str, given: str, shown: str) -> str:
+def _without(word: str, url: str, shown: str) -> str:
     """The URL may be a setting's value, or in one: `alerts={webhook: …}`."""
     key, equals, value = word.partition("=")
-    return f"{key}{equals}{shown_webhook(value.strip(QUOTES))}" if key in WEBHOOK else word.replace(given, shown)
+    return f"{key}{equals}{shown_webhook(value.strip(QUOTES))}" if key in WEBHOOK else word.replace(url, shown)
 
 
 def typed_command(unattended: Unattended | None) -> str:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import yaml
+
+from launcher.base.errors import StorageError
+from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
+from launcher.config.schema import RunConfig
+
+Section = TypeVar("Section")
 
 
 def read_settings(file: Path) -> Mapping[str, object]:
@@ -15,6 +24,38 @@ def read_settings(file: Path) -> Mapping[str, object]:
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
+
+
+def read_config(file: Path) -> RunConfig:
+    """All settings as a run wrote them, for its further attempts: a preset may have been edited since.
+
+    Raises StorageError.
+    """
+    try:
+        return _filled(RunConfig, yaml.safe_load(file.read_bytes()))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
+        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise StorageError(
+            f"{file}, the settings of this run, can't be read: {why}", "look at the disk of cluster.fileroot"
+        ) from error
+
+
+def _filled(kind: type[Section], values: Mapping[str, Any]) -> Section:
+    """Of a section, its sections too. One that lacks a setting, or has one more, was not written by this program."""
+    kinds = typing.get_type_hints(kind)
+    if missing := sorted(kinds.keys() - values.keys()):
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    made = {name: _value(name, kinds.get(name), value) for name, value in values.items()}
+    return kind(**made)
+
+
+def _value(name: str, kind: Any, value: Any) -> Any:
+    if name in FURTHER:
+        return {one: _filled(FurtherConfig, given) for one, given in value.items()}
+    if name == "valid_dataset":
+        return None if value is None else _filled(HeldOutConfig, value)
+    is_section = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    return _filled(kind, value) if is_section else value
 
 
 def foreign_trainer(settings: Mapping[str, object]) -> str:

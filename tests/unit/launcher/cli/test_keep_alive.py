@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -185,6 +186,26 @@ def test_steps_between_the_kills_refill_the_budget(kept):
         one.step(number)
         os.kill(driver, signal.SIGKILL)
     assert json.loads(one.begun(3)["killed"])["times"] == 3
+
+
+def test_the_next_driver_is_told_the_settings_that_the_first_one_of_the_command_began_with(kept):
+    """Earlier commands have begun the run too, with other settings; each later driver writes what it got again."""
+    one = kept()
+    known = []
+    for number, settings in enumerate(("config.attempt5.yaml", "config.attempt6.yaml")):
+        driver = one.begun(number)["pid"]
+        begins = {"event": "run.started", "monotonic": time.monotonic(), "settings": settings}
+        append_line(one.paths.events, begins)
+        os.kill(driver, signal.SIGKILL)
+        known.append(json.loads(one.begun(number + 1)["killed"])["settings"])
+    assert known == [str(one.paths.logs / "config.attempt5.yaml")] * 2
+
+
+def test_a_driver_that_was_killed_before_it_began_the_run_leaves_no_settings(kept):
+    one = kept()
+    append_line(one.paths.events, {"event": "run.started", "monotonic": 0.5, "settings": "config.yaml"})
+    os.kill(one.begun(0)["pid"], signal.SIGKILL)
+    assert json.loads(one.begun(1)["killed"])["settings"] == ""
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
