@@ -192,7 +192,9 @@ class RunLaunch:
             except AttemptLost:
                 raise
             except KeyboardInterrupt as error:
-                outcome = RunOutcome(status=TerminalStatus.ABORTED, reason=str(error) or "ended by the user, at once")
+                why = "" if self._interrupts.asked else self._deadlines.reason
+                reason = str(error) or why or "ended by the user, at once"
+                outcome = RunOutcome(status=TerminalStatus.ABORTED, reason=reason)
             except LauncherError as error:
                 code = (error if self._restarts.known is None else RunError).exit_code  # what began is not refused
                 outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=str(error), exit_code=code)
@@ -231,11 +233,12 @@ class RunLaunch:
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
         self._restarts.end_what_was_left()
         self._interrupts.spare_children()
-        with ray_cluster(self._config, self._paths, num_cpus=cpus, say=self._screen.milestone) as vital:
+        say, is_stopped = self._screen.milestone, self._is_stopped
+        with ray_cluster(self._config, self._paths, num_cpus=cpus, say=say, is_stopped=is_stopped) as vital:
             self._interrupts.listen_again()
             self._restarts.record_restart(self._journal, self._paths)
             if self._config.cluster.address != "local":
-                make_ready(self._config, self._paths, self._screen.milestone, besides=DRIVER_ACTOR)
+                make_ready(self._config, self._paths, say, besides=DRIVER_ACTOR, is_stopped=is_stopped)
             try:
                 return self._watch(self._create(vital), vital)
             except (Exception, KeyboardInterrupt) as error:
@@ -244,6 +247,10 @@ class RunLaunch:
                 raise
             finally:
                 self._end_actors(is_reachable=not vital.lost())
+
+    def _is_stopped(self) -> bool:
+        """For whatever is waited for before there is a Coordinator that could be asked to end the run."""
+        return self._interrupts.asked or self._deadlines.is_due()
 
     def _lost(self, lost: str, vital: VitalProcesses) -> AttemptLost:  # RunError, KeyboardInterrupt: the run ends
         end_supervisors(vital, self._paths, self._journal.attempt)
@@ -271,7 +278,7 @@ class RunLaunch:
         return actors.create(history)
 
     def _place(self, vital: VitalProcesses | HeadWatch) -> RunPlacement:
-        placed = RunPlacement.book(self._config, is_stopped=lambda: self._interrupts.asked or bool(vital.lost()))
+        placed = RunPlacement.book(self._config, is_stopped=lambda: self._is_stopped() or bool(vital.lost()))
         nodes = placed.nodes()
         self._journal.record("run.placed", reason="the cluster has room for all of it", nodes=nodes)
         for node in sorted(set(nodes.values()) if len(set(nodes.values())) > 1 else ()):

@@ -28,10 +28,17 @@ SEVERAL = (
 )
 
 
-def make_ready(config: RunConfig, paths: RunPaths, say: Callable[[str], None], *, besides: str) -> None:
-    """Check the cluster before anything is started. Raises UsageError. `besides`: an actor that may
-    exist already."""
-    wait_for_free_names(paths, besides=besides)
+def make_ready(
+    config: RunConfig,
+    paths: RunPaths,
+    say: Callable[[str], None],
+    *,
+    besides: str,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Check the cluster before anything is started. Raises UsageError, and KeyboardInterrupt where `is_stopped` is true
+    while it waits. `besides`: an actor that may exist already."""
+    wait_for_free_names(paths, besides=besides, is_stopped=is_stopped)
     check_nodes(config)
     nodes = alive_nodes()
     shares_memory = check_shared_path(paths)
@@ -41,10 +48,13 @@ def make_ready(config: RunConfig, paths: RunPaths, say: Callable[[str], None], *
         say(SEVERAL)
 
 
-def wait_for_free_names(paths: RunPaths, *, besides: str) -> None:
-    """Raises StorageError where actors of the same run are on this cluster: another driver runs it."""
+def wait_for_free_names(paths: RunPaths, *, besides: str, is_stopped: Callable[[], bool] = lambda: False) -> None:
+    """Raises StorageError where actors of the same run are on this cluster: another driver runs it; KeyboardInterrupt
+    where `is_stopped` is true before."""
     give_up_at = time.monotonic() + FREE_S
     while taken := names_in(paths.namespace) - {besides}:
+        if is_stopped():
+            raise KeyboardInterrupt
         if time.monotonic() > give_up_at:
             raise StorageError(
                 f"{paths.experiment_name}/{paths.trial_name} is already running on this cluster: "

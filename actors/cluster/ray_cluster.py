@@ -142,11 +142,17 @@ def keep_off_the_screen(file: Path) -> None:
 
 @contextmanager
 def ray_cluster(
-    config: RunConfig, paths: RunPaths, *, num_cpus: float, say: Callable[[str], None]
+    config: RunConfig,
+    paths: RunPaths,
+    *,
+    num_cpus: float,
+    say: Callable[[str], None],
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[VitalProcesses | HeadWatch]:
     """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers.
 
-    `say` gets a line for each start that fails and is tried again.
+    `say` gets a line for each start that fails and is tried again; `is_stopped` is asked before, and KeyboardInterrupt
+    raised where it is true.
     """
     for variable, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
@@ -162,7 +168,7 @@ def ray_cluster(
     os.environ[MARK] = mark.partition("=")[2]
     try:
         try:
-            start_patiently(connect, say) if local else connect()
+            start_patiently(connect, say, is_stopped=is_stopped) if local else connect()
         except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
             raise ResourceError(
                 f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
@@ -185,9 +191,14 @@ def ray_cluster(
 
 
 def start_patiently(
-    connect: Callable[[], Any], say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    connect: Callable[[], Any],
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Any:
-    """`connect`, and again where it fails, as long as the machine may be too busy. Raises what it raised last."""
+    """`connect`, and again where it fails, as long as the machine may be too busy. Raises what it raised last, and
+    KeyboardInterrupt where `is_stopped` is true after a try that failed."""
     began, is_first = clock(), True
     while True:
         tried, before = clock(), set(psutil.Process().children(recursive=True))
@@ -196,6 +207,8 @@ def start_patiently(
         except Exception as error:
             ray.shutdown()
             end_children(but=before)
+            if is_stopped():  # the first signal is only counted: four minutes of tries would not hear it
+                raise KeyboardInterrupt from error
             failed = clock()
             may_be_load = failed - tried >= TOO_SOON_S and failed - began < START_S
             if not (is_first or may_be_load):

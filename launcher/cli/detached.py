@@ -139,8 +139,12 @@ class DetachedDriver:
             with (paths.logs / "driver.log").open("a", buffering=1) as out:
                 unattended = Unattended(out=out, command=self._command, is_again=self._is_again)
                 _with_patience(
-                    lambda: self._drive_run(self._config, server_entry=self._server_entry, unattended=unattended)
+                    lambda: self._drive_run(self._config, server_entry=self._server_entry, unattended=unattended),
+                    is_stopped=lambda: control_requests.asks_to_stop(paths),
                 )
+        except KeyboardInterrupt as error:
+            code = EXIT_CODES[TerminalStatus.ABORTED]
+            Journal(paths.events, 0, time.time).record("run.aborted", reason=str(error), exit_code=code)
         except Exception as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
             code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[TerminalStatus.ERRORED]
             Journal(paths.events, 0, time.time).record("run.errored", reason=str(error), exit_code=code)
@@ -148,12 +152,15 @@ class DetachedDriver:
             ray.kill(ray.get_actor(DRIVER_ACTOR))
 
 
-def _with_patience(drive_it: Callable[[], int]) -> None:
+def _with_patience(drive_it: Callable[[], int], *, is_stopped: Callable[[], bool]) -> None:
+    """Raises KeyboardInterrupt where `is_stopped` is true while the lock is waited for."""
     give_up_at = time.monotonic() + LOCK_S
     while True:
         try:
             drive_it()
-        except StorageError:
+        except StorageError as error:
+            if is_stopped():
+                raise KeyboardInterrupt("ended by a request, before the run's lock was free") from error
             if time.monotonic() > give_up_at:
                 raise
             time.sleep(2.0)

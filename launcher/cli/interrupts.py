@@ -14,7 +14,7 @@ from typing import Self
 NOTICE = signal.SIGUSR1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, NOTICE)
 HEARD = (*SIGNALS, signal.SIGHUP)
-EARLY = b"stopping: the run ends when Ray has started; a second signal ends it at once\n"
+EARLY = b"stopping: the run ends when Ray has started, or has failed to; a second signal ends it at once\n"
 """Said at once, as nobody looks whether `asked` meanwhile."""
 
 

@@ -60,6 +60,14 @@ def ask(paths: RunPaths, request: RequestEntry) -> None:
         ) from error
 
 
+def asks_to_stop(paths: RunPaths) -> bool:
+    """For whoever waits before the run has a Coordinator. A file that can't be read now asks for nothing new."""
+    with contextlib.suppress(StorageError):
+        request = wanted(paths)
+        return request is not None and request.wish is ControlRequest.STOP
+    return False
+
+
 def wanted(paths: RunPaths) -> RequestEntry | None:
     """None where nothing was asked, or not by this user. Raises StorageError where the file is there and its disk does
     not give it now: that is not the same, and a pause must not end by it."""

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.cluster import ray_cluster
 from actors.cluster.cluster_restarts import Continuation
 from launcher import driver
 from launcher.base.errors import DataError, ResourceError, RolloutError, RunError
+from launcher.base.exit_codes import RESUMES
 from launcher.base.messages import KilledDriver, TerminalStatus
 from launcher.base.own_python import python
 from launcher.cli.interrupts import NoInterrupts
@@ -55,6 +57,35 @@ def test_every_launch_ends_with_a_status(tmp_path, monkeypatch, happens, status,
     last = list(read_lines(paths.events))[-1]
     assert last["event"] == f"run.{status.lower()}"
     assert last["reason"] == outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "deadline", "exit_code", "reason"),
+    [
+        (True, "", None, "ended by the user, at once"),
+        (False, "run.walltime ends in 9 s", RESUMES, "run.walltime ends in 9 s"),
+    ],
+)
+def test_a_stop_is_heard_while_ray_does_not_start(tmp_path, monkeypatch, asked, deadline, exit_code, reason):
+    config = RunConfig(experiment_name="status", train_dataset=DatasetConfig(path="none"))
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    interrupts = NoInterrupts()
+    launch = RunLaunch(config, paths, Journal(paths.events, 1, time.time), Silent(), interrupts=interrupts)
+    tries = []
+
+    def connect(*_, **__):
+        tries.append(None)
+        if len(tries) == 2:
+            interrupts._count, launch._deadlines.reason = int(asked), deadline
+        raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
+
+    monkeypatch.setattr(ray_cluster, "_connect", connect)
+    outcome = launch.run()
+    assert (outcome.status, outcome.exit_code, outcome.reason) == (TerminalStatus.ABORTED, exit_code, reason)
+    assert len(tries) == 2
+    assert [event["reason"] for event in read_lines(paths.events) if event["event"] == "run.aborted"] == [reason]
 
 
 def test_a_run_whose_removed_folder_another_has_begun_in_ends(tmp_path, monkeypatch):

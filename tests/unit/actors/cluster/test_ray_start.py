@@ -24,8 +24,8 @@ class Starts:
         if self.tries <= self.failures:
             raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
 
-    def patiently(self):
-        ray_cluster.start_patiently(self, self.said.append, lambda: self.now)
+    def patiently(self, **how):
+        ray_cluster.start_patiently(self, self.said.append, lambda: self.now, **how)
 
 
 def test_each_failure_for_the_load_is_said_and_tried_again():
@@ -43,6 +43,15 @@ def test_for_minutes_and_no_longer():
         starts.patiently()
     assert ray_cluster.START_S <= starts.now < ray_cluster.START_S + SLOW_S
     assert starts.now > 2 * 30
+
+
+@pytest.mark.parametrize("seconds", [SLOW_S, FAST_S])
+def test_a_stop_is_heard_when_the_try_under_way_has_failed(seconds):
+    starts = Starts(failures=10**9, seconds=seconds)
+    with pytest.raises(KeyboardInterrupt):
+        starts.patiently(is_stopped=lambda: starts.tries == 2)
+    assert starts.tries == 2
+    assert len(starts.said) == 1, "the second try is not followed by a third"
 
 
 def test_what_fails_at_once_is_not_for_the_load():
