@@ -6,23 +6,18 @@
 
 What has been made of a prompt in flight may be kept with it (`keep`), so that a state holds it too.
 
-An epoch's order is a sort of the ids by a hash of (seed, epoch, id). Unlike a random shuffle it is the same under every
-version of Python and numpy, and doesn't depend on the order in which the data set was read, so a run resumes exactly.
-Of several data sets `actors/data/mixture.py` says which prompts an epoch has.
+Which prompts an epoch has, and in which order, is `launcher/base/prompt_order.py`'s.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeGuard
 
-from actors.data.mixture import Circle
 from launcher.base.errors import CheckpointError, DataError
+from launcher.base.prompt_order import Circle, PromptOrder
 from launcher.base.rollouts import Completion
 
 FORMAT = 1
@@ -34,43 +29,22 @@ class PromptQueue:
 
     def __init__(self, ids: Sequence[str], *, seed: int, shuffle: bool, circles: Sequence[Circle] = ()) -> None:
         """`circles`: of some ids, of which each epoch has the next few, in an order drawn from the seed alone."""
-        if not ids or len(set(ids)) != len(ids):
-            raise ValueError("prompt ids must be unique, and at least one")
-        self._ids = tuple(ids)
-        self._seed = seed
-        self._shuffle = shuffle
-        self._circles = [
-            replace(circle, ids=tuple(sorted(circle.ids, key=lambda one: _digest(seed, "circle", one))))
-            for circle in circles
-        ]
-        self._size = len(ids) - sum(len(circle.ids) - circle.in_epoch for circle in circles)
+        self.prompt_order = PromptOrder(ids, seed=seed, shuffle=shuffle, circles=circles)
         self._keeping = threading.Lock()  # what is made is kept on another thread than the one that restores
         self._begin(epoch=0)
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
-        self._order = self._order_of(epoch)
+        self._order = self.prompt_order.ids_of(epoch)
         self._cursor = 0  # of _order: what is before it has been taken at least once
         self._first: deque[str] = deque()  # in flight when the queue was saved
         self._last: deque[str] = deque()  # requeued; at the end, so that a prompt that always fails holds nothing up
         self._in_flight: dict[str, None] = {}  # in the order in which they were taken
         self._kept: dict[str, tuple[Completion, ...]] = {}
 
-    def _order_of(self, epoch: int) -> tuple[str, ...]:
-        ids = self._ids
-        for circle in self._circles:
-            start = epoch * circle.in_epoch
-            left_out = {
-                circle.ids[n % len(circle.ids)] for n in range(start + circle.in_epoch, start + len(circle.ids))
-            }
-            ids = tuple(one for one in ids if one not in left_out)
-        if not self._shuffle:
-            return ids
-        return tuple(sorted(ids, key=lambda prompt_id: _digest(self._seed, epoch, prompt_id)))
-
     def __len__(self) -> int:
         """Prompts in an epoch."""
-        return self._size
+        return len(self.prompt_order)
 
     @property
     def waiting(self) -> int:
@@ -152,11 +126,7 @@ class PromptQueue:
         with self._keeping:
             kept = {prompt_id: [one.to_json() for one in made] for prompt_id, made in self._kept.items()}
         return {
-            "format": FORMAT,
-            "prompts": len(self),
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint,
+            **self._data(),
             "epoch": self.epoch,
             "cursor": self._cursor,
             "first": [*self._in_flight, *self._first],
@@ -164,11 +134,15 @@ class PromptQueue:
             **({"kept": kept} if kept else {}),
         }
 
-    @functools.cached_property
-    def _fingerprint(self) -> str:
-        """Cached: the queue is saved after each step, and hashing a million ids took most of a second."""
-        ids = sorted(self._ids) if self._shuffle else self._ids
-        return _digest(self._seed, self._shuffle, *ids, *(circle.in_epoch for circle in self._circles))
+    def _data(self) -> dict[str, Any]:
+        """What a state must be of, to be continued from."""
+        return {
+            "format": FORMAT,
+            "prompts": len(self),
+            "seed": self.prompt_order.seed,
+            "shuffle": self.prompt_order.shuffle,
+            "fingerprint": self.prompt_order.fingerprint,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`. Raises, changing nothing, CheckpointError where it is damaged; DataError where it is
@@ -177,7 +151,7 @@ class PromptQueue:
         epoch, cursor, first, last = (state.get(name) for name in ("epoch", "cursor", "first", "last"))
         if not (_is_count(epoch) and _is_count(cursor) and _are_ids(first) and _are_ids(last)):
             raise CheckpointError(f"the data position is damaged: {_shortened(state)}", BEGIN_ANEW)
-        order, returned = self._order_of(epoch), [*first, *last]
+        order, returned = self.prompt_order.ids_of(epoch), [*first, *last]
         nothing_left = cursor == len(order) and not returned
         if cursor > len(order) or nothing_left or len({*returned} & {*order[:cursor]}) != len(returned):
             raise CheckpointError(f"the data position contradicts itself: {_shortened(state)}", BEGIN_ANEW)
@@ -191,23 +165,13 @@ class PromptQueue:
             self._first, self._last, self._in_flight, self._kept = deque(first), deque(last), {}, kept
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
-        now = {
-            "format": FORMAT,
-            "prompts": len(self),
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint,
-        }
+        now = self._data()
         changed = [f"{name} was {state.get(name)!r}, is {now[name]!r}" for name in now if state.get(name) != now[name]]
         if changed:
             raise DataError(
                 f"the data set, its order or the seed is not the checkpoint's: {'; '.join(changed)}",
                 f"set train_dataset.* and seed as they were, and train_datasets.*; {BEGIN_ANEW}",
             )
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 def _is_count(value: object) -> TypeGuard[int]:

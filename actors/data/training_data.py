@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from actors.data.dataset import BadRecords, DataRecord
-from actors.data.mixture import Circle, mixed
+from actors.data.mixture import mixed
 from actors.data.prompts import build_prompts
+from launcher.base.prompt_order import Circle
 from launcher.base.rollouts import Prompt
 from launcher.base.wording import counted
 from launcher.config.data import DatasetConfig

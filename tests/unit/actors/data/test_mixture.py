@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from actors.data.mixture import in_epoch, mixed, share_of
+from actors.data.mixture import in_epoch, mixed
 from actors.data.prompt_queue import PromptQueue
 from launcher.base.errors import DataError
+from launcher.base.prompt_order import share_of
 from launcher.base.rollouts import Prompt
 from launcher.reporting.ledger_audit import audit
 
@@ -35,7 +36,7 @@ def trained_on(queue, epochs, *, faults=None, batch=4):
             queue.requeue(taken)
         elif what == "cut":
             state = json.loads(json.dumps(queue.state_dict()))
-            queue = mixture(seed=queue._seed, shuffle=queue._shuffle)
+            queue = mixture(seed=queue.prompt_order.seed, shuffle=queue.prompt_order.shuffle)
             queue.load_state_dict(state)
         else:
             queue.commit(taken)

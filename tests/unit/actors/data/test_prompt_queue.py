@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.data import prompt_queue
 from actors.data.prompt_queue import PromptQueue
+from launcher.base import prompt_order
 from launcher.base.errors import CheckpointError, DataError
 from launcher.base.rollouts import Completion
 
@@ -37,7 +37,8 @@ def epoch_of(prompts, batch=3):
 
 
 def restored(prompts, **changes):
-    other = queue(prompts._ids, **{"seed": prompts._seed, "shuffle": prompts._shuffle} | changes)
+    order = prompts.prompt_order
+    other = queue(order.ids, **{"seed": order.seed, "shuffle": order.shuffle} | changes)
     other.load_state_dict(json.loads(json.dumps(prompts.state_dict())))
     return other
 
@@ -324,9 +325,9 @@ TestEveryPromptOncePerEpoch.settings = settings(max_examples=100, stateful_step_
 def test_what_a_state_costs_does_not_grow_with_the_data_set(monkeypatch):
     """It is taken after each step. The ids of a million prompts took most of a second to sort and hash each time."""
     hashed = []
-    digest = prompt_queue._digest
+    digest = prompt_order._digest
     queue = PromptQueue([f"p{i}" for i in range(100)], seed=1, shuffle=True)
-    monkeypatch.setattr(prompt_queue, "_digest", lambda *parts: hashed.append(len(parts)) or digest(*parts))
+    monkeypatch.setattr(prompt_order, "_digest", lambda *parts: hashed.append(len(parts)) or digest(*parts))
     states = [queue.state_dict() for _ in range(5)]
     assert hashed == [102] and states == [states[0]] * 5
 

@@ -110,7 +110,7 @@ class World:
                 await self.stream.close()
             case "killed":
                 await self.stream.close()
-                self.queue = PromptQueue([*prompts(PROMPTS)], seed=self.queue._seed, shuffle=True)
+                self.queue = PromptQueue([*prompts(PROMPTS)], seed=self.queue.prompt_order.seed, shuffle=True)
                 self.stream = self.new_stream()
         self.queue.load_state_dict(json.loads(content))
         self.version, self.ancestors = version, dict(ancestors)
