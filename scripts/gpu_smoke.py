@@ -32,7 +32,6 @@ from launcher.base.errors import ResourceError, RunError, UsageError, printed_er
 from launcher.checkpoints.model_shape import KNOWN_SHAPES
 from launcher.config.compose import compose
 from launcher.config.supervision import GateConfig
-from launcher.reporting.run_facts import read_facts
 from launcher.resources.gpu_checks import Stops
 from launcher.resources.gpus import find_gpus
 from launcher.resources.memory_estimate import GIB
@@ -41,6 +40,7 @@ from launcher.resources.seen_memory import APART
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.measured import Points
+from scripts.check_ledger import audited_facts
 from scripts.ending import WRONG, ended
 from scripts.fault_bench.__main__ import about, begin, measure, run_cell
 from scripts.fault_bench.cells import Cell
@@ -256,7 +256,7 @@ class Smoke:
         paths, process = self._running()
         process.send_signal(signal.SIGTERM)
         process.wait(END_S)
-        audit = read_facts(paths).audit
+        audit = audited_facts(paths).audit
         if audit is None:
             raise RunError("there is no ledger", f"see {console_of(paths)}")
         print(*audit.problems, sep="\n")

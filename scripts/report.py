@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from actors.data.run_order import read_prompt_order
 from launcher.base.errors import UsageError
 from launcher.html_report.report_writer import write_report
 from launcher.reporting.run_facts import RunFacts
@@ -24,7 +25,7 @@ def _report(given: argparse.Namespace) -> int:
     paths = chosen_run(given)
     if not (paths.events.exists() or paths.metrics.exists()):
         raise UsageError(f"{paths.logs} has neither events.jsonl nor metrics.jsonl", "is it a run's folder of logs?")
-    facts = write_report(paths, is_live=is_live(paths))
+    facts = write_report(paths, is_live=is_live(paths), order=read_prompt_order(paths))
     said = summary_of(facts, paths)
     if given.json:
         print_json(said, indent=1)
@@ -59,7 +60,9 @@ def summary_of(facts: RunFacts, paths: RunPaths) -> dict[str, object]:
         "ettr_strict": losses.strict,
         "ettr_semantic": losses.semantic,
         "not_read": list(facts.not_read),
+        "ledger": None if facts.audit is None else facts.audit.counts,
         "violations": None if facts.audit is None else list(facts.audit.problems),
+        "violations_not_known": None if facts.audit is None else list(facts.audit.not_known),
     }
 
 

@@ -165,6 +165,8 @@ def _audit_tile(facts: RunFacts) -> Tile:
         return NONE, "ledger", ""
     if facts.audit.problems:
         return len(facts.audit.problems), "violations in the ledger", "bad"
+    if not facts.audit.is_loss_known:
+        return "not known", "ledger: nothing doubled or stale; whether something is lost is not known", ""
     return "complete", "ledger: nothing lost, doubled or stale", "good"
 
 

@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
+from launcher.base.prompt_order import PromptOrder
 from launcher.html_report.page_template import FRAME, MACROS, load_template
 from launcher.html_report.report_page import FILES, REPORT, report_page
+from launcher.reporting.ledger_audit import NOT_READ
 from launcher.reporting.run_facts import RunFacts, facts_of_run
 from launcher.reporting.run_reader import RunReader
 from launcher.run_files.run_paths import RunPaths
@@ -27,12 +29,12 @@ JOIN_S = 10.0
 log = logging.getLogger(__name__)
 
 
-def write_report(paths: RunPaths, *, is_live: bool | None) -> RunFacts:
+def write_report(paths: RunPaths, *, is_live: bool | None, order: PromptOrder | str = NOT_READ) -> RunFacts:
     """Read all that a run has written and put its report beside it. Raises JournalError naming the file.
 
-    `is_live` None: it is not known.
+    `is_live` None: it is not known. `order`: of the data set's prompts, or why it is not known.
     """
-    maker = _Maker(paths)
+    maker = _Maker(paths, order)
     maker.read(has_ended=is_live is not True)
     facts = maker.facts()
     maker.write(facts, is_live=is_live)
@@ -86,8 +88,9 @@ class ReportWriter:
 class _Maker:
     """Reads what is new in the run's files, and writes the page from all of it."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, order: PromptOrder | str = NOT_READ) -> None:
         self._paths = paths
+        self._order = order
         self._reader = RunReader(paths)
         self._wrote_s = 0.0
 
@@ -95,7 +98,7 @@ class _Maker:
         return self._reader.refresh(has_ended=has_ended)
 
     def facts(self) -> RunFacts:
-        return facts_of_run(self._reader.data, self._paths)
+        return facts_of_run(self._reader.data, self._paths, order=self._order)
 
     def write(self, facts: RunFacts, *, is_live: bool | None) -> None:
         began = time.monotonic()

@@ -1,91 +1,294 @@
 """Does the ledger add up? Every step once, on its own weights; every prompt once in each epoch (P1, P2, P3).
 
 Pure: lines in, findings out. Only the current lines are audited, so those of the steps that made the current weights.
+That a line or a prompt is there twice shows in the ledger alone. That one is lost shows only beside what the ledger did
+not write: the checkpoint's queue, the run's total of steps, the data set. Where one of them is not known, the audit
+says so (P11).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from launcher.base.prompt_order import PromptOrder
+from launcher.base.wording import counted
 from launcher.run_files.journal import Record, current_lines
 
 DISTANCE = "grpo_actor/logprob_distance/avg"
 MOST_NAMED = 50
+FEWEST_ORDERED = 64
+"""Of fewer prompts, half may come in the order of another epoch by chance."""
+NOT_READ = "the data set was not read"
+NO_CHECKPOINT = "no checkpoint was read"
+
+Uses = Sequence[tuple[int, Sequence[object]]]
+"""Of one epoch: each step, and the prompts that it used up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """The prompts' queue in the checkpoint of `step`: `epoch` has used up its first `cursor` prompts but those that
+    were `returned`. `prompts`: of one epoch. `fingerprint`: of the data set, its order and the seed."""
+
+    step: int
+    epoch: int
+    cursor: int
+    returned: tuple[str, ...]
+    prompts: int
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """`problems` describe violations; none: the ledger is complete. `filtered`: how often a prompt was used up and not
-    trained on, as its group had no signal."""
+    """`problems` describe violations. None: the ledger is complete, as far as it is not under `not_known`.
+
+    `total_steps`: of the run, where it FINISHED. `filtered`: how often a prompt was used up and not trained on, as its
+    group had no signal. `times`: how many prompts were used up how often, the rarest first.
+    """
 
     steps: int
+    total_steps: int | None
     taken_back: int
     prompts: int
+    times: tuple[tuple[int, int], ...]
     stale_steps: int
     largest_distance: float
     problems: tuple[str, ...]
+    not_known: tuple[str, ...]
+    is_loss_known: bool
     filtered: int = 0
 
+    @property
+    def counts(self) -> str:
+        """As `160 prompts, each exactly 12 times; 120 of 120 steps`."""
+        of = "" if self.total_steps is None else f" of {self.total_steps:,}"
+        steps = f"{self.steps:,}{of} steps"
+        if len(self.times) == 1:
+            ((times, prompts),) = self.times
+            return f"{counted(prompts, 'prompt')}, each exactly {_times(times)}; {steps}"
+        each = ", ".join(f"{prompts:,} of them {_times(times)}" for times, prompts in self.times)
+        return f"{counted(sum(prompts for _, prompts in self.times), 'prompt')}: {each or 'none used'}; {steps}"
 
-def audit(ledger: Sequence[Record], metrics: Sequence[Record], *, prompts: int, staleness: int = 0) -> Audit:
+
+def audit(
+    ledger: Sequence[Record],
+    metrics: Sequence[Record],
+    *,
+    prompts: int,
+    staleness: int = 0,
+    total_steps: int | None = None,
+    queue: QueueState | str = NO_CHECKPOINT,
+    order: PromptOrder | str = NOT_READ,
+) -> Audit:
     """`prompts`: of one epoch. `staleness`: versions that a token may be behind (rollout.max_head_offpolicyness).
+    `total_steps`: of a run that FINISHED. `queue`, `order`: or why it is not known.
 
     Holds also for a run that has not ended: then the last epoch need not be complete.
     """
-    stand = current_lines(ledger)
+    stand, measured = current_lines(ledger), current_lines(metrics)
     steps = [_int(line, "global_step") for line in stand]
     stale = [step for step, line in zip(steps, stand, strict=True) if not _is_fresh(line, step, staleness)]
-    problems = [*_gaps(steps), *_prompts(stand, prompts)]
+    end, not_known = max(steps, default=-1), []
+    problems = [
+        *_without("steps never committed", steps, end + 1),
+        *_unlike(steps, measured),
+        *_measured_twice(metrics),
+    ]
+    if total_steps is not None and len(steps) != total_steps:
+        problems.append(f"{len(steps):,} of the run's {total_steps:,} steps")
+    if isinstance(queue, str):
+        not_known.append(f"whether steps or prompts are missing at the ledger's end: {queue}")
+    elif queue.step > end:
+        problems.append(f"the ledger ends with step {end}, the checkpoint with step {queue.step}")
+    known = _order_of_run(order, queue)
+    if isinstance(known, str):
+        not_known.append(f"whether the prompts are those of the data set, in its order: {known}")
+    problems += _of_prompts(
+        _by_epoch(stand, measured, prompts),
+        prompts,
+        None if isinstance(queue, str) or queue.step > end else queue,
+        None if isinstance(known, str) else known,
+    )
+    problems += [f"step {step}: it names no prompts" for step, line in zip(steps, stand, strict=True) if not _ids(line)]
     problems += [f"step {step}: tokens of other weights than its own" for step in stale]
-    measured = current_lines(metrics)
-    known = {_int(line, "global_step") for line in measured}
-    if missing := sorted(set(steps) - known):
-        problems.append(f"steps without metrics: {missing}")
     distances = [float(d) for line in measured if isinstance(d := line.get(DISTANCE), int | float)]
+    used = Counter(prompt for line in stand for prompt in _ids(line))
+    there_are = prompts if isinstance(known, str) else len(known.ids)
     return Audit(
         steps=len(steps),
+        total_steps=total_steps,
         taken_back=len(ledger) - len(stand),
-        prompts=len({prompt for line in stand for prompt in _ids(line)}),
+        prompts=len(used),
+        times=_how_often(used, there_are),
         stale_steps=len(stale),
         largest_distance=max(distances, default=math.nan),
         problems=tuple(problems),
+        not_known=tuple(not_known),
+        is_loss_known=not isinstance(queue, str),
         filtered=sum(len(_list(line, "filtered_ids")) for line in stand),
     )
 
 
-def _gaps(steps: Sequence[int]) -> list[str]:
-    """The first MOST_NAMED of them by number: one damaged line may claim any step, and would leave a billion out."""
+def _order_of_run(order: PromptOrder | str, queue: QueueState | str) -> PromptOrder | str:
+    """Only the checkpoint's fingerprint shows that the data set is still the one that the run has read."""
+    if isinstance(order, str):
+        return order
+    if isinstance(queue, str):
+        return f"the data set may have changed since: {queue}"
+    if order.fingerprint != queue.fingerprint:
+        return "the data set has changed since, or the trainer has left some of its records out"
+    return order
+
+
+# ── steps ──
+
+
+def _without(what: str, numbers: Iterable[int], end: int) -> list[str]:
+    """Which of 0 … end - 1 are not there: the first MOST_NAMED of them, as one damaged line may claim any number."""
     named: list[int] = []
     missing, expected = 0, 0
-    for step in sorted({step for step in steps if step >= 0}):
-        missing += step - expected
-        named += range(expected, min(step, expected + MOST_NAMED - len(named)))
-        expected = step + 1
-    more = f" and {missing - len(named):,} more" if missing > len(named) else ""
-    return [f"steps never committed: {named}{more}"] if missing else []
+    for number in sorted({*(number for number in numbers if 0 <= number < end), end}):
+        missing += number - expected
+        named += range(expected, min(number, expected + MOST_NAMED - len(named)))
+        expected = number + 1
+    return [f"{what}: {_some(named, missing)}"] if missing > 0 else []
 
 
-def _prompts(stand: Sequence[Record], per_epoch: int) -> list[str]:
-    """In the order of steps an epoch ends when all its prompts have been met, and none is met twice before."""
-    problems: list[str] = []
-    met: Counter[object] = Counter()
-    for line in stand:
-        for prompt in _ids(line):
-            if met[prompt]:
-                problems.append(f"step {_int(line, 'global_step')}: prompt {prompt} a second time in its epoch")
-            met[prompt] += 1
-            if len(met) == per_epoch:
-                met.clear()
-    return problems
+def _unlike(steps: Sequence[int], measured: Sequence[Record]) -> list[str]:
+    known = {_int(line, "global_step") for line in measured}
+    missing, alone = sorted({*steps} - known), sorted(known - {*steps})
+    problems = [f"steps without metrics: {_some(missing)}"] if missing else []
+    return problems + ([f"metrics of steps that the ledger has not: {_some(alone)}"] if alone else [])
+
+
+def _measured_twice(metrics: Sequence[Record]) -> list[str]:
+    """A step that is taken again has another time."""
+    lines = Counter(
+        (_int(line, "global_step"), line.get("attempt"), line["time"]) for line in metrics if line.get("time")
+    )
+    twice = sorted({step for (step, _, _), count in lines.items() if count > 1})
+    return [f"metrics lines that are there twice: {_some(twice)}"] if twice else []
 
 
 def _is_fresh(line: Record, step: int, staleness: int) -> bool:
-    """A step is trained at the version of its number: the optimizer steps before it."""
-    versions = line.get("weight_versions")
-    return isinstance(versions, Sequence) and all(step - staleness <= version <= step for version in versions)
+    """A step is trained at the version of its number: the optimizer steps before it. No version is none of its own."""
+    versions = _list(line, "weight_versions")
+    return bool(versions) and all(isinstance(one, int) and step - staleness <= one <= step for one in versions)
+
+
+# ── prompts ──
+
+
+def _by_epoch(stand: Sequence[Record], measured: Sequence[Record], prompts: int) -> dict[int, Uses]:
+    """By the epoch in the step's metrics; without these, an epoch ends when all its prompts have been met."""
+    said = {_int(line, "global_step"): epoch for line in measured if isinstance(epoch := line.get("epoch"), int)}
+    found: dict[int, list[tuple[int, Sequence[object]]]] = defaultdict(list)
+    epoch, met = 0, set[object]()
+    for line in stand:
+        step = _int(line, "global_step")
+        now = said.get(step, epoch + (len(met) >= prompts))
+        if now != epoch:
+            epoch, met = now, set()
+        met.update(_ids(line))
+        found[epoch].append((step, _ids(line)))
+    return dict(found)
+
+
+def _of_prompts(
+    epochs: Mapping[int, Uses], prompts: int, queue: QueueState | None, order: PromptOrder | None
+) -> list[str]:
+    last = max([*epochs, *(() if queue is None else (queue.epoch,))], default=0)
+    problems = _without("epochs without a step", epochs, last)
+    if order is not None:
+        known = {*order.ids}
+        strangers = sorted({str(one) for uses in epochs.values() for one in _used(uses) if one not in known})
+        problems += [f"prompts that are in no data set: {_some(strangers)}"] if strangers else []
+    for epoch in sorted({*epochs, last}):
+        uses = epochs.get(epoch, ())
+        problems += _twice(uses)
+        ids = None if order is None else order.ids_of(epoch)
+        if epoch < last:
+            problems += _unlike_due(f"epoch {epoch}", _used(uses), prompts, ids)
+        if queue is not None and epoch == queue.epoch:
+            before = {one for step, ids_of_step in uses if step <= queue.step for one in ids_of_step}
+            returned = {*queue.returned}
+            due = None if ids is None else [one for one in ids[: queue.cursor] if one not in returned]
+            what = f"epoch {epoch} up to the checkpoint of step {queue.step}"
+            problems += _unlike_due(what, before, queue.cursor - len(queue.returned), due)
+    return problems + ([] if order is None else _in_anothers_order(epochs, order))
+
+
+def _twice(uses: Uses) -> list[str]:
+    problems: list[str] = []
+    met: set[object] = set()
+    for step, ids in uses:
+        for prompt in ids:
+            if prompt in met:
+                problems.append(f"step {step}: prompt {prompt} a second time in its epoch")
+            met.add(prompt)
+    return problems
+
+
+def _unlike_due(what: str, used: Set[object], count: int, due: Sequence[str] | None) -> list[str]:
+    """`due`: the `count` prompts that must have been used up, where they are known."""
+    if due is None:
+        return [f"{what}: {len(used):,} prompts used up, not {count:,}"] if len(used) != count else []
+    lost = [one for one in due if one not in used]
+    early = sorted(str(one) for one in used - {*due})
+    problems = [f"{what}: lost {_some(lost)}"] if lost else []
+    return problems + ([f"{what}: not its turn {_some(early)}"] if early else [])
+
+
+def _in_anothers_order(epochs: Mapping[int, Uses], order: PromptOrder) -> list[str]:
+    """Prompts that went back come out of order. That most come in another epoch's order is no chance."""
+    problems = []
+    for epoch, uses in sorted(epochs.items()):
+        fewest = sum(len(ids) for _, ids in uses) // 2
+        if 2 * fewest >= FEWEST_ORDERED and _in_order(uses, order.ids_of(epoch)) <= fewest:
+            others = [one for one in sorted(epochs) if one != epoch and _in_order(uses, order.ids_of(one)) > fewest]
+            problems += [f"epoch {epoch}: its prompts are in the order of epoch {other}" for other in others]
+    return problems
+
+
+def _in_order(uses: Uses, order: Sequence[str]) -> int:
+    """How many of the prompts, at most, came in this order (the longest rising sequence of their places). Those of one
+    step are taken together."""
+    places = {one: place for place, one in enumerate(order)}
+    ends: list[int] = []  # of the best sequence of each length
+    for _, ids in uses:
+        for place in sorted(places[one] for one in ids if isinstance(one, str) and one in places):
+            at = bisect_left(ends, place)
+            ends[at : at + 1] = [place]
+    return len(ends)
+
+
+def _used(uses: Uses) -> set[object]:
+    return {one for _, ids in uses for one in ids}
+
+
+def _how_often(used: Counter[object], there_are: int) -> tuple[tuple[int, int], ...]:
+    times = Counter(used.values())
+    if len(used) < there_are:
+        times[0] = there_are - len(used)
+    return tuple(sorted(times.items()))
+
+
+# ── words and values ──
+
+
+def _times(times: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(times, f"{times:,} times")
+
+
+def _some(named: Sequence[object], count: int | None = None) -> str:
+    """`count`: of all, where `named` has not all of them."""
+    shown = [*named[:MOST_NAMED]]
+    count = len(named) if count is None else count
+    return f"{shown} and {count - len(shown):,} more" if count > len(shown) else f"{shown}"
 
 
 def _ids(line: Record) -> Sequence[object]:
@@ -93,8 +296,8 @@ def _ids(line: Record) -> Sequence[object]:
 
 
 def _list(line: Record, key: str) -> Sequence[object]:
-    ids = line.get(key)
-    return ids if isinstance(ids, Sequence) else ()
+    values = line.get(key)
+    return values if isinstance(values, Sequence) and not isinstance(values, str) else ()
 
 
 def _int(line: Record, key: str) -> int:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from statistics import fmean
 
@@ -23,12 +24,14 @@ import numpy as np
 
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport
+from launcher.base.prompt_order import PromptOrder
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.figures import Figures
 from launcher.reporting.incident_facts import IncidentFacts, incidents_of
-from launcher.reporting.ledger_audit import Audit, audit
+from launcher.reporting.ledger_audit import DISTANCE, NO_CHECKPOINT, NOT_READ, Audit, QueueState, audit
 from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.reporting.lost_time import Losses, losses_of
+from launcher.reporting.queue_state import read_queue_state
 from launcher.reporting.run_clock import AttemptSpan, RunClock, attempts_of
 from launcher.reporting.run_reader import (
     MemoryReading,
@@ -133,12 +136,13 @@ def finite(values: Iterable[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def read_facts(paths: RunPaths) -> RunFacts:
-    """The facts of a run that nobody writes any more. Raises JournalError naming a file that can't be read."""
+def read_facts(paths: RunPaths, *, order: PromptOrder | str = NOT_READ) -> RunFacts:
+    """The facts of a run that nobody writes any more. `order`: as for `facts_of`. Raises JournalError naming a file
+    that can't be read."""
     reader = RunReader(paths)
     reader.refresh(has_ended=True)
     check_readable(paths)
-    return facts_of_run(reader.data, paths)
+    return facts_of_run(reader.data, paths, order=order)
 
 
 def check_readable(paths: RunPaths) -> None:
@@ -152,14 +156,16 @@ def check_readable(paths: RunPaths) -> None:
             raise JournalError(f"{path} can't be read: {error.strerror}", "check its permissions") from error
 
 
-def facts_of_run(data: RunData, paths: RunPaths) -> RunFacts:
-    """With what the run's folder holds beside the files that grow: its settings and the folders of incidents."""
+def facts_of_run(data: RunData, paths: RunPaths, *, order: PromptOrder | str = NOT_READ) -> RunFacts:
+    """With what the run holds beside the files that grow: settings, folders of incidents, the newest checkpoint."""
     return facts_of(
         data,
         experiment_name=paths.experiment_name,
         trial_name=paths.trial_name,
         staleness=_staleness(paths),
         folders=incident_folders(paths),
+        read_queue=partial(read_queue_state, paths),
+        order=order,
     )
 
 
@@ -169,10 +175,22 @@ def _staleness(paths: RunPaths) -> int:
     return value if isinstance(value, int) else 0
 
 
+QueueReader = Callable[[int | None], QueueState | str]
+"""The queue in the newest checkpoint, of that step or an earlier one; or why it is not known."""
+
+
 def facts_of(
-    data: RunData, *, experiment_name: str, trial_name: str, staleness: int = 0, folders: frozenset[int] = frozenset()
+    data: RunData,
+    *,
+    experiment_name: str,
+    trial_name: str,
+    staleness: int = 0,
+    folders: frozenset[int] = frozenset(),
+    read_queue: QueueReader = lambda until: NO_CHECKPOINT,
+    order: PromptOrder | str = NOT_READ,
 ) -> RunFacts:
-    """`staleness`: rollout.max_head_offpolicyness. `folders`: incidents of which evidence was kept."""
+    """`staleness`: rollout.max_head_offpolicyness. `folders`: incidents of which evidence was kept. `order`: of the
+    data set's prompts, or why it is not known."""
     attempts = attempts_of(data)
     word, reason = _last_word(data.events, attempts)
     restores = _restores(data)
@@ -201,7 +219,7 @@ def facts_of(
         rejected=sum(event.get("event") == "batch.rejected" for event in data.events),
         rollouts_failed=data.rollouts_failed,
         rollouts_retried=data.rollouts_retried,
-        audit=_audit(data, staleness, has_ended=bool(word)),
+        audit=_audit(data, staleness, word, read_queue, order),
         losses=losses_of(steps, incidents, attempts, until),
     )
 
@@ -332,17 +350,32 @@ def _states(events: Sequence[Record]) -> tuple[tuple[float, str, str], ...]:
     return tuple(found)
 
 
-def _audit(data: RunData, staleness: int, *, has_ended: bool) -> Audit | None:
-    """While a run continues, the step that is being written at this moment is left out."""
+def _audit(data: RunData, staleness: int, word: str, read_queue: QueueReader, order: PromptOrder | str) -> Audit | None:
+    """While a run continues, the steps that are being written at this moment are left out, and a checkpoint of them."""
     prompts = _last_fact(data.events, "trainer.started", "prompts")
-    if not prompts or not data.ledger:
+    if not prompts or not (data.ledger or data.steps):
         return None
-    ledger = data.ledger
-    if not has_ended:
-        known = {line.step for line in data.steps}
+    ledger, lines, until = data.ledger, data.steps, None
+    if not word:
+        known = {line.step for line in lines}
         ledger = [line for line in ledger if line["global_step"] in known or line is not ledger[-1]]
-    metrics = [{"global_step": line.step, "grpo_actor/logprob_distance/avg": line.distance} for line in data.steps]
-    return audit(ledger, metrics, prompts=prompts, staleness=staleness)
+        until = as_integer(ledger[-1]["global_step"]) if ledger else -1
+        lines = [line for line in lines if until is not None and line.step <= until]
+    metrics = [
+        {"global_step": one.step, "epoch": one.epoch, "attempt": one.attempt, "time": one.time, DISTANCE: one.distance}
+        for one in lines
+    ]
+    leaves_out = any(line.get("filtered_ids") for line in ledger)
+    total = _total_steps(data.events, word) if leaves_out else _last_fact(data.events, "trainer.started", "total_steps")
+    return audit(
+        ledger,
+        metrics,
+        prompts=prompts,
+        staleness=staleness,
+        total_steps=total if word == "FINISHED" else None,
+        queue=read_queue(until),
+        order=order,
+    )
 
 
 def _total_steps(events: Sequence[Record], word: str) -> int | None:

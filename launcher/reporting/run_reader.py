@@ -53,6 +53,7 @@ class StepLine:
     distance: float
     number: int
     lineage: int | None = None
+    epoch: int | None = None
 
     @property
     def step_s(self) -> float:
@@ -109,6 +110,7 @@ class RunData:
                 distance=as_float(line.get(DISTANCE)),
                 number=len(self.steps),
                 lineage=as_integer(line.get("lineage")),
+                epoch=as_integer(line.get("epoch")),
             )
         )
         self.figures.add(step, line)
@@ -120,7 +122,7 @@ class RunData:
             return
         self.rollouts_failed += as_integer(line.get("rollouts_failed")) or 0
         self.rollouts_retried += as_integer(line.get("rollouts_retried")) or 0
-        known = [version for version in versions if isinstance(version, int)] if isinstance(versions, list) else None
+        known = versions if isinstance(versions, list) and all(isinstance(one, int) for one in versions) else None
         names = {key: _names(line.get(key)) for key in ("prompt_ids", "filtered_ids") if key in line}
         self.ledger.append({"global_step": step, "weight_versions": known, **names})
 

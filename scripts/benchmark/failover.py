@@ -18,12 +18,12 @@ from statistics import median
 from typing import TypeVar
 
 from actors.processes.process_tree import send
-from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.measured import Measured
 from scripts.benchmark.supervision import SAME_WORK
 from scripts.benchmark.timed_completions import TOKENS
+from scripts.check_ledger import audited_facts
 from scripts.faults.run_processes import find_servers
 from scripts.faults.started_run import Driver, at_s, short_lived, until
 from scripts.health.recorded_run import RecordedRun, read_view
@@ -78,7 +78,7 @@ def disturbed(
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
-        found = read_facts(paths).audit
+        found = audited_facts(paths).audit
         return made, found.problems if found is not None else ("no ledger",)
 
 

@@ -10,6 +10,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.started_run import started
 from scripts.storm import read_result, table
+from tests.support.made_ledger import MadeRun
 
 
 @pytest.mark.slow
@@ -27,16 +28,41 @@ def test_the_run_reads_paths_from_the_folder_in_which_the_storm_was_started(tmp_
 
 @pytest.mark.parametrize(("allowed", "stale"), [(0, 1), (1, 0)])
 def test_tokens_of_older_weights_are_stale_where_the_run_does_not_allow_them(tmp_path, allowed, stale):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    (paths.logs / "config.yaml").write_text(f"rollout:\n  max_head_offpolicyness: {allowed}\n")
-    append_line(paths.events, {"time": 1.0, "event": "trainer.started", "attempt": 1, "prompts": 2})
-    for step, prompt in enumerate("ab"):
-        append_line(paths.metrics, {"time": 2.0 + step, "global_step": step, "attempt": 1})
-        line = {"global_step": step, "attempt": 1, "prompt_ids": [prompt], "weight_versions": [0]}
-        append_line(paths.ledger, line)
-    found = read_result(paths, seed=1, asked=0, exit_code=0, seconds=1.0)
+    run = finished(tmp_path, 20)
+    settings = run.paths.config.read_text().replace("max_head_offpolicyness: 0", f"max_head_offpolicyness: {allowed}")
+    run.paths.config.write_text(settings)
+    run.change(
+        run.paths.ledger,
+        lambda lines: [line | {"weight_versions": [3]} if n == 4 else line for n, line in enumerate(lines)],
+    )
+    found = read_result(run.paths, seed=1, asked=0, exit_code=0, seconds=1.0)
     assert (found.audit.stale_steps, found.survived) == (stale, not stale)
+
+
+def test_the_verdict_says_what_was_checked(tmp_path):
+    run = finished(tmp_path, 30)
+    result = read_result(run.paths, seed=1, asked=0, exit_code=0, seconds=1.0)
+    assert result.survived
+    assert "FINISHED, nothing lost, doubled or stale in its ledger: " in table(result)
+    assert "ledger: 160 prompts, each exactly 3 times; 30 of 30 steps; 0 undone, " in table(result)
+
+
+def test_a_storm_of_which_something_is_lost_or_not_known_was_not_survived(tmp_path):
+    run = finished(tmp_path, 30)
+    shutil.rmtree(run.paths.default_checkpoints)
+    result = read_result(run.paths, seed=1, asked=0, exit_code=0, seconds=1.0)
+    assert not result.survived and "\n  not known: whether steps or prompts are missing" in table(result)
+    run = finished(tmp_path / "another", 30)
+    run.change(run.paths.ledger, lambda lines: lines[:-1])
+    result = read_result(run.paths, seed=1, asked=0, exit_code=0, seconds=1.0)
+    assert not result.survived and "\n  29 of the run's 30 steps\n" in table(result)
+
+
+def finished(root, steps):
+    run = MadeRun(root, total_steps=steps)
+    run.take_steps(steps)
+    run.finish()
+    return run
 
 
 def test_a_fault_of_the_trainer_is_not_counted_as_a_server_that_never_served_again(tmp_path):
@@ -51,14 +77,10 @@ def test_what_nobody_noticed_is_told_beside_the_verdict(tmp_path):
 
 
 def _said_of(tmp_path, *faults):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    FaultPaths(paths).record.parent.mkdir(parents=True)
-    (paths.logs / "config.yaml").write_text("rollout:\n  max_head_offpolicyness: 0\n")
+    run = finished(tmp_path, 10)
+    FaultPaths(run.paths).record.parent.mkdir(parents=True)
     for at, (kind, target) in enumerate(faults):
-        append_line(FaultPaths(paths).record, {"what": "fired", "kind": kind, "target": target, "monotonic": at + 1.0})
-    append_line(paths.events, {"time": 1.0, "event": "trainer.started", "attempt": 1, "prompts": 1})
-    append_line(paths.events, {"time": 3.0, "monotonic": 3.0, "event": "server.ready", "subject": "server-0"})
-    append_line(paths.metrics, {"time": 2.0, "global_step": 0, "attempt": 1})
-    append_line(paths.ledger, {"global_step": 0, "attempt": 1, "prompt_ids": ["a"], "weight_versions": [0]})
-    return table(read_result(paths, seed=1, asked=len(faults), exit_code=0, seconds=1.0))
+        fired = {"what": "fired", "kind": kind, "target": target, "monotonic": at + 1.0}
+        append_line(FaultPaths(run.paths).record, fired)
+    append_line(run.paths.events, {"time": 3.0, "monotonic": 3.0, "event": "server.ready", "subject": "server-0"})
+    return table(read_result(run.paths, seed=1, asked=len(faults), exit_code=0, seconds=1.0))

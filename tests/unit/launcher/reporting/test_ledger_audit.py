@@ -27,7 +27,8 @@ def whole_run(epochs=2, batch=2):
 
 
 def found(ledger, written=None, **more):
-    return audit(ledger, metrics(*range(9)) if written is None else written, prompts=PROMPTS, **more)
+    steps = {one["global_step"] for one in ledger}
+    return audit(ledger, metrics(*sorted(steps)) if written is None else written, prompts=PROMPTS, **more)
 
 
 def test_a_whole_run_of_two_epochs_has_no_problems():

@@ -1,0 +1,51 @@
+"""Checks a run's ledger against its metrics, checkpoint and data set: `python -m scripts.check_ledger --help`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from actors.data.run_order import read_prompt_order
+from launcher.base.errors import UsageError
+from launcher.reporting.run_facts import RunFacts, read_facts
+from launcher.run_files.run_paths import RunPaths
+from scripts.checkpoints.arguments import Parser
+from scripts.ending import DONE, ended
+from scripts.run_choice import add_run_arguments, chosen_run
+
+FOUND = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return ended(lambda: _check(parser().parse_args(arguments)), refused=FOUND)
+
+
+def parser() -> argparse.ArgumentParser:
+    what = "Check that a run's ledger has each step and each prompt, once in its epoch, on its own weights."
+    codes = "0 nothing is lost, doubled or stale; 1 something is, or part of that is not known; 2 the command is wrong"
+    made = Parser("check_ledger", what, codes)
+    add_run_arguments(made)
+    return made
+
+
+def _check(given: argparse.Namespace) -> int:
+    paths = chosen_run(given)
+    found = audited_facts(paths).audit
+    if found is None:
+        raise UsageError(f"{paths.logs} has no ledger to check", "give a run whose trainer has started")
+    print(found.counts)
+    none = "no problem was found" if not found.not_known else "no problem in what is known"
+    print(*(found.problems or (none,)), sep="\n")
+    for what in found.not_known:
+        print(f"not known: {what}")
+    return FOUND if found.problems or found.not_known else DONE
+
+
+def audited_facts(paths: RunPaths) -> RunFacts:
+    """The facts of a run, its ledger compared with its data set too. Raises JournalError."""
+    return read_facts(paths, order=read_prompt_order(paths))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
