@@ -35,11 +35,8 @@ def _check(given: argparse.Namespace) -> int:
     if found is None:
         raise UsageError(f"{paths.logs} has no ledger to check", "give a run whose trainer has started")
     print(found.counts)
-    none = "no problem was found" if not found.not_known else "no problem in what is known"
-    print(*(found.problems or (none,)), sep="\n")
-    for what in found.not_known:
-        print(f"not known: {what}")
-    return FOUND if found.problems or found.not_known else DONE
+    print(*(found.doubts or ("no problem was found",)), sep="\n")
+    return FOUND if found.doubts else DONE
 
 
 def audited_facts(paths: RunPaths) -> RunFacts:

@@ -259,8 +259,9 @@ class Smoke:
         audit = audited_facts(paths).audit
         if audit is None:
             raise RunError("there is no ledger", f"see {console_of(paths)}")
-        print(*audit.problems, sep="\n")
-        return {"steps": [float(audit.steps)], "steps_lost_or_twice": [float(len(audit.problems))]}
+        print(*audit.doubts, sep="
+")
+        return {"steps": [float(audit.steps)], "steps_lost_or_twice": [float(len(audit.doubts))]}
 
     def _tensor(self, place: Workplace) -> Points:
         settings = ("actor.dtype=bfloat16", "actor.weight_update_mode=tensor", f"total_train_steps={STEPS}")

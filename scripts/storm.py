@@ -57,8 +57,7 @@ class Result:
 
     @property
     def survived(self) -> bool:
-        is_sound = not self.audit.problems and not self.audit.not_known
-        return self.exit_code == 0 and is_sound and len(self.outcomes) == self.asked
+        return self.exit_code == 0 and not self.audit.doubts and len(self.outcomes) == self.asked
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,8 +168,7 @@ def table(result: Result) -> str:
             f"{result.seconds:.0f} s, reward {result.reward:.3f}{held_out}",
             f"ledger: {found.counts}; {found.taken_back} undone, "
             f"{found.stale_steps} steps on stale tokens, log-probs at most {found.largest_distance:.1g} apart",
-            *(f"  {problem}" for problem in found.problems),
-            *(f"  not known: {what}" for what in found.not_known),
+            *(f"  {doubt}" for doubt in found.doubts),
             *_unnoticed(result.outcomes),
             *_medians(result.outcomes),
         ]

@@ -63,15 +63,24 @@ class Audit:
     filtered: int = 0
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why nobody can say that nothing was lost, doubled or stale."""
+        return (*self.problems, *(f"not known: {what}" for what in self.not_known))
+
+    @property
     def counts(self) -> str:
-        """As `160 prompts, each exactly 12 times; 120 of 120 steps`."""
-        of = "" if self.total_steps is None else f" of {self.total_steps:,}"
-        steps = f"{self.steps:,}{of} steps"
-        if len(self.times) == 1:
-            ((times, prompts),) = self.times
-            return f"{counted(prompts, 'prompt')}, each exactly {_times(times)}; {steps}"
-        each = ", ".join(f"{prompts:,} of them {_times(times)}" for times, prompts in self.times)
-        return f"{counted(sum(prompts for _, prompts in self.times), 'prompt')}: {each or 'none used'}; {steps}"
+        return counts_in_words(self.times, self.steps, self.total_steps)
+
+
+def counts_in_words(times: Sequence[tuple[int, int]], steps: int, total_steps: int | None) -> str:
+    """As `160 prompts, each exactly 12 times; 120 of 120 steps`."""
+    of = "" if total_steps is None else f" of {total_steps:,}"
+    taken = f"{steps:,}{of} steps"
+    if len(times) == 1:
+        ((often, prompts),) = times
+        return f"{counted(prompts, 'prompt')}, each exactly {_times(often)}; {taken}"
+    each = ", ".join(f"{prompts:,} of them {_times(often)}" for often, prompts in times)
+    return f"{counted(sum(prompts for _, prompts in times), 'prompt')}: {each or 'none used'}; {taken}"
 
 
 def audit(

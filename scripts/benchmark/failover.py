@@ -79,7 +79,7 @@ def disturbed(
             process.send_signal(signal.SIGTERM)
             process.wait()
         found = audited_facts(paths).audit
-        return made, found.problems if found is not None else ("no ledger",)
+        return made, found.doubts if found is not None else ("no ledger",)
 
 
 def kill(paths: RunPaths, process: Driver, arm: str, draw: random.Random) -> Kill:

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> Measured:
 def in_one_run(words: Sequence[str], arm: str, count: int, *, seed: int) -> tuple[list[TrainerKill], list[str]]:
     """Its kills, and what they lost. Raises RunError where the run takes no step."""
     result = run_under_faults(words, f"T1x{count}", seed=seed)
-    violations = [*result.audit.problems, *(["steps were undone"] * result.audit.taken_back)]
+    violations = [*result.audit.doubts, *(["steps were undone"] * result.audit.taken_back)]
     violations += [f"exit code {result.exit_code}"] if result.exit_code else []
     step_s = median(number_of(line["timeperf/step_s"]) for line in read_lines(RunPaths.of(compose(words)).metrics))
     kills = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -11,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from launcher.base.durable import replace_file
+from launcher.reporting.ledger_audit import counts_in_words
 from launcher.reporting.png_figure import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR, hide_spines, write_png
 from scripts.fault_bench.measures import LOST
 from scripts.fault_bench.verdicts import RUN, CellResult, MarkRole, MarkVerdict, ahead, unbelievable
@@ -39,6 +41,7 @@ def markdown(about: Mapping[str, object], results: Sequence[CellResult]) -> str:
     lines += [_arm_row(one) for one in results if one.measures.get("semantic_ettr")]
     lines += ["", said] if (said := ahead(results, "storm", ("resume", "by_hand", "slow_probes"))) else []
     lines += ["", *told] if (told := [said for one in results if (said := _lost(one))]) else []
+    lines += ["", *(f"- {one.name}: ledger: {_ledger(one)}" for one in results if one.measures.get("prompt_uses"))]
     lines += ["", "| cell | measure | figure | mark | |", "|---|---|---|---|---|"]
     lines += [_mark_row(one, said) for one in results if one.status == RUN for said in one.verdicts]
     lines += ["", *(f"- {one.name}: {one.status}, {_spent(one)}" for one in results)]
@@ -64,6 +67,12 @@ def _lost(one: CellResult) -> str:
         f"{name.removeprefix(LOST)} {', '.join(f'{lost:.1f}' for lost in points)}" for name, points in kinds.items()
     ]
     return f"- {one.name}: usual steps lost from each fault to the next: {'; '.join(each)}" if each else ""
+
+
+def _ledger(one: CellResult) -> str:
+    times = Counter(int(often) for often in one.measures["prompt_uses"])
+    steps, of_run = (_only(one.measures, name) for name in ("steps", "run_steps"))
+    return counts_in_words(sorted(times.items()), int(steps or 0), None if of_run is None else int(of_run))
 
 
 def _mark_row(one: CellResult, said: MarkVerdict) -> str:

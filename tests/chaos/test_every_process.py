@@ -15,9 +15,9 @@ import pytest
 
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
-from launcher.reporting.ledger_audit import audit
 from launcher.run_files.journal import read_lines
-from tests.programs.supervised_run import PROMPTS, SupervisedRun
+from scripts.check_ledger import audited_facts
+from tests.programs.supervised_run import SupervisedRun
 from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(3600)
@@ -62,9 +62,8 @@ def check_ledger(run, role):
     if role == "nobody":
         run.check_ledger(is_whole=False)
         return
-    ledger = run.ledger()
-    found = audit(ledger, list(read_lines(run.paths.metrics)), prompts=PROMPTS)
-    assert set(found.problems) <= {f"steps without metrics: [{ledger[-1]['global_step']}]"}, f"without {role}"
+    found, last = audited_facts(run.paths).audit, run.ledger()[-1]["global_step"]
+    assert set(found.problems) <= {f"steps without metrics: [{last}]"}, f"without {role}"
 
 
 def check_end(run, role, ended):

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from launcher.config.compose import REPOSITORY
-from launcher.reporting.ledger_audit import audit
 from launcher.run_files.journal import current_lines, read_lines
+from scripts.check_ledger import audited_facts
 from tests.chaos.test_every_process import role_of
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
 
@@ -21,6 +21,7 @@ SETTINGS = [
     *(f"{key}={ASSETS / 'model'}" for key in ("actor.path", "ref.path", "sglang.model_path", "tokenizer_path")),
     "rollout.episode=actors.reward.calculator:solve",
     "train_dataset.batch_size=4",
+    "train_dataset.max_items=16",  # two epochs
     "gconfig.n_samples=4",
 ]
 
@@ -36,15 +37,15 @@ def test_a_server_the_agent_and_the_trainer_are_killed_and_no_prompt_is_lost(tmp
         run.wait_steps(run.steps_done() + 1)
         run.kill(run.trainer_pids()[-1])
         run.finish()
-        ledger, lines = run.ledger(), list(read_lines(run.paths.metrics))
-        found = audit(ledger, lines, prompts=run.events("trainer.started")[0]["prompts"])
+        lines, found = list(read_lines(run.paths.metrics)), audited_facts(run.paths).audit
         rejected, causes = run.events("batch.rejected"), [cause for cause, _, _ in run.incidents().values()]
         trainers = len(run.trainer_pids())
         said = [json.loads(line)["completion"] for line in run.paths.samples.read_text().splitlines()]
     metrics = current_lines(lines)
     assert agents
     assert (trainers, "server_crash" in causes) == (2, True)
-    assert (found.problems, found.stale_steps, rejected, len(metrics)) == ((), 0, [], STEPS)
+    assert (found.problems, found.not_known, rejected, len(metrics)) == ((), (), [], STEPS)
+    assert found.counts == "16 prompts, each exactly twice; 8 of 8 steps"
     assert found.largest_distance < 1e-4, "each answer is at its own place, behind what the tool said before it"
     assert max(line["rollout/turns/avg"] for line in metrics) > 1
     assert any(re.search(r"</tool_call>\s*tool\s*\d+\s", text) for text in said), said

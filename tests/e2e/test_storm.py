@@ -22,5 +22,6 @@ def test_one_of_each_fault_and_nothing_is_lost(tmp_path):
     assert sorted(outcome["kind"] for outcome in found["outcomes"]) == sorted(ONE_OF_EACH.split())
     unnoticed = {outcome["kind"] for outcome in found["outcomes"] if outcome["noticed_s"] is None}
     assert unnoticed <= {"C5"}, "old weights may be replaced before anybody compares log-probs"
-    assert found["audit"]["steps"] == 45
+    assert (found["audit"]["steps"], found["audit"]["total_steps"]) == (45, 45)
+    assert found["audit"]["times"] == [[4, 80], [5, 80]], "160 prompts, 4 epochs and a half"
     assert found["audit"]["largest_distance"] < 1e-5, "no batch came from other weights than the trainer's"

@@ -5,6 +5,7 @@ from __future__ import annotations
 POLICY = "tests/unit/launcher/policy"
 RECOVERY = f"{POLICY}/recovery"
 RECORDS = "tests/unit/launcher/run_files"
+REPORTING = "tests/unit/launcher/reporting"
 ROLLOUT = "tests/unit/actors/rollout"
 EPISODES = "tests/unit/actors/episodes"
 QUEUE = ("prompt_queue", "kept_answers", "mixture")
@@ -65,6 +66,8 @@ TARGETS: dict[str, list[str]] = {
     ],
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
+    "launcher/base/prompt_order.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
+    "launcher/reporting/ledger_audit.py": [f"{REPORTING}/test_{name}.py" for name in ("ledger_audit", "ledger_losses")],
     "actors/episodes/transcript.py": [f"{EPISODES}/test_transcript.py"],
     "actors/data/prompt_queue.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],

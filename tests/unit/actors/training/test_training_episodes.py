@@ -10,7 +10,7 @@ from launcher.run_files.journal import read_lines
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from tests.programs import stand_in_server
-from tests.programs.supervised_run import ASSETS, run_config
+from tests.programs.supervised_run import ASSETS, PROMPTS, run_config
 from tests.support.ready_servers import ready
 
 STEPS = 3
@@ -45,5 +45,5 @@ def test_steps_on_episodes_are_on_tokens_of_the_trainer_s_own_weights(tmp_path, 
         assert line["grpo_actor/n_tokens"] == line["rollout/tokens"]  # own tokens alone
         assert line["grpo_actor/logprob_distance/max"] < 1e-4  # each at its own place behind its own context
         assert {"reward_parts/first/avg", "reward_parts/second/avg"} <= set(line)
-    assert audit(list(read_lines(paths.ledger)), metrics, prompts=3664).problems == ()
+    assert audit(list(read_lines(paths.ledger)), metrics, prompts=PROMPTS).problems == ()
     assert "and now?" in paths.samples.read_text()

@@ -10,7 +10,7 @@ from actors.training.training import Training
 from actors.training.training_parts import TrainingParts
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
-from tests.programs.supervised_run import run_config
+from tests.programs.supervised_run import PROMPTS, run_config
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def paths(config):
 @pytest.mark.slow
 def test_what_was_loaded_with_other_settings_is_loaded_anew(config, paths, monkeypatch):
     parts = TrainingParts.load(config, Journal(paths.events, 1, time.time))
-    assert (len(parts.data.prompts), parts.model.policy_version) == (3664, 0)
+    assert (len(parts.data.prompts), parts.model.policy_version) == (PROMPTS, 0)
     smaller = dataclasses.replace(config, actor=dataclasses.replace(config.actor, eps_clip=0.1))
     loads = []
     load = TrainingParts.load

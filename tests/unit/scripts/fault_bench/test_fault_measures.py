@@ -1,5 +1,7 @@
 """Figures of a run under faults, from what a run and the injector write. Nothing is timed."""
 
+from dataclasses import replace
+
 import pytest
 
 from launcher.reporting.ledger_audit import audit
@@ -25,10 +27,11 @@ def lines(*written):
     return data.steps
 
 
-def measured(standing, *, undone=(), events=(), record=(), exit_code=0, usual_s=None):
+def measured(standing, *, undone=(), events=(), record=(), exit_code=0, usual_s=None, is_all_known=True):
     ledger = [
         {"global_step": line.step, "prompt_ids": [line.step], "weight_versions": [line.step]} for line in standing
     ]
+    found = audit(ledger, [{"global_step": line.step} for line in standing], prompts=100)
     return run_measures(
         standing=standing,
         undone=undone,
@@ -36,10 +39,18 @@ def measured(standing, *, undone=(), events=(), record=(), exit_code=0, usual_s=
         events=events,
         faults=outcomes(record, events, [(line.time, line.step) for line in (*undone, *standing)]),
         asked=len(record),
-        audit=audit(ledger, [{"global_step": line.step} for line in standing], prompts=100),
+        audit=replace(found, not_known=()) if is_all_known else found,
         exit_code=exit_code,
         usual_s=usual_s,
     )
+
+
+def test_where_part_of_the_ledger_is_not_known_nobody_counts_its_violations():
+    standing = lines(*(metrics(step, 10.0 + step) for step in range(20)))
+    found = measured(standing, is_all_known=False)
+    assert (found["ledger_violations"], found["run_steps"]) == ([], [])
+    assert found["prompt_uses"] == [0.0] * 80 + [1.0] * 20
+    assert measured([*standing[:5], *standing[6:]], is_all_known=False)["ledger_violations"] == [1.0]
 
 
 def fired(kind, at, target="server-0"):

@@ -78,6 +78,13 @@ def test_the_table_says_whether_ours_is_ahead_of_the_best_other_arm():
     assert "ahead" not in markdown({}, arms[:1])
 
 
+def test_what_was_checked_of_the_ledger_is_told():
+    found = {**QUIET, "steps": [60.0], "run_steps": [60.0], "prompt_uses": [6.0] * 160}
+    said = "- storm: ledger: 160 prompts, each exactly 6 times; 60 of 60 steps"
+    assert said in markdown({}, [result("storm", found)])
+    assert "- noop: ledger: " not in markdown({}, [result("noop", QUIET)])
+
+
 def test_what_each_fault_cost_is_below_the_table():
     table = markdown(
         {}, [result("storm", {"semantic_ettr": [0.8], "lost_steps C1": [0.25, 4.0], "lost_steps S1": [6.0]})]
