@@ -30,6 +30,18 @@ async def answer(call: Awaitable[Any], *, within_s: float, of: str) -> Any:
         raise ActorAway(f"{of} did not answer within {within_s:g} s") from error
 
 
+async def call_method(actor: Any, method: str, *arguments: Any, within_s: float, of: str) -> Any:
+    """`answer` of a call of `method`. Ray refuses one that the actor's class does not take before it is sent, in the
+    caller's process: without this it would pass for a defect of the caller."""
+    try:
+        call = getattr(actor, method).remote(*arguments)
+    except (TypeError, AttributeError) as error:
+        raise RunError(
+            f"{of} failed: its class does not take this call of {method}: {error!r}", "this is a defect of that class"
+        ) from error
+    return await answer(call, within_s=within_s, of=of)
+
+
 def as_ours(error: RayTaskError) -> LauncherError:
     """What ended the Coordinator, as the error that it raised."""
     if isinstance(error.cause, LauncherError):

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster.actor_calls import answer
+from actors.cluster.actor_calls import answer, call_method
 from actors.cluster.actor_probe import ActorProbe
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Overrides, TrainerView
@@ -116,8 +116,8 @@ class StandbyHandle:
     async def park(self, overrides: Overrides, trainer: TrainerView) -> int:
         """Its process. Raises LauncherError. `trainer`: whose GPUs it is to have, and its ranks."""
         await self._until_new(is_needed=self.state is StandbyTrainer.HUNG)
-        call = self.actor.stand_by.remote(dict(overrides), trainer.gpus, NICENESS, trainer.ranks)
-        pid: int = await answer(call, within_s=PARK_S, of="the standby trainer")
+        order = ("stand_by", dict(overrides), trainer.gpus, NICENESS, trainer.ranks)
+        pid: int = await call_method(self.actor, *order, within_s=PARK_S, of="the standby trainer")
         await self.probe.refresh()
         return pid
 

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 import ray
 
-from actors.cluster.actor_calls import ActorAway, answer
+from actors.cluster.actor_calls import ActorAway, answer, call_method
 from actors.cluster.actor_probe import ActorProbe
 from actors.cluster.fencing import MARGIN_S
 from actors.cluster.node_identity import is_here
@@ -248,7 +248,7 @@ class TrainerHandle:
             await self._take_over()
             await self._until_empty()
             self._end = ProcessEnd(self._end.process)
-            ready: TrainerReady = await self._within_load_s(self.actor.start.remote(dict(overrides), *before))
+            ready: TrainerReady = await self._within_load_s("start", dict(overrides), *before)
             return ready
         except LauncherError as error:
             told = "" if isinstance(error, ActorAway) else error.message
@@ -261,7 +261,7 @@ class TrainerHandle:
 
     async def restore(self, global_step: int, lineage: int) -> int:
         self.order = NoOrder()
-        next_step: int = await self._within_load_s(self.actor.restore.remote(global_step, lineage))
+        next_step: int = await self._within_load_s("restore", global_step, lineage)
         return next_step
 
     async def resume(self) -> None:
@@ -287,13 +287,13 @@ class TrainerHandle:
 
     async def call(self, method: str, *arguments: Any, within_s: float | None = None) -> Any:
         """Have its actor (actors/training/trainer.py) carry out `method`, by default within ANSWER_S."""
-        call = getattr(self.actor, method).remote(*arguments)
-        return await answer(call, within_s=ANSWER_S if within_s is None else within_s, of="the trainer")
+        within_s = ANSWER_S if within_s is None else within_s
+        return await call_method(self.actor, method, *arguments, within_s=within_s, of="the trainer")
 
-    async def _within_load_s(self, call: Any) -> Any:
+    async def _within_load_s(self, method: str, *arguments: Any) -> Any:
         """An answer of what keeps it busy: past the deadline it hangs, however busy it claims to be."""
         try:
-            return await answer(call, within_s=self._load_s, of="the trainer")
+            return await self.call(method, *arguments, within_s=self._load_s)
         except ActorAway as error:
             self.order = OrderOverdue(error.message)
             raise

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import psutil
 
@@ -27,7 +28,7 @@ from actors.training.admission_gate import AdmissionGate
 from actors.training.step_loop import GrpoLoop
 from actors.training.trainer import Trainer
 from launcher.base.disk_faults import Refusal
-from launcher.base.messages import Overrides, StepReport, TrainerReady
+from launcher.base.messages import StepReport, TrainerReady
 from launcher.base.rollouts import RolloutBatch
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import append_line
@@ -126,8 +127,8 @@ class Switch:
 class SwitchedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
     """The trainer's actor, with a switch in its step loop."""
 
-    def start(self, overrides: Overrides) -> TrainerReady:
-        ready: TrainerReady = super().start(overrides)
+    def start(self, *given: Any, **named: Any) -> TrainerReady:
+        ready: TrainerReady = super().start(*given, **named)  # whatever the Coordinator gives the trainer's own
         Switch(self._training._loop, self._paths, SwitchSchedule(**json.loads(os.environ[SCHEDULE])))
         return ready
 

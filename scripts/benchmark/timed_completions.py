@@ -17,7 +17,7 @@ from actors.serving import completions
 from actors.supervision import run_actors
 from actors.training.trainer import Trainer
 from launcher import driver
-from launcher.base.messages import Overrides, TrainerReady
+from launcher.base.messages import TrainerReady
 from launcher.base.rollouts import Completion
 from launcher.config.compose import compose
 from launcher.run_files.run_paths import RunPaths
@@ -28,8 +28,8 @@ TOKENS = "tokens.jsonl"
 class TimedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
     """The trainer's actor, with a line for each part of a rollout's completions."""
 
-    def start(self, overrides: Overrides) -> TrainerReady:
-        ready: TrainerReady = super().start(overrides)
+    def start(self, *given: Any, **named: Any) -> TrainerReady:
+        ready: TrainerReady = super().start(*given, **named)  # whatever the Coordinator gives the trainer's own
         write_down(self._paths)
         return ready
 

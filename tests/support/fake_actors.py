@@ -24,7 +24,8 @@ class FakeActor:
             answer = does(*args, **kwargs) if callable(does) else does
             return await answer if asyncio.iscoroutine(answer) else answer
 
-        return call
+        # As Ray's, a call is made whether or not anybody waits for its answer.
+        return lambda *args, **kwargs: asyncio.ensure_future(call(*args, **kwargs))
 
 
 async def never():

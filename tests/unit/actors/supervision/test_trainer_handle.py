@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from ray._common import signature
 
 from actors.cluster.actor_calls import ActorAway
 from actors.supervision import trainer_handle
 from actors.supervision.trainer_handle import TrainerHandle
-from launcher.base.errors import LauncherError, TrainerError
+from launcher.base.errors import LauncherError, RunError, TrainerError
 from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
-from tests.support.fake_actors import FakeActor, never
+from tests.support.fake_actors import FakeActor, Method, never
 from tests.support.machine import scaled
 
 EMPTY = TrainerView(pid=1)
@@ -125,6 +126,32 @@ async def test_a_start_that_fails_is_told_in_its_own_words_and_a_kill_has_none(e
         facts = link.facts()
     assert (facts.told, facts.verdict.health) == (told, Health.DEAD)
     assert facts.verdict.reason == (told or "its process ended")
+
+
+async def test_a_start_that_its_class_does_not_take_is_a_failure_of_the_trainer():
+    """Ray raised the TypeError in the Coordinator, which passed for what had failed."""
+    world = World(EMPTY)
+    world.actor.start = Method(ray_method(OlderTrainer.start))
+    async with world.link() as link:
+        await link.probe.refresh()
+        with pytest.raises(
+            RunError, match=r"the trainer failed: .* of start: TypeError\('too many positional arguments'\)"
+        ):
+            await link.start({})
+        assert "the trainer failed" in link.facts().told
+    with pytest.raises(RunError, match=r"the trainer failed: .* of park: AttributeError"):
+        await link.call("park")
+
+
+class OlderTrainer:
+    def start(self, overrides):
+        raise AssertionError("it is never reached")
+
+
+def ray_method(function):
+    """As Ray checks the arguments before it sends a call."""
+    parameters = signature.extract_signature(function, ignore_first=True)
+    return lambda *args, **kwargs: signature.flatten_args(parameters, args, kwargs)
 
 
 async def test_what_ended_its_loop_is_told():
