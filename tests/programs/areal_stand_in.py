@@ -9,6 +9,7 @@ As `areal/launcher/local.py` it is 0.3.4, by its source: AREAL_RECOVER_RUN tells
 minibatch has a table, and what is saved is a Hugging Face folder.
 """
 
+import contextlib
 import getpass
 import json
 import os
@@ -56,7 +57,8 @@ def launch(arguments: list[str]) -> None:
     while server.poll() is None and trainer.poll() is None:
         time.sleep(0.2)
     for process in psutil.Process().children(recursive=True):
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):  # the shell's own end with it
+            process.terminate()
     sys.exit("JobException: a job has ended")
 
 

@@ -87,7 +87,8 @@ def victim():
         folder.chmod(0o755)
         umask = os.umask(0o022)
         try:
-            with SupervisedRun(folder, steps=3000, servers=1) as run:
+            # nothing is pruned: a checkpoint that a test has listed is still there when it is copied
+            with SupervisedRun(folder, steps=3000, servers=1, settings=["recover.keep_last=3000"]) as run:
                 run.wait_until(lambda: run.events("checkpoint.committed"), "a checkpoint")
                 yield Victim(run, folder)
                 run.wait_steps(run.steps_done() + 2)

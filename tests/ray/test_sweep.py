@@ -69,9 +69,9 @@ class Sweep:
         return found
 
     def runs(self) -> list[RunPaths]:
-        """Of the trials that were started, in that order."""
+        """Of the trials that were started."""
         logs = self.fileroot / "logs" / login_name() / "arithmetic_cpu"
-        names = sorted(logs.iterdir(), key=lambda folder: folder.stat().st_ctime) if logs.exists() else []
+        names = sorted(logs.iterdir()) if logs.exists() else []
         return [
             RunPaths(
                 fileroot=self.fileroot, user=login_name(), experiment_name="arithmetic_cpu", trial_name=folder.name

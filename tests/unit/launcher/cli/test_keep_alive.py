@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from actors.processes.process_tree import children, identify, send
 from launcher.cli import keep_alive
 from launcher.cli.keep_alive import KEPT, BeginAgain, EndWith, KeepTask, after_end
 from launcher.config.schema import DatasetConfig, RunConfig
@@ -131,9 +132,10 @@ def kept(tmp_path):
 
     yield start
     for one in started:
-        drivers = psutil.Process(one.process.pid).children() if one.process.poll() is None else []
-        for process in (one.process, *drivers):
-            process.kill()
+        drivers = children(one.process.pid)
+        one.process.kill()
+        for driver in drivers:
+            send(driver, signal.SIGKILL)  # or it has ended since, for its keeper is gone
         one.process.communicate()
 
 
@@ -163,9 +165,9 @@ def test_a_signal_is_passed_on_once_and_the_exit_code_back(kept, number):
 
 def test_a_keeper_that_is_killed_has_its_driver_save_and_end(kept):
     one = kept()
-    driver = psutil.Process(one.begun(0)["pid"])
+    driver = identify(one.begun(0)["pid"])
     one.process.kill()
-    wait_until(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: identify(driver.pid) != driver)
     assert (one.folder / "heard").read_text() == "SIGINT"
 
 

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import urllib.request
 
-import psutil
 import pytest
 
+from actors.processes.process_tree import identify, wait_ended
 from launcher.__main__ import main as launch
 from launcher.base.addresses import free_port
 from launcher.cli.watch_process import WatchProcess
@@ -118,11 +118,11 @@ time.sleep(600)
 def test_it_ends_when_its_driver_is_killed(paths, port):
     command = [sys.executable, "-c", DRIVER, str(paths.fileroot), str(port)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as driver:
-        page = psutil.Process(int(driver.stdout.readline().split()[0]))
+        page = identify(int(driver.stdout.readline().split()[0]))
+        assert page is not None
         driver.kill()
         driver.wait()
-    psutil.wait_procs([page], timeout=WAIT_S)
-    assert not page.is_running() or page.status() == psutil.STATUS_ZOMBIE
+    assert wait_ended([page], WAIT_S)
 
 
 @pytest.mark.slow

@@ -186,7 +186,8 @@ sink = wandb_sink.WandbSink(WandbConfig(mode="offline"), paths, settings={}, say
 sink.log({"global_step": 0})
 while not list(paths.logs.glob("wandb/offline-run-*/run-*.wandb")):
     time.sleep(0.02)
-(service,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
+(service,) = [child for child in psutil.process_iter(["name", "ppid"]) if child.info["name"] == "wandb-core"
+              and child.info["ppid"] == psutil.Process().pid]
 service.send_signal(signal.SIGSTOP)
 sink.log({"global_step": 1})
 sink.finish()
