@@ -16,6 +16,7 @@ import pytest
 
 from launcher.run_files.journal import read_lines
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.machine import need_programs
 
 pytestmark = pytest.mark.timeout(600)
 HELD_S = 15.0
@@ -136,6 +137,7 @@ def refused_writes(tmp_path, other_disk):
     """The environment in which the writes of a run may be refused."""
     library = tmp_path / "refused_writes.so"
     source = Path(__file__).parents[1] / "programs" / "refused_writes.c"
+    need_programs("cc")
     words = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(source), "-ldl"]
     subprocess.run(words, check=True, capture_output=True)
     more = {"REFUSED_FOLDER": str(other_disk), "REFUSED_SWITCH": str(switch_of(other_disk))}

@@ -10,6 +10,16 @@ class Method:
         self.remote = call
 
 
+class Call:
+    """As Ray's: an answer that may be awaited, and that nobody has to await as a coroutine."""
+
+    def __init__(self, begin):
+        self._begin = begin
+
+    def __await__(self):
+        return self._begin().__await__()
+
+
 class FakeActor:
     """Each keyword names a method; its value is what the method does with its arguments (a value: what it answers)."""
 
@@ -24,8 +34,7 @@ class FakeActor:
             answer = does(*args, **kwargs) if callable(does) else does
             return await answer if asyncio.iscoroutine(answer) else answer
 
-        # As Ray's, a call is made whether or not anybody waits for its answer.
-        return lambda *args, **kwargs: asyncio.ensure_future(call(*args, **kwargs))
+        return lambda *args, **kwargs: Call(lambda: call(*args, **kwargs))
 
 
 async def never():

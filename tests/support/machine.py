@@ -1,7 +1,10 @@
 """How busy this machine is: what tests wait for grows with it. What the launcher promises in seconds does not."""
 
 import os
+import shutil
 import time
+
+import pytest
 
 QUIET_S = 0.11
 """What `_work` takes on the two quiet cores whose durations docs/testing.md has."""
@@ -26,6 +29,12 @@ def scaled(seconds: float) -> float:
     at which the tests were collected.
     """
     return seconds * factor()
+
+
+def need_programs(*names: str) -> None:
+    """Skip the test where the machine has not all of them: what is installed says nothing of what is tested."""
+    if missing := [name for name in names if shutil.which(name) is None]:
+        pytest.skip(f"not installed: {' '.join(missing)}")
 
 
 def wait_until(holds, what=""):

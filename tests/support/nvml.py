@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pynvml
 
+from tests.support.machine import need_programs
+
 SOURCE = Path(__file__).parents[1] / "programs" / "nvml_stand_in.c"
 LIBRARY = "libnvidia-ml.so.1"
 
 
 def build(folder: Path) -> Path:
     """The library in `folder`, which LD_LIBRARY_PATH may name. Its answers come from NVML_* in the environment."""
+    need_programs("cc")
     words = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(folder / LIBRARY), str(SOURCE)]
     subprocess.run(words, check=True, capture_output=True, text=True)
     return folder / LIBRARY

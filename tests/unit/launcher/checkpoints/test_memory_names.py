@@ -10,6 +10,7 @@ from launcher.base.errors import StorageError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import memory_folder, name_run
 from launcher.run_files.run_paths import RunLock, RunPaths
+from tests.support.machine import need_programs
 
 
 @pytest.fixture
@@ -74,6 +75,7 @@ def test_a_copy_without_its_hidden_files_gets_a_name_and_removes_nothing(attempt
 
 
 def test_the_mounts_of_this_process_are_the_same_twice_and_others_elsewhere():
+    need_programs("unshare")
     here = in_memory_checkpoints.mounts()
     assert here == in_memory_checkpoints.mounts()
     told = "from launcher.checkpoints.in_memory_checkpoints import mounts; print(mounts())"

@@ -72,6 +72,10 @@ def bare(tmp_path):
 
 def test_a_slim_image_lacks_compilers(bare, monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "python_header", lambda: tmp_path / "Python.h")
+    environment = tmp_path / "environment"
+    environment.mkdir()
+    (environment / "ninja").touch(mode=0o755)
+    monkeypatch.setattr(toolchain.sys, "executable", str(environment / "python"))
     checks = of(check_tools(bare))
     assert {name for name, check in checks.items() if check.stops is Stops.GPU} == {
         "C++ compiler",
@@ -79,7 +83,9 @@ def test_a_slim_image_lacks_compilers(bare, monkeypatch, tmp_path):
         "Python.h",
     }
     assert checks["Python.h"].remedy.startswith("apt-get install python3.")
-    assert checks["ninja"].seen.endswith("bin/ninja"), "this environment's own, which need not be activated"
+    assert checks["ninja"].seen.endswith("environment/ninja"), "this environment's own, which need not be activated"
+    (environment / "ninja").unlink()
+    assert of(check_tools(bare))["ninja"].remedy == "pip install ninja"
 
 
 def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):

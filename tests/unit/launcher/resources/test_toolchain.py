@@ -12,7 +12,7 @@ import pytest
 from launcher.config.compose import REPOSITORY
 from launcher.resources import toolchain
 from launcher.resources.toolchain import find_toolkit, find_wheel_toolkit, make_cuda_home, server_tools, why_no_toolkit
-from tests.support.machine import scaled
+from tests.support.machine import need_programs, scaled
 
 KERNEL = """
 #include <cuda_runtime.h>
@@ -20,6 +20,7 @@ __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }
 extern "C" int run(float* x) { twice<<<1, 32>>>(x); return cudaGetLastError(); }
 """
 NOWHERE = Path("/nowhere")
+TOOLS = ("gcc", "g++", "cc", "c++", "as", "ld", "sh")
 
 
 @pytest.fixture
@@ -35,7 +36,8 @@ def test_a_kernel_is_built_where_no_toolkit_is_installed(wheel, tmp_path, monkey
     """As SGLang's build tools do it: `nvcc` of CUDA_HOME compiles, the host's linker takes its lib64."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "bin").mkdir()
-    for name in ("gcc", "g++", "cc", "c++", "as", "ld", "sh"):
+    need_programs(*TOOLS, "readelf")
+    for name in TOOLS:
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     inherited = {"PATH": str(tmp_path / "bin")}
     assert find_toolkit(inherited, NOWHERE) is None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import uuid
 
 import pytest
 
+from actors.processes.process_tree import descendants, identify, send
 from launcher.checkpoints.areal_folders import SUPERVISED
 from launcher.checkpoints.areal_log import read_servers
 from launcher.checkpoints.trial_folders import find_trial
@@ -41,12 +43,13 @@ def started(*command, shell=False):
             assert process.stdout.readline()
             yield process
         finally:
-            subprocess.run(["kill", "--", *map(str, [process.pid, *below(process.pid)])], check=False)
+            for one in [*descendants(process.pid), identify(process.pid)]:
+                if one is not None:
+                    send(one, signal.SIGTERM)
 
 
 def below(pid):
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
-    return [int(one) for one in found] + [two for one in found for two in below(int(one))]
+    return [one.pid for one in descendants(pid)]
 
 
 WAITS = "import time; print('there', flush=True); time.sleep(600)"
