@@ -6,7 +6,7 @@ In a CSV file, or where a column is text, the list is JSON. Raises DataError, wh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launcher.base.errors import DataError
 
@@ -34,6 +34,18 @@ def messages_of(value: object, *, where: str, column: str) -> tuple[Message, ...
         what = f"ends with the {spoken[-1]}'s message: there is nothing for the model to answer"
         raise _wrong(where, column, what, "drop that message, or move it into a column that answer_key names")
     return messages
+
+
+def with_suffix(messages: Sequence[Message], suffix: str) -> list[Message]:
+    """The chat with `suffix` behind the last message of the user; a tool's result may follow that one."""
+    last = max(place for place, message in enumerate(messages) if message["role"] == "user")
+    content = messages[last]["content"]
+    if isinstance(content, list):
+        *before, part = content
+        changed: object = [*before, {**part, "text": f"{part['text']}{suffix}"}]
+    else:
+        changed = f"{content}{suffix}"
+    return [*messages[:last], {**messages[last], "content": changed}, *messages[last + 1 :]]
 
 
 def tools_of(value: object, where: str, column: str) -> tuple[Mapping[str, object], ...]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
-from actors.data.chat_messages import SYSTEM
+from actors.data.chat_messages import SYSTEM, with_suffix
 from actors.data.dataset import BadRecords, DataRecord
 from launcher.base.errors import ConfigError, DataError, ModelError
 from launcher.base.rollouts import Prompt
@@ -32,6 +32,8 @@ class ChatTokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
 
     def __call__(self, text: Any) -> Any: ...
+
+    def decode(self, token_ids: Any, **kwargs: Any) -> Any: ...
 
 
 def build_prompts(
@@ -89,6 +91,7 @@ class PromptWriter:
         self._name = tokenizer.name_or_path
         self._is_plain = chat.template == NO_TEMPLATE
         self._system = chat.system_prompt
+        self._suffix = chat.question_suffix or ""
         self._options: dict[str, Any] = dict(chat.template_kwargs)
         self._source = "" if self._is_plain else self._template(chat.template)
         if chat.template not in (None, NO_TEMPLATE):
@@ -128,7 +131,7 @@ class PromptWriter:
 
     def _write(self, records: Sequence[DataRecord]) -> list[tuple[int, ...]]:
         if self._is_plain:
-            return self._checked(self._tokenizer([record.question for record in records]))
+            return self._checked(self._tokenizer([record.question + self._suffix for record in records]))
         if not any(record.tools for record in records):
             return self._apply([self._chat(record) for record in records])
         if not self.reads("tools"):
@@ -140,7 +143,7 @@ class PromptWriter:
         return [ids for r in records for ids in self._apply([self._chat(r)], tools=list(r.tools) or None)]
 
     def _chat(self, record: DataRecord) -> list[Any]:
-        messages = list(record.messages)
+        messages = with_suffix(record.messages, self._suffix) if self._suffix else list(record.messages)
         if self._system is not None and messages[0]["role"] not in SYSTEM:
             messages.insert(0, {"role": "system", "content": self._system})
         return messages

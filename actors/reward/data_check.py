@@ -14,9 +14,13 @@ from actors.reward.known_completions import learn_known, read_known
 from actors.reward.reward_pool import RewardPool
 from actors.reward.reward_process import RewardProcess
 from launcher.base.errors import DataError
+from launcher.base.rollouts import Prompt
 from launcher.base.wording import counted
 from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
+
+SHOWN_CHARS = 300
+"""Of a prompt's beginning, and of its end: longer ones would push the plan off the screen."""
 
 
 def check_data(
@@ -35,13 +39,16 @@ def check_data(
     DataError and RewardImportError; of prompts ModelError and ConfigError too.
     """
     notes = []
+    shown: Prompt | None = None
     prompts, size = 0, config.train_dataset.batch_size
     room = None if context is None else context - config.gconfig.max_new_tokens
     with _user_code(config) as pool:
         for key, dataset in config.datasets().items():
             records, bad = records_of(dataset, pool, key=key)
             score = None if pool is None else pool.of(records[0].dataset).check(records[0])
-            longest, count, left_out = _measured(records, tokenizer, room, key, config, bad)
+            longest, written, left_out = _measured(records, tokenizer, room, key, config, bad)
+            shown = shown or next(iter(written), None)
+            count = len(written) if tokenizer is not None else len(records)
             tell(f"{key}: {counted(len(records), 'record')} read; {longest}; {_scored(config, pool, score)}")
             if key.startswith("train"):
                 prompts += in_epoch(dataset.weight, count)
@@ -53,6 +60,9 @@ def check_data(
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
             asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
+    if tokenizer is not None and shown is not None and config.rollout.episode is None:  # an agent writes its own
+        said = _shortened(tokenizer.decode(list(shown.token_ids)))
+        tell(f"the first prompt of train_dataset, as the model gets it: {said!r}")
     _check_staleness(config, prompts)
     if prompts < size:
         notes.append(f"train_dataset.batch_size={size}: no batch is full, as an epoch has {counted(prompts, 'prompt')}")
@@ -66,17 +76,23 @@ def _measured(
     key: str,
     config: RunConfig,
     bad: BadRecords,
-) -> tuple[str, int, int]:
-    """What the longest prompt has, how many prompts there are, and how many more are over the data set's max_length.
-    Raises DataError where one that isn't has no room."""
+) -> tuple[str, list[Prompt], int]:
+    """What the longest prompt has, the prompts (none without a tokenizer), and how many more are over the data set's
+    max_length. Raises DataError where one that isn't has no room."""
     if tokenizer is None:
-        return "prompts were not measured, as tokenizer or chat template is missing here", len(records), 0
+        return "prompts were not measured, as tokenizer or chat template is missing here", [], 0
     longest = config.datasets()[key].max_length
     prompts, left_out = build_prompts(
         records, tokenizer, max_prompt_tokens=room, max_length=longest, key=key, chat=config.chat, bad=bad
     )
     tokens = max(len(one.token_ids) for one in prompts)
-    return f"the longest prompt has {counted(tokens, 'token')}", len(prompts), left_out
+    return f"the longest prompt has {counted(tokens, 'token')}", prompts, left_out
+
+
+def _shortened(text: str) -> str:
+    """Its beginning and its end, where a template and a suffix have what is theirs."""
+    more = len(text) - 2 * SHOWN_CHARS
+    return text if more <= 0 else f"{text[:SHOWN_CHARS]} … ({more} characters more) … {text[-SHOWN_CHARS:]}"
 
 
 def _scored(config: RunConfig, pool: RewardPool | None, score: float | None) -> str:

@@ -105,6 +105,9 @@ class ChatConfig:
         {}, "variables of the template, e.g. `+chat.template_kwargs.enable_thinking=false`"
     )
     system_prompt: str | None = setting(None, "the system message of each chat that has none of its own")
+    question_suffix: str | None = setting(
+        None, "text behind each question (of a chat: the user's last message), e.g. how the answer is to be marked"
+    )
 
 
 @dataclass

@@ -213,8 +213,9 @@ def _several_datasets(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _with_episodes(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.chat.template == NO_TEMPLATE:
         yield "chat.template", f"not {NO_TEMPLATE} with rollout.episode: its turns are written by a template"
-    if config.chat.system_prompt is not None:
-        yield "chat.system_prompt", "null with rollout.episode, which writes its own messages"
+    for key in ("chat.system_prompt", "chat.question_suffix"):
+        if value_of(config, key) is not None:
+            yield key, "null with rollout.episode, which writes its own messages"
     if config.reward.canaries is not None:
         yield "reward.canaries", "null with rollout.episode: it alone can tell what its samples earn"
     if config.actor.overlong_reward_penalty:

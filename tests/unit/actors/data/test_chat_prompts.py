@@ -45,6 +45,27 @@ def test_messages_with_a_system_prompt_of_their_own_or_of_the_run(tokenizer, tmp
     assert "system" not in texts(tokenizer, records)[1]
 
 
+def test_a_suffix_is_written_behind_what_the_user_said_last(tokenizer, tmp_path):
+    """Of a list of parts too, and without any template: how the answer is to be marked belongs to the question."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}]
+    called = [*CHAT[1:], {"role": "assistant", "content": "a call"}, {"role": "tool", "content": "4"}]
+    rows = [{"messages": chat, "answer": 4} for chat in (CHAT, parts, called)]
+    records = load(write(tmp_path / "d.jsonl", rows), messages_key="messages")
+    (tmp_path / "all.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endif %}{% endfor %}"
+    )
+    chat = ChatConfig(template=str(tmp_path / "all.jinja"), question_suffix="\nBox it.")
+    assert texts(tokenizer, records, chat) == [
+        "<system>Be brief.<user>2+2?\nBox it.",
+        "<user>2+|2?\nBox it.|",
+        "<user>2+2?\nBox it.<assistant>a call<tool>4",
+    ]
+    assert records[0].messages[-1]["content"] == "2+2?"
+    questions = load(write(tmp_path / "q.jsonl", RECORDS[:1]))
+    assert texts(tokenizer, questions, ChatConfig(template="none", question_suffix=" Box it.")) == ["0+1? Box it."]
+
+
 def test_a_template_of_ones_own_with_its_variables_and_tools(tokenizer, tmp_path):
     (tmp_path / "mine.jinja").write_text(THINKING)
     rows = [{"question": "a?", "answer": 1, "tools": [TOOL, TOOL]}, {"question": "b?", "answer": 1, "tools": []}]

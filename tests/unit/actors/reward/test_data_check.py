@@ -103,7 +103,15 @@ def test_a_dry_run_says_what_was_read_measured_and_scored(check):
     assert told[0] == (
         "train_dataset: 2 records read; the longest prompt has 16 tokens; the first answer, as it stands, is scored 1"
     )
-    assert told[1].startswith("valid_dataset: 2 records read; ") and len(told) == 2
+    assert told[1].startswith("valid_dataset: 2 records read; ")
+    beginning = "the first prompt of train_dataset, as the model gets it: "
+    assert told[2:] == [beginning + r"'<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n'"]
+    told.clear()
+    long = [{**GOOD, "question": f"{'1+' * 500}1=?"}]
+    check(long, "chat.question_suffix=' Box it.'", tokenizer=tokenizer, tell=told.append)
+    shortened = r"'<\|im_start\|>user\\n(1\+)+1? … \(\d+ characters more\) … .* Box it\.<\|im_end\|>.*'"
+    assert re.fullmatch(beginning + shortened, told[2])
+    assert len(told[2]) < 700
     told.clear()
     assert check([GOOD], fn="checked_rewards:silent", tell=told.append) == []
     assert told[0] == (

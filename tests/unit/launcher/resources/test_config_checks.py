@@ -134,6 +134,7 @@ def test_out_of_range(settings, said):
         (ARITHMETIC, {"rollout__episode": "agents.solve"}, "rollout.episode=agents.solve: allowed: module:function"),
         (ARITHMETIC, {"rollout__episode": "a:b", "chat__template": "none"}, "chat.template=none: not none"),
         (ARITHMETIC, {"rollout__episode": "a:b", "chat__system_prompt": "Be."}, "null with rollout.episode"),
+        (ARITHMETIC, {"rollout__episode": "a:b", "chat__question_suffix": "!"}, "null with rollout.episode"),
         (ARITHMETIC, {"valid_dataset": None}, "evaluator.freq_steps=100: null without held-out data"),
         (ARITHMETIC, {"actor__kl_ctl": 0.1, "ref__path": ""}, "ref.path='': a model is needed, as actor.kl_ctl=0.1"),
         (ARITHMETIC, {"actor__kl_loss_coef": 0.1, "ref__path": ""}, "needed, as actor.kl_loss_coef=0.1"),

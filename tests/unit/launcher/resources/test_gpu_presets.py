@@ -40,6 +40,14 @@ def test_a_preset_fits_the_cards_that_it_is_for(preset):
     assert plan.kv_tokens >= at_once * longest, "no sequence waits for another's room in the KV cache"
 
 
+@pytest.mark.parametrize("preset", sorted({preset for presets in ON.values() for preset in presets}))
+def test_a_preset_asks_for_the_mark_that_its_reward_pays_for(preset):
+    """As AReaL does, in the same words: else the first rewards measure a habit of format."""
+    config = compose([f"conf={preset}"])
+    assert config.chat.question_suffix == "\nPlease put your final answer within \\boxed{}."
+    assert config.reward.fn == "actors.reward:gsm8k_reward"
+
+
 def model_folder(name, parent):
     hidden, intermediate, layers, heads, kv_heads = next(SIZES[size] for size in SIZES if f"-{size}-" in name)
     folder = parent / name.replace("/", "-")
