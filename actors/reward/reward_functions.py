@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.reward.reward_import import ALWAYS, ARGUMENTS, RewardFn, function_names, load_reward_fn
+from actors.reward.other_arguments import is_whole_reward
+from actors.reward.reward_import import ALWAYS, ARGUMENTS, RewardFn, function_names, is_async, load_reward_fn
 
 MAX_ERROR_CHARS = 500
 
@@ -70,7 +71,7 @@ class RewardFunctions:
             for name, path, weight in zip(names, paths, weights or [1.0] * len(paths), strict=True)
         ]
         self._timeout = timeout
-        self.is_async = any(inspect.iscoroutinefunction(one.fn) for one in self._functions)
+        self.is_async = any(is_async(one.fn) for one in self._functions)
         self._loop = asyncio.new_event_loop() if self.is_async else None
 
     def score(self, items: Sequence[Item]) -> Iterator[dict[str, object]]:
@@ -129,10 +130,28 @@ def parts_of(name: str, answer: object) -> dict[str, float]:
         return {"": _number(name, answer)}
     if not answer:
         raise NoReward(f"{name} answered an empty dict")
+    _refuse_two_readings(name, answer)
     missing = [part for part, value in answer.items() if value is None]
     if missing:
         raise NoAnswer(f"{name} gave no answer for {missing[0]} (None)")
     return {str(part): _number(f"{name}, part {part},", value) for part, value in answer.items()}
+
+
+def _refuse_two_readings(name: str, answer: Mapping[Any, object]) -> None:
+    """Elsewhere the key `score` is the reward, and the others are figures beside it; here all are parts of the reward.
+    Raises NoReward."""
+    whole = next((key for key in answer if is_whole_reward(key)), None)
+    if whole is None or len(answer) == 1:
+        return
+    others = ", ".join(str(key) for key in answer if key != whole)
+    try:
+        added = f"is {sum(_number(name, value) for value in answer.values()):g}"
+    except NoReward:
+        added = "can't be had, as not all are numbers"
+    raise NoReward(
+        f"{name} answered a dict with {whole} beside {others:.100}: if {whole} is the whole reward, it is "
+        f"{answer[whole]!r:.50}; if each is a part, their sum {added}. Return the number alone, or rename {whole}"
+    )
 
 
 def _number(name: str, value: object) -> float:
@@ -140,11 +159,16 @@ def _number(name: str, value: object) -> float:
     if item is not None and getattr(value, "shape", None) == ():  # a scalar of NumPy or torch
         value = item()
     if not isinstance(value, numbers.Real):
-        raise NoReward(f"{name} answered {value!r:.100}, a {type(value).__name__} and not a number")
+        raise NoReward(f"{name} answered {value!r:.100}, a {type(value).__name__} and not a number{_of_many(value)}")
     number = float(value)
     if not math.isfinite(number):
         raise NoReward(f"{name} answered {number}, which is not finite")
     return number
+
+
+def _of_many(value: object) -> str:
+    """Other projects' functions score many completions in one call, or answer figures beside the reward."""
+    return "; it answers one number, for one completion" if isinstance(value, list | tuple) else ""
 
 
 def failure_of(error: BaseException) -> dict[str, object]:

@@ -8,7 +8,8 @@ joined by `+`. It gets those of these arguments that its signature names:
     record         the full record                      finish_reason   "stop" or "length"
     group          the texts of all completions of the prompt
 
-It answers a finite number, a dict of parts (whose sum is the reward), or None: no answer, and the completion is made
+It answers a finite number, a dict of parts (whose sum is the reward; one that names a whole reward beside other keys is
+refused, as other projects mean that key alone), or None: no answer, and the completion is made
 anew. If a completion can't be scored, raise: it then has no reward, which is not the same as 0. The function runs in a
 process of its own (`actors/reward/reward_worker.py`), which is killed when one completion takes longer than
 `reward.timeout`; what it prints goes to the log.
@@ -18,9 +19,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from actors.reward.other_arguments import OURS, ours_for
 from launcher.base.errors import RewardImportError
 
 RewardFn = Callable[..., object]
@@ -82,16 +84,69 @@ def _import(path: str, module_name: str, key: str) -> object:
 
 
 def check_signature(path: str, fn: object, key: str, arguments: Sequence[str]) -> None:
-    """Raises RewardImportError where it can't be called with some of `arguments` by their names."""
+    """Raises RewardImportError where it can't be called with some of `arguments` by their names, which names all of the
+    others that it asks for."""
     wanted = f"a function of any of {', '.join(arguments)}"
     if not callable(fn):
         raise RewardImportError(f"{key}={path!r} is a {type(fn).__name__}, not a function", wanted)
     try:
-        signature = inspect.signature(fn)
+        parameters = inspect.signature(fn).parameters
     except ValueError:  # written in C without a signature: the first call will show it
         return
+    if inspect.isclass(fn):  # calling it would make an object of it, which is no reward
+        raise RewardImportError(
+            f"{key}={path!r} is a class, and a call of it makes an object, not a reward",
+            f"name an instance with __call__: `scorer = {fn.__name__}(…)` in that module, and its name in {key}",
+        )
+    kinds = {one.kind for one in parameters.values()}
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+    if inspect.Parameter.VAR_POSITIONAL in kinds and not takes_all and not parameters.keys() & set(arguments):
+        what = f"{key}={path!r} takes its arguments by their places (*), and they are given by name"
+        raise RewardImportError(what, f"it must be {wanted}")
+    foreign = _foreign(parameters, arguments, key)
     try:
-        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
-        signature.bind(**{name: None for name in arguments if takes_all or name in signature.parameters})
+        given = {name: None for name in arguments if takes_all or name in parameters}
+        inspect.signature(fn).bind(**given)
     except TypeError as error:
-        raise RewardImportError(f"{key}={path!r} can't be called: {error}", f"it must be {wanted}") from error
+        raise RewardImportError(
+            f"{key}={path!r} can't be called: {_missing(parameters, given) or error}", f"{foreign}it must be {wanted}"
+        ) from error
+    if foreign:
+        what = f"{key}={path!r} asks for what it would never be given"
+        raise RewardImportError(what, f"{foreign}it must be {wanted}")
+
+
+def is_async(fn: object) -> bool:
+    """An object's `__call__` may be async, too."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def _missing(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, object]) -> str:
+    """All that have no value, in place of the first; "" where something else is wrong."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(one.kind is inspect.Parameter.POSITIONAL_ONLY for one in parameters.values()):
+        return ""
+    lacks = [
+        name
+        for name, one in parameters.items()
+        if one.kind in named and one.default is inspect.Parameter.empty and name not in given
+    ]
+    if len(lacks) == 1:
+        return f"missing a required argument: {lacks[0]!r}"
+    return f"missing required arguments: {', '.join(map(repr, lacks))}" if lacks else ""
+
+
+def _foreign(parameters: Mapping[str, inspect.Parameter], arguments: Sequence[str], key: str) -> str:
+    """What to put in the place of each argument of another project; "" where there is none. One that has a default is
+    the function's own option, unless another project is known to give it: it would keep its default, silently."""
+    if key != KEY:
+        return ""
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    others = [
+        name
+        for name, one in parameters.items()
+        if name not in arguments
+        and one.kind not in variadic
+        and (one.default is inspect.Parameter.empty or name in OURS)
+    ]
+    return f"replace {'; '.join(f'{name} → {ours_for(name)}' for name in others)}; " if others else ""
