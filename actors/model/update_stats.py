@@ -143,6 +143,7 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats) -> dict[str, float]:
         "rollout/hedged": float(batch.hedged),
         "rollout/hedges_lost": float(batch.hedges_lost),
         **({"rollout/unanswered": float(batch.unanswered)} if batch.unanswered else {}),
+        **({"rollout/reward_timeouts": float(batch.late)} if batch.late else {}),
         **({"rollout/filtered": float(len(batch.filtered))} if batch.filtered else {}),
         **_of_episodes(batch),
         **{f"reward_by_dataset/{name}/avg": value for name, value in batch.rewards_by_dataset.items()},

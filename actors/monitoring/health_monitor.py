@@ -38,6 +38,7 @@ from launcher.policy.reward_health import (
     has_learned,
     judge_rewards,
     low_since,
+    never_rewarded,
 )
 from launcher.run_files.journal import Journal
 
@@ -300,7 +301,10 @@ class HealthMonitor:
             self.changed.set()
         self._tell(canaries.is_broken, "canary.wrong", "canary.sound", "reward", canaries.reason, canaries.onset_step)
         is_alert = rewards.level is Level.ALERT
-        self._tell(is_alert, "reward.alert", "reward.alert_over", "policy", rewards.reason, rewards.onset_step)
+        reason = rewards.reason
+        if is_alert and never_rewarded(self._series.points, self._rounds):
+            reason += ", and reward.fn was never seen to reward anything in this run"
+        self._tell(is_alert, "reward.alert", "reward.alert_over", "policy", reason, rewards.onset_step)
 
     def _tell(self, is_so: bool, name: str, over: str, subject: str, reason: str, step: int | None) -> None:
         """Once when it begins, and once when it is over."""

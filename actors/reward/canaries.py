@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from actors.data.answer_shapes import with_another_number
 from actors.reward.reward_pool import Scorable, Score
 from launcher.base.durable import replace_file
 from launcher.base.errors import RewardError, RewardImportError
@@ -30,7 +30,6 @@ TRIES = 2
 CONFIRMATIONS = 8
 """How often a known answer that was scored wrongly is scored once more, before it accuses the function."""
 WRONG = "wrong: "
-LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 log = logging.getLogger("canaries")
 
@@ -56,14 +55,6 @@ class Canary:
         if self.limit is None:
             return not abs(value - self.expected) <= tolerance
         return not (value > self.limit if self.expected > self.limit else value < self.limit)
-
-
-def with_another_number(answer: str) -> str | None:
-    """The answer with its last number raised by one; None where it has none."""
-    found = LAST_NUMBER.search(answer)
-    if found is None:
-        return None
-    return f"{answer[: found.start()]}{int(found.group()) + 1}{answer[found.end() :]}"
 
 
 async def make_canaries(records: Sequence[Scorable], scorer: CanaryScorer, *, keep_in: Path) -> tuple[Canary, ...]:

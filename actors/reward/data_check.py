@@ -13,6 +13,7 @@ from actors.reward.canaries import ErrorRates
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.reward_pool import RewardPool
 from actors.reward.reward_process import RewardProcess
+from actors.reward.reward_trial import try_reward
 from launcher.base.errors import DataError
 from launcher.base.rollouts import Prompt
 from launcher.base.wording import counted
@@ -30,8 +31,8 @@ def check_data(
     context: int | None = None,
     tell: Callable[[str], object] = lambda line: None,
 ) -> list[str]:
-    """Read every record, and score one answer of each data set: whatever is wrong with them costs seconds now and a
-    cluster later.
+    """Read every record, and score answers of each data set, right and wrong ones: whatever is wrong with them costs
+    seconds now and a cluster later.
 
     An episode's function is imported and its signature is looked at. `tokenizer`: measures each prompt too, as the
     trainer will; `context`: tokens that model and server take, None where it is not known. Answers a line for each data
@@ -49,6 +50,8 @@ def check_data(
             longest, written, left_out = _measured(records, tokenizer, room, key, config, bad)
             shown = shown or next(iter(written), None)
             count = len(written) if tokenizer is not None else len(records)
+            if pool is not None and (config.reward.canaries is None or pool.of(records[0].dataset) is not pool):
+                notes += [said] if (said := try_reward(records, pool, key=key)) else []
             tell(f"{key}: {counted(len(records), 'record')} read; {longest}; {_scored(config, pool, score)}")
             if key.startswith("train"):
                 prompts += in_epoch(dataset.weight, count)

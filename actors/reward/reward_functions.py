@@ -100,7 +100,7 @@ class RewardFunctions:
             async with asyncio.timeout(self._timeout):
                 return self._total(await asyncio.gather(*(_awaited(one, item) for one in self._functions)))
         except TimeoutError:
-            return {"error": f"took longer than reward.timeout={self._timeout:g} s"}
+            return {"error": f"took longer than reward.timeout={self._timeout:g} s", "late": True}
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _score
             return failure_of(error)
 
@@ -173,4 +173,6 @@ def _of_many(value: object) -> str:
 
 def failure_of(error: BaseException) -> dict[str, object]:
     text = str(error) if isinstance(error, NoReward) else f"{type(error).__name__}: {error}"
-    return {"error": text[:MAX_ERROR_CHARS]} | ({"unanswered": True} if isinstance(error, NoAnswer) else {})
+    if not isinstance(error, NoReward):
+        return {"error": text[:MAX_ERROR_CHARS]}
+    return {"error": text[:MAX_ERROR_CHARS], "unanswered" if isinstance(error, NoAnswer) else "no_reward": True}

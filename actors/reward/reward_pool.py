@@ -41,13 +41,16 @@ class Score:
     """A completion's reward; None where it could not be scored, and then `error` is the reason.
 
     `parts`: of several functions, or of one that answers a dict. `is_unanswered`: the function answered None, and asks
-    for another completion.
+    for another completion. `is_no_reward`: it answered what can't be a reward, such as a text. `is_late`: it took too
+    long.
     """
 
     value: float | None
     error: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
     is_unanswered: bool = False
+    is_no_reward: bool = field(default=False, compare=False)  # `error` is compared, and says it in words
+    is_late: bool = field(default=False, compare=False)
 
 
 class Scorable(Protocol):
@@ -227,10 +230,10 @@ class RewardScorer:
                 self._score_rest(self._warm(), items, scores)
             except TimeoutError:
                 reason = f"took longer than reward.timeout={self._config.timeout:g} s"
-                scores.append(Score(value=None, error=reason))
+                scores.append(Score(value=None, error=reason, is_late=True))
                 self._replace(reason)
                 if whole_or_none:
-                    return [*scores, *[Score(value=None, error=reason)] * (len(items) - len(scores))]
+                    return [*scores, *[Score(value=None, error=reason, is_late=True)] * (len(items) - len(scores))]
             except ProcessGone as death:
                 deaths[len(scores)] += 1
                 if deaths[len(scores)] == TRIES:
@@ -250,6 +253,8 @@ class RewardScorer:
                     error=answer.get("error", ""),
                     parts=answer.get("parts", {}),
                     is_unanswered=answer.get("unanswered", False),
+                    is_no_reward=answer.get("no_reward", False),
+                    is_late=answer.get("late", False),
                 )
             )
 

@@ -10,6 +10,7 @@ Completions are scored as their group finishes, while the others are still being
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -28,6 +29,8 @@ from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 from launcher.config.schema import RolloutConfig
+
+log = logging.getLogger("rollouts")
 
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures of the server, not of the request."""
@@ -173,9 +176,13 @@ class RolloutEngine:
             if not failed:
                 break
             unanswered = [place for place in failed if scores[place].is_unanswered]
+            tally.unanswered += len(unanswered)
+            tally.late += sum(scores[place].is_late for place in failed)
+            log.warning(
+                "reward.no_score prompt=%s completions=%d reason=%r", prompt.id, len(failed), scores[failed[0]].error
+            )
             if len(unanswered) < len(failed) or attempt == self._config.prompt_attempts - 1:
                 raise GroupFailed(next(one.error for one in scores if one.error), scoring=True)
-            tally.unanswered += len(unanswered)
             anew = await self._completions(prompt, len(unanswered), sampling, weights, tally)
             written = self._decode([completion.token_ids for completion in anew])
             for place, completion, text in zip(unanswered, anew, written, strict=True):

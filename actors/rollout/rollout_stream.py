@@ -46,6 +46,7 @@ class Tally:
     tokens: int = 0
     kept: int = 0
     unanswered: int = 0
+    late: int = 0
     hedged: int = 0
     hedges_lost: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
@@ -225,6 +226,7 @@ class RolloutStream:
             generated_tokens=tally.tokens,
             kept_tokens=tally.kept,
             unanswered=tally.unanswered,
+            late=tally.late,
             hedged=tally.hedged,
             hedges_lost=tally.hedges_lost,
             seconds=now - started,

@@ -113,8 +113,8 @@ class RolloutBatch:
     rewards count in every figure and for every detector, but they are not trained on.
     `failed` counts requests that ended without a completion (their prompts went back to the queue),
     `retried` counts attempts beyond each request's first. `kept_tokens` counts those that a server had made of a
-    completion before it failed, and from which another request continued; `unanswered` completions that were
-    generated anew because the reward function had no answer for them; `hedged` requests that were sent to a second
+    completion before it failed, and from which another request continued; `unanswered` completions that the reward
+    function had no answer for, and `late` those that it took too long for; `hedged` requests that were sent to a second
     server too, as the first was silent, and `hedges_lost` those that the first lost. `seconds` that the trainer waited
     for it; `generated_tokens` were made in `generating_s`, those of later batches among them.
     """
@@ -126,6 +126,7 @@ class RolloutBatch:
     seconds: float
     kept_tokens: int = 0
     unanswered: int = 0
+    late: int = 0
     hedged: int = 0
     hedges_lost: int = 0
     generating_s: float | None = None

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from launcher.base.messages import Cause, Incident
 from launcher.base.rollouts import mean_of
 from launcher.config.supervision import RewardHealthConfig
-from launcher.policy.canary_policy import STANDARD_ERRORS, CanaryScore, CanaryVerdict
+from launcher.policy.canary_policy import STANDARD_ERRORS, CanaryRound, CanaryScore, CanaryVerdict
 from launcher.policy.change_point import RewardDrop, credited_noise, estimate_noise, find_fall
 
 SAME_TIME_STEPS = 3
@@ -121,6 +121,13 @@ def judge_zeros(
             reason = f"every reward was 0 for {streak} steps in a row{seldom}"
             return RewardVerdict(level=level, reason=reason, onset_step=series[-streak].step)
     return RewardVerdict(level=Level.SOUND, reason="")
+
+
+def never_rewarded(series: Sequence[RewardPoint], rounds: Sequence[CanaryRound]) -> bool:
+    """Did the reward function give nothing but 0, from the first step on, to known answers too? Then what reads the
+    answers may be at fault, and not only the policy."""
+    known = any(score.got for one in rounds for score in one.scores)
+    return bool(series) and series[0].step == 0 and all(point.is_zero for point in series) and not known
 
 
 def _longest_by_chance(zeros: int, steps: int) -> int:

@@ -202,6 +202,17 @@ def test_zeros_are_alerted_once_before_they_stop_the_run(world):
     assert len(world.events("reward.alert_over")) == 1
 
 
+def test_zeros_from_the_first_step_on_and_no_known_answer_say_that_nothing_was_ever_rewarded(world):
+    def work(monitor):
+        for step in range(6):
+            monitor.admit(batch(step, mean_reward=0.0, high_reward=0.0, canaries=()))
+
+    use(world, work)
+    (alert,) = world.events("reward.alert")
+    said = "every reward was 0 for 5 steps in a row, and reward.fn was never seen to reward anything in this run"
+    assert alert["reason"] == said
+
+
 def test_a_batch_for_an_earlier_step_takes_back_the_later_ones_though_no_event_says_so(world):
     world.steps(60)
     for step in range(60, 66):

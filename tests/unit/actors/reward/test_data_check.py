@@ -21,6 +21,9 @@ def closed(answer):
 score.check_answer = closed
 
 def free(completion, answer):
+    return float(str(answer) in completion)
+
+def ones(completion, answer):
     return 1.0
 
 def raising(completion, answer):
@@ -28,6 +31,9 @@ def raising(completion, answer):
 
 def silent(completion):
     return None
+
+def marked(completion, answer):
+    return float(completion == f"#### {answer}") if "####" in completion else None
 """
 
 
@@ -64,13 +70,16 @@ def test_answers_without_a_number_are_skipped_where_asked(check, tmp_path):
 def test_a_function_of_ones_own_declares_its_own_rule_or_none(check):
     with pytest.raises(DataError, match=r"d.jsonl:1: '#### 2' is neither yes nor no"):
         check([GOOD], fn="checked_rewards:score")
-    assert check([{"question": "?", "answer": [7, "seven"]}], fn="checked_rewards:free") == []
+    lists = [{"question": "?", "answer": [7, "seven"]}]
+    (note,) = check(lists, "valid_dataset=null", fn="checked_rewards:ones")
+    assert note.startswith("train_dataset: reward.fn gives right answers no more than wrong ones")
 
 
 def test_one_answer_is_scored(check):
     with pytest.raises(RewardImportError, match=r"can't score the answer of prompt .* itself: KeyError: 'spoon'"):
         check([GOOD], fn="checked_rewards:raising")
-    assert check([GOOD], fn="checked_rewards:silent") == []
+    with pytest.raises(RewardImportError, match=r"no score to the right answer of .*d.jsonl:1, .* no answer \(None\)"):
+        check([GOOD], fn="checked_rewards:silent")
 
 
 def test_a_batch_that_no_epoch_fills_is_told(check):
@@ -113,7 +122,8 @@ def test_a_dry_run_says_what_was_read_measured_and_scored(check):
     assert re.fullmatch(beginning + shortened, told[2])
     assert len(told[2]) < 700
     told.clear()
-    assert check([GOOD], fn="checked_rewards:silent", tell=told.append) == []
+    unmarked = [{**GOOD, "answer": "2"}]
+    assert check(unmarked, "valid_dataset=null", fn="checked_rewards:marked", tell=told.append) == []
     assert told[0] == (
         "train_dataset: 1 record read; prompts were not measured, as tokenizer or chat template is missing here; "
         "the first answer, as it stands, is scored no answer"

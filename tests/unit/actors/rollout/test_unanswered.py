@@ -38,6 +38,21 @@ async def test_of_a_group_only_what_has_no_answer_is_generated_anew():
     assert [(one.reward, one.parts) for one in batch.rollouts] == [(1.0, {"a": 1.0})] * 8
 
 
+class Late(AnswersLater):
+    """Takes too long for the first group, in place of an answer of None."""
+
+    async def score(self, completions, prompt, **more):
+        late = Score(value=None, error="took longer than reward.timeout=1 s", is_late=True)
+        return [late if one.is_unanswered else one for one in await super().score(completions, prompt, **more)]
+
+
+async def test_what_is_scored_too_late_is_counted_and_named(caplog):
+    batch = await collected(Late(silent=2, times=1))
+    assert (batch.late, batch.unanswered, batch.failed) == (2, 0, 1)
+    (line,) = [one.message for one in caplog.records if "reward.no_score" in one.message]
+    assert "completions=2 reason='took longer than reward.timeout=1 s'" in line
+
+
 async def test_a_function_that_never_answers_ends_the_run_and_not_with_0():
     scorer = AnswersLater(silent=1, times=1000)
     with pytest.raises(RewardError, match=r"judge gave no answer \(None\)"):

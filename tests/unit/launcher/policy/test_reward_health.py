@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from launcher.base.messages import Cause
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
 from launcher.policy import change_point, reward_health
-from launcher.policy.canary_policy import CanaryVerdict
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, CanaryVerdict
 from launcher.policy.reward_health import (
     Level,
     RewardPoint,
@@ -19,6 +20,7 @@ from launcher.policy.reward_health import (
     find_cause,
     judge_rewards,
     judge_zeros,
+    never_rewarded,
 )
 from tests.support.reward_runs import HARDER_BY, HEALTHY, Run, falling, steady
 
@@ -82,6 +84,18 @@ def test_after_a_restore_a_fall_is_found_sooner():
     on_probation = [fall_found(run, seed, restored_step=ONSET - 5)[0] for seed in range(TRIALS)]
     assert all(sooner <= later for sooner, later in zip(on_probation, usual, strict=True))
     assert sum(on_probation) < sum(usual)
+
+
+def test_a_function_that_was_never_seen_to_reward_anything():
+    """Neither a completion nor a known answer. Where the first steps are not known, it isn't known either."""
+    zeros = [RewardPoint(step=step, mean=0.0, low=0.0, high=0.0) for step in range(5)]
+    right = CanaryRound(step=0, scores=[CanaryScore(name="right", expected=1.0, got=1.0)])
+    wrong = CanaryRound(step=0, scores=[CanaryScore(name="right", expected=1.0, got=0.0)])
+    late = CanaryRound(step=0, scores=[CanaryScore(name="right", expected=1.0, got=None)])
+    assert never_rewarded(zeros, []) and never_rewarded(zeros, [wrong, late])
+    assert not never_rewarded(zeros, [late, right])
+    assert not never_rewarded(zeros[1:], []) and not never_rewarded([], [])
+    assert not never_rewarded([replace(zeros[0], mean=0.1, high=1.0), *zeros[1:]], [])
 
 
 def test_without_the_detector_a_fall_is_missed():
