@@ -13,6 +13,18 @@ POOL = ("server_pool", "pool_news", "pool_probes", "pool_rules")
 HEDGES = ("hedged_moments", "kept_tokens")
 ENGINE = ("scripted_answers", "unanswered")
 STEPS = ("scripted_steps",)
+CHECKPOINTS = "tests/unit/launcher/checkpoints"
+STORE = (
+    "checkpoint_listing",
+    "checkpoint_pruning",
+    "checkpoint_store",
+    "checkpoints",
+    "pending_restore",
+    "reinstating",
+    "retention",
+    "unread_disk",
+    "verification",
+)
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
     *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states", "may_pass", "undone_restore")),
@@ -82,5 +94,6 @@ TARGETS: dict[str, list[str]] = {
     "actors/rollout/stream_pace.py": [f"{ROLLOUT}/test_stream_pace.py"],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
     "actors/training/step_loop.py": [f"tests/unit/actors/training/test_{name}.py" for name in STEPS],
+    "launcher/checkpoints/checkpoint_store.py": [f"{CHECKPOINTS}/test_{name}.py" for name in STORE],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],
 }
