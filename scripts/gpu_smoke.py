@@ -259,8 +259,7 @@ class Smoke:
         audit = audited_facts(paths).audit
         if audit is None:
             raise RunError("there is no ledger", f"see {console_of(paths)}")
-        print(*audit.doubts, sep="
-")
+        print(*audit.doubts, sep="\n")
         return {"steps": [float(audit.steps)], "steps_lost_or_twice": [float(len(audit.doubts))]}
 
     def _tensor(self, place: Workplace) -> Points:
