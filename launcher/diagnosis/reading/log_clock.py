@@ -13,6 +13,7 @@ import functools
 import re
 import time as wall
 from dataclasses import dataclass
+from itertools import pairwise
 
 STAMP = re.compile(
     rb"(20\d\d)-?([01]\d)-?([0-3]\d)[-T ]([0-2]\d):([0-5]\d):([0-6]\d)(?:[.,](\d{1,9}))?"
@@ -40,6 +41,11 @@ SUNDAY, LATEST_HOUR = 6, 3
 """Nearly all zones change their clocks in the night to a Sunday, from midnight to three."""
 CONFIRMED_BY = 5
 """Dates after one that went back, none later than it was before: a single line that came late is no clock."""
+DAY_S = 86_400
+"""Two zones differ by less, and no clock is put back twice in a day."""
+MANY_TURNS = 4
+LINE_HEAD = 80
+"""Bytes from a line's beginning to its own date, at most."""
 OUR_MARK = b"==== "
 """Begins the lines that we write into a server's log; their dates name their zone."""
 MOST_ANCHORS = 1000
@@ -75,6 +81,8 @@ class WallScale:
     put_back: tuple[PutBack, ...] = ()
     put_forward: tuple[float, ...] = ()
     anchors: tuple[Anchor, ...] = ()
+    is_mixed: bool = False
+    """Its lines are of several clocks, as a merged log's of machines in two zones are."""
 
 
 class LogClock:
@@ -90,6 +98,8 @@ class LogClock:
         self._shifts: list[tuple[int, int]] = [(0, 0)]
         """(position, shift) of this block: from there on, the clock showed so much less."""
         self._last: float | None = None
+        self._is_behind = False
+        self._turns = 0
 
     def look(self, data: bytes) -> None:
         """See whether dates name their zone, and where the clock was put back."""
@@ -104,7 +114,9 @@ class LogClock:
         """None where its dates are unix seconds."""
         if self.names_zone:
             return None
-        return WallScale(tuple(self.put_back), tuple(self.put_forward), tuple(self.anchors))
+        folds = pairwise(self.put_back)
+        is_mixed = self._turns >= MANY_TURNS or any(after.wall - before.wall < DAY_S for before, after in folds)
+        return WallScale(tuple(self.put_back), tuple(self.put_forward), tuple(self.anchors), is_mixed)
 
     # ── dates of the block ──
 
@@ -190,6 +202,9 @@ class LogClock:
             if seconds is None or match[8]:
                 continue
             at = seconds + self._shifts[-1][1]
+            if data.rfind(b"\n", max(match.start() - LINE_HEAD, 0), match.start()) < 0 and match.start() > LINE_HEAD:
+                continue  # a date in a line's text
+            self._count_turn(at)
             if self._last is not None and (shift := _shift_of(self._last, at)) and self._is_confirmed(data, match):
                 self._shifts.append((match.start(), self._shifts[-1][1] + shift))
                 self.put_back.append(PutBack(at + shift, self._shifts[-1][1]))
@@ -197,6 +212,15 @@ class LogClock:
             if self._last is not None and (missing := _missing_hour(self._last, at)) is not None:
                 self.put_forward.append(missing)
             self._last = max(at, self._last or 0.0)
+
+    def _count_turn(self, at: float) -> None:
+        """How often dates went back and came forward again: lines of several clocks do so again and again."""
+        behind_s = 0.0 if self._last is None else self._last - at
+        if PUT_BACK_S[0] <= behind_s <= DAY_S:
+            self._turns += not self._is_behind
+            self._is_behind = True
+        elif behind_s <= SKEW_S:
+            self._is_behind = False
 
     def _is_confirmed(self, data: bytes, match: re.Match[bytes]) -> bool:
         later = STAMP.finditer(data, match.end())

@@ -146,6 +146,7 @@ class OneClock:
 
 def on_one_clock(read: Sequence[Contents]) -> OneClock:
     """All times in unix seconds where that is known, else in those of the logs' own wall clock."""
+    read = [_of_several(one) if one.scale is not None and one.scale.is_mixed else one for one in read]
     recorded = next((one.utc_offsets for one in read if one.utc_offsets), ())
     clocks = _tied(read, recorded)
     longest = max(range(len(read)), key=lambda number: len(read[number].steps), default=0)
@@ -316,7 +317,12 @@ def say_zone(offset: int) -> str:
 # ── bringing them there ──
 
 NOT_COMPARED = "its times are not compared with those of the steps: nothing shows in which zone its dates are"
+MIXED = "its times are not compared: its lines are of several clocks, whose dates go back and forth"
 ELSEWHERE = "its times are not compared with those of the steps: they lie apart, as those of another zone do"
+
+
+def _of_several(contents: Contents) -> Contents:
+    return replace(_without_times(contents, MIXED), scale=None)
 
 
 def _brought(contents: Contents, clock: WallClock | None) -> Contents:

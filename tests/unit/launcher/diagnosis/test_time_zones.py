@@ -155,6 +155,27 @@ def test_a_servers_log_of_another_zone_that_lies_apart_from_the_trainers_accuses
     assert any("continued to make tokens" in one.text for cause in here.causes.ranked for one in cause.opposing)
 
 
+@pytest.mark.parametrize("east_h", [1, 5.75, -5])
+def test_a_merged_log_of_machines_in_two_zones_is_placed_by_its_steps(tmp_path, east_h):
+    run = Run(tmp_path / "run", 0)
+    with (run.folder / "merged.log").open("w") as log:
+        for step in range(STEPS):
+            for at in range(int(run.at(step)) - 60, int(run.at(step)) - 10, 5) if step < FELL else ():
+                log.write(f"[llm_server] [{wall(east_h, at)}] {TOKENS}\n")
+            if step == FELL:
+                log.write(f"[llm_server] [{wall(east_h, run.at(step) - 58)}] Scheduler hit an exception\n")
+                log.write(f"[llm_server] {MEMORY}\n")
+            if step >= FELL:
+                log.write(f"[trainer] {wall(0, run.at(step) - 30)},250 trainer ERROR: {REFUSED}\n")
+            text = f"trainer INFO: step {step}: reward {run.reward(step):.3f}, policy_version {step + 1}"
+            log.write(f"[trainer] {wall(0, run.at(step))},250 {text} (Train step {step + 1})\n")
+    found = diagnosis_of(run.folder)
+    weighed = [one.text for cause in found.causes.ranked for one in (*cause.supporting, *cause.opposing)]
+    assert "several clocks" in notes_of(found)
+    assert not [text for text in weighed if "tokens" in text]
+    assert found.causes.first.guess is Guess.OUT_OF_MEMORY and found.condition is RunCondition.FELL
+
+
 # ── what ties a log to unix seconds ──
 
 
