@@ -32,13 +32,12 @@ Uses = Sequence[tuple[int, Sequence[object]]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
     """The prompts' queue in the checkpoint of `step`: `epoch` has used up its first `cursor` prompts but those that
-    were `returned`. `prompts`: of one epoch. `fingerprint`: of the data set, its order and the seed."""
+    were `returned`. `fingerprint`: of the data set, its order and the seed."""
 
     step: int
     epoch: int
     cursor: int
     returned: tuple[str, ...]
-    prompts: int
     fingerprint: str
 
 
@@ -157,10 +156,11 @@ def _order_of_run(order: PromptOrder | str, queue: QueueState | str) -> PromptOr
 
 
 def _without(what: str, numbers: Iterable[int], end: int) -> list[str]:
-    """Which of 0 … end - 1 are not there: the first MOST_NAMED of them, as one damaged line may claim any number."""
+    """Which of 0 … end - 1 are not among `numbers`, of which none is above `end`. The first MOST_NAMED are named: one
+    damaged line may claim any number."""
     named: list[int] = []
     missing, expected = 0, 0
-    for number in sorted({*(number for number in numbers if 0 <= number < end), end}):
+    for number in sorted({*(number for number in numbers if number >= 0), end}):
         missing += number - expected
         named += range(expected, min(number, expected + MOST_NAMED - len(named)))
         expected = number + 1
@@ -256,9 +256,9 @@ def _in_anothers_order(epochs: Mapping[int, Uses], order: PromptOrder) -> list[s
     """Prompts that went back come out of order. That most come in another epoch's order is no chance."""
     problems = []
     for epoch, uses in sorted(epochs.items()):
-        fewest = sum(len(ids) for _, ids in uses) // 2
-        if 2 * fewest >= FEWEST_ORDERED and _in_order(uses, order.ids_of(epoch)) <= fewest:
-            others = [one for one in sorted(epochs) if one != epoch and _in_order(uses, order.ids_of(one)) > fewest]
+        count = sum(len(ids) for _, ids in uses)
+        if count >= FEWEST_ORDERED and 2 * _in_order(uses, order.ids_of(epoch)) <= count:
+            others = [one for one in sorted(epochs) if 2 * _in_order(uses, order.ids_of(one)) > count]
             problems += [f"epoch {epoch}: its prompts are in the order of epoch {other}" for other in others]
     return problems
 

@@ -40,6 +40,5 @@ def _of(position: Any, queue: Any) -> QueueState:
         epoch=int(queue["epoch"]),
         cursor=int(queue["cursor"]),
         returned=tuple(map(str, (*queue["first"], *queue["last"]))),
-        prompts=int(queue["prompts"]),
         fingerprint=str(queue["fingerprint"]),
     )

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from launcher.reporting.ledger_audit import audit
+from launcher.base.prompt_order import PromptOrder
+from launcher.reporting.ledger_audit import QueueState, audit
 
 PROMPTS = 6
 
@@ -28,7 +29,8 @@ def whole_run(epochs=2, batch=2):
 
 def found(ledger, written=None, **more):
     steps = {one["global_step"] for one in ledger}
-    return audit(ledger, metrics(*sorted(steps)) if written is None else written, prompts=PROMPTS, **more)
+    written = metrics(*sorted(steps)) if written is None else written
+    return audit(ledger, written, **{"prompts": PROMPTS} | more)
 
 
 def test_a_whole_run_of_two_epochs_has_no_problems():
@@ -79,3 +81,61 @@ def test_tokens_within_the_allowed_staleness_are_none():
 
 def test_a_step_without_metrics_is_named():
     assert any("without metrics: [1]" in problem for problem in found(whole_run()[:2], metrics(0)).problems)
+
+
+def test_of_many_missing_steps_the_first_fifty_are_named():
+    """A damaged line may claim any step."""
+    ledger = [line(step, [n]) for n, step in enumerate((0, 31, 70, 10**12))]
+    problem = next(one for one in found(ledger).problems if "never committed" in one)
+    named = [*range(1, 31), *range(32, 52)]
+    assert problem == f"steps never committed: {named} and {10**12 - 3 - 50:,} more"
+
+
+def test_of_as_many_missing_steps_as_are_named_none_is_more():
+    assert "steps never committed: " + str([*range(1, 51)]) in found([line(0, [0]), line(51, [1])]).problems
+    assert str([*range(1, 51)]) + " and 1 more" in found([line(0, [0]), line(52, [1])]).problems[0]
+
+
+def test_a_step_before_the_first_is_no_gap():
+    assert not any("never committed" in problem for problem in found([line(-3, [0]), line(0, [1])]).problems)
+
+
+def test_a_version_that_is_no_number_is_none_of_the_step():
+    assert found([line(0, [0], ["0"])]).stale_steps == 1
+
+
+def test_the_largest_distance_is_that_of_all_steps():
+    written = [*metrics(0, distance=1e-8), *metrics(1, distance=1e-3), *metrics(2, distance=1e-8)]
+    assert found(whole_run()[:3], written).largest_distance == 1e-3
+
+
+@pytest.mark.parametrize(("prompts", "is_seen"), [(64, True), (65, True), (63, False)])
+def test_of_few_prompts_nobody_can_say_whose_order_it_is(prompts, is_seen):
+    order = PromptOrder([f"p{n}" for n in range(prompts)], seed=1, shuffle=True)
+    batches = [order.ids_of(0)[at : at + 8] for at in range(0, prompts, 8)]
+    ledger = [line(step, [*batch]) for step, batch in enumerate([*batches, *batches])]
+    queue = QueueState(step=len(ledger) - 1, epoch=2, cursor=0, returned=(), fingerprint=order.fingerprint)
+    problems = found(ledger, prompts=prompts, queue=queue, order=order).problems
+    assert problems == (("epoch 1: its prompts are in the order of epoch 0",) if is_seen else ())
+
+
+@pytest.mark.parametrize(("in_order", "is_seen"), [(32, False), (33, True)])
+def test_an_epoch_of_which_half_came_in_another_s_order_may_be_its_own(in_order, is_seen):
+    order = PromptOrder([f"p{n}" for n in range(64)], seed=1, shuffle=True)
+    other = order.ids_of(0)
+    own = [*reversed(other[in_order:]), *other[:in_order]]
+    ledger = [line(step, [one]) for step, one in enumerate([*other, *own])]
+    queue = QueueState(step=127, epoch=2, cursor=0, returned=(), fingerprint=order.fingerprint)
+    problems = found(ledger, prompts=64, queue=queue, order=order).problems
+    assert problems == (("epoch 1: its prompts are in the order of epoch 0",) if is_seen else ())
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [(("p5",), ""), (("p4", "p5"), "4 prompts used up, not 3"), ((), "4 prompts used up, not 5")],
+)
+def test_without_the_data_set_the_prompts_up_to_the_checkpoint_are_counted(returned, problem):
+    ledger = [line(0, ["p0", "p1"]), line(1, ["p2", "p3"]), line(2, ["p4"])]
+    queue = QueueState(step=1, epoch=0, cursor=5, returned=returned, fingerprint="")
+    expected = (f"epoch 0 up to the checkpoint of step 1: {problem}",) if problem else ()
+    assert found(ledger, queue=queue).problems == expected
