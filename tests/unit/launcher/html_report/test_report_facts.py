@@ -1,13 +1,16 @@
 """The report's figures are those of the files: when, how long, how many, and what was lost."""
 
 import inspect
+import shutil
 
 import pytest
 
 from launcher.html_report.report_page import report_page
 from launcher.policy import liveness, trainer_liveness
 from launcher.reporting.incident_facts import SILENCES
+from launcher.reporting.run_facts import read_facts
 from launcher.reporting.run_reader import MOST_MEMORY, RunData
+from tests.support.made_ledger import MadeRun
 from tests.support.report_parts import T0, event, facts, started, step
 
 
@@ -120,6 +123,20 @@ def test_the_ledgers_violations_are_told():
     content = report_page(facts(data), written_at=T0, is_live=False).decode()
     assert "violations" in content
     assert "steps never committed: [2]" in content
+
+
+def test_what_is_not_known_of_the_ledger_is_told(tmp_path):
+    run = MadeRun(tmp_path, total_steps=20)
+    run.take_steps(20)
+    run.finish()
+    whole = report_page(read_facts(run.paths), written_at=T0, is_live=False).decode()
+    assert "ledger: nothing lost, doubled or stale" in whole and "It is complete:" in whole
+    assert "160 prompts, each exactly twice; 20 of 20 steps." in whole
+    assert "Not known: whether the prompts are those of the data set" in whole
+    shutil.rmtree(run.paths.default_checkpoints)
+    cut = report_page(read_facts(run.paths), written_at=T0, is_live=False).decode()
+    assert "whether something is lost is not known" in cut and "It is complete:" not in cut
+    assert "Not known: whether steps or prompts are missing" in cut
 
 
 def test_the_step_that_is_being_written_down_is_no_violation():
