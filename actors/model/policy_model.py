@@ -13,6 +13,7 @@ On a CPU the same inputs give the same bits. It was written for CUDA too but has
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -79,6 +80,7 @@ class PolicyModel:
         self._actor = actor
         self._total_steps = total_steps
         self._crew = crew
+        self._turn = threading.Lock()  # `weights_lock` of the step loop, where it is held too, is taken before
         self._device = training_device(actor)
         self._dtype = torch_dtype(actor.dtype)
         try:
@@ -341,9 +343,14 @@ class PolicyModel:
         return self._do_each(work, self._first(arguments, arguments))
 
     def _do_each(self, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
-        """`arguments`: each rank's. Raises TrainerError where a rank is lost, and whatever the own part raises."""
+        """`arguments`: each rank's. One operation at a time: a server's admission asks on another thread, and its
+        forward pass beside a backward pass would share the model's buffers and the GPU's memory.
+
+        Raises TrainerError where a rank is lost, and whatever the own part raises.
+        """
         if self._crew is None:
-            return getattr(self._part, work)(*arguments[0])
+            with self._turn:
+                return getattr(self._part, work)(*arguments[0])
         return self._crew.together(self._part, work, arguments)
 
     def _first(self, own: Sequence[Any], others: Sequence[Any]) -> list[Sequence[Any]]:

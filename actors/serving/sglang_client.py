@@ -241,7 +241,8 @@ class SGLangClient(ServerConnection):
     async def _update(
         self, url: str, path: str, weights: Mapping[str, object], weight_version: int | None, timeout_s: float
     ) -> None:
-        """Update, ask for the version, then flush the prefix cache, which holds what the old weights computed.
+        """Update; after the last of the weights ask for the version, then flush the prefix cache, which holds what the
+        old weights computed. `weight_version` None: others follow, and until the last no request is sent there.
 
         Not in one request: asked to flush within an update, SGLang 0.5.17 dies of "Cache flush failed after updating
         weights" wherever the last request, finished or aborted, hasn't yet left its scheduler's batch.
@@ -252,6 +253,8 @@ class SGLangClient(ServerConnection):
         order = {"weight_version": label, "abort_all_requests": True, "flush_cache": False}
         try:
             await self._answer("POST", url, path, timeout_s, {**weights, **order}, admin=True)
+            if weight_version is None:
+                return
             held = (await self.model_info(url, timeout_s=_until(deadline))).weight_version
             await self.flush_cache(url, timeout_s=_until(deadline))
         except RequestFailed as failure:

@@ -248,11 +248,12 @@ async def test_weights_are_confirmed_by_the_server(server, tmp_path):
     assert second.weight_version == completion.weight_version == 5
 
 
-async def test_a_bucket_is_a_request_with_a_handle_for_each_rank_and_the_last_brings_the_version(monkeypatch):
-    asked, numbers = [], itertools.count()
+async def test_a_bucket_is_one_request_with_a_handle_for_each_rank_and_the_last_brings_the_version(monkeypatch):
+    asked, numbers, paths = [], itertools.count(), []
     monkeypatch.setattr(tensor_handles, "handle_of", lambda bucket: f"{bucket.names[0]}{next(numbers)}")
 
     async def answer(_, url, path, timeout_s, body=None, **rest):
+        paths.append(path.partition("?")[0])
         if body:
             assert path == "/update_weights_from_tensor" and body["load_format"] == "flattened_bucket"
             assert body["abort_all_requests"] and not body["flush_cache"]
@@ -264,6 +265,7 @@ async def test_a_bucket_is_a_request_with_a_handle_for_each_rank_and_the_last_br
         monkeypatch.setattr(client, "_answer", answer)
         await client.update_weights_from_tensor("s", buckets=buckets, weight_version=5, timeout_s=10, tp_size=2)
     assert asked == [(["a0", "a1"], NO_VERSION), (["b2", "b3"], "5")]
+    assert paths == ["/update_weights_from_tensor"] * 2 + ["/model_info", "/flush_cache"]
 
 
 async def test_weights_that_the_server_does_not_take_are_refused(server, tmp_path):
