@@ -39,6 +39,7 @@ from launcher.base.errors import (
 )
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
+from launcher.base.rollouts import Prompt
 from launcher.cli import doctor, keep_alive, new_preset
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.unattended import settings_to_continue_with
@@ -338,14 +339,20 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> 
         return 0
     from actors.model.model_folder import load_tokenizer
     from actors.reward.data_check import check_data
+    from actors.training.start_check import check_resume, check_template
 
     is_known = not any(isinstance(missing, ModelError) for missing in all_missing)
     folder = model_folder(config.tokenizer_path) if is_known else None
     context = config.sglang.context_length or (None if shape is None else shape.positions)
     try:
         tokenizer = None if folder is None else load_tokenizer(folder, key="tokenizer_path")
+        if tokenizer is not None:
+            check_template(config, tokenizer)
         told: list[str] = []
-        notes = check_data(config, tokenizer=tokenizer, context=context, tell=told.append)
+        prompts: dict[str, list[Prompt]] = {}
+        notes = check_data(config, tokenizer=tokenizer, context=context, tell=told.append, keep=prompts)
+        if begins := check_resume(config, prompts):
+            told.append(begins)
     except LauncherError as error:
         return _refuse(error)
     with as_far_as_it_is_read():

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.data.dataset import BadRecords, DataRecord
 from actors.data.mixture import mixed
+from actors.data.prompt_queue import PromptQueue
 from actors.data.prompts import build_prompts
 from launcher.base.prompt_order import Circle
 from launcher.base.rollouts import Prompt
@@ -47,6 +48,33 @@ def record_bad(journal: Journal, bad: BadRecords, key: str) -> None:
         journal.record("data.left_out", subject=key, reason=reason, prompts=bad.count)
 
 
+def gathered(config: RunConfig, encoded: Mapping[str, Sequence[Prompt]], *, left_out: int = 0) -> TrainingData:
+    """The prompts of all data sets, given by their settings' names."""
+    prompts: dict[str, Prompt] = {}
+    held_out: dict[str, Prompt] = {}
+    circles: list[Circle] = []
+    for key, dataset in config.datasets().items():
+        if key.startswith("valid"):
+            held_out |= {prompt.id: prompt for prompt in encoded[key]}
+            continue
+        weighted, circle = mixed(encoded[key], dataset.weight)
+        prompts |= {prompt.id: prompt for prompt in weighted}
+        circles += [circle] if circle is not None else []
+    return TrainingData(
+        prompts=prompts,
+        held_out=held_out,
+        left_out=left_out,
+        max_new_tokens=config.gconfig.max_new_tokens,
+        circles=tuple(circles),
+    )
+
+
+def queue_of(config: RunConfig, data: TrainingData) -> PromptQueue:
+    """The queue of a run that begins."""
+    shuffle = config.train_dataset.shuffle
+    return PromptQueue(list(data.prompts), seed=config.seed, shuffle=shuffle, circles=data.circles)
+
+
 class DataLoader:
     """`context`: tokens that model and server take, None where it is not known."""
 
@@ -60,25 +88,11 @@ class DataLoader:
 
     def load(self, records: Mapping[str, Sequence[DataRecord]]) -> TrainingData:
         """Of each data set by its setting. Raises DataError, ModelError, ConfigError."""
-        prompts: dict[str, Prompt] = {}
-        held_out: dict[str, Prompt] = {}
-        circles, left_out = [], 0
+        encoded, left_out = {}, 0
         for key, dataset in self._config.datasets().items():
-            encoded, too_long = self._encode(records[key], dataset, key)
-            if key.startswith("valid"):
-                held_out |= {prompt.id: prompt for prompt in encoded}
-                continue
-            left_out += too_long
-            encoded, circle = mixed(encoded, dataset.weight)
-            prompts |= {prompt.id: prompt for prompt in encoded}
-            circles += [circle] if circle is not None else []
-        return TrainingData(
-            prompts=prompts,
-            held_out=held_out,
-            left_out=left_out,
-            max_new_tokens=self._config.gconfig.max_new_tokens,
-            circles=tuple(circles),
-        )
+            encoded[key], too_long = self._encode(records[key], dataset, key)
+            left_out += 0 if key.startswith("valid") else too_long
+        return gathered(self._config, encoded, left_out=left_out)
 
     def _encode(self, records: Sequence[DataRecord], dataset: DatasetConfig, key: str) -> tuple[list[Prompt], int]:
         bad = BadRecords(dataset)

@@ -30,13 +30,15 @@ def check_data(
     tokenizer: ChatTokenizer | None = None,
     context: int | None = None,
     tell: Callable[[str], object] = lambda line: None,
+    keep: dict[str, list[Prompt]] | None = None,
 ) -> list[str]:
     """Read every record, and score answers of each data set, right and wrong ones: whatever is wrong with them costs
     seconds now and a cluster later.
 
     An episode's function is imported and its signature is looked at. `tokenizer`: measures each prompt too, as the
     trainer will; `context`: tokens that model and server take, None where it is not known. Answers a line for each data
-    set of which records are skipped or left out. `tell` is told of each what was read, measured and scored. Raises
+    set of which records are skipped or left out. `tell` is told of each what was read, measured and scored; `keep` gets
+    the prompts of each. Raises
     DataError and RewardImportError; of prompts ModelError and ConfigError too.
     """
     notes = []
@@ -49,6 +51,8 @@ def check_data(
             score = None if pool is None else pool.of(records[0].dataset).check(records[0])
             longest, written, left_out = _measured(records, tokenizer, room, key, config, bad)
             shown = shown or next(iter(written), None)
+            if keep is not None and tokenizer is not None:
+                keep[key] = written
             count = len(written) if tokenizer is not None else len(records)
             if pool is not None and (config.reward.canaries is None or pool.of(records[0].dataset) is not pool):
                 notes += [said] if (said := try_reward(records, pool, key=key)) else []

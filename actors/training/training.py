@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from actors.data.prompt_queue import PromptQueue
+from actors.data.training_data import queue_of
 from actors.model.policy_model import Crew
 from actors.reward.canaries import CanaryRounds, ErrorRates, make_canaries
 from actors.reward.known_completions import learn_known, read_known
@@ -126,8 +127,7 @@ class Training:
             doubt=self.servers.doubt,
             lineage=lambda: self.servers.publisher.lineage,
         )
-        data, shuffle = self._data, config.train_dataset.shuffle
-        self._queue = PromptQueue(list(data.prompts), seed=config.seed, shuffle=shuffle, circles=data.circles)
+        self._queue = queue_of(config, self._data)
         self._first_position = self._queue.state_dict()
         self._checkpointer = Checkpointer(config, paths, self._journal)
         self._samples = SampleLog(
