@@ -17,7 +17,7 @@ ENOUGH = 1000
 """Ports to draw from; fewer may all be taken."""
 TRIES = 100
 PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]"
-CLUSTER_ADDRESS = (rf"local|auto|[^\s:/]+:({PORT})", "local, auto, or ip:port")
+CLUSTER_ADDRESS = (rf"local|auto|[^\s:/]+:({PORT})", "local, auto, or ip:port; IPv4 or a name, no IPv6")
 """Of a Ray cluster: what it matches, and that in words."""
 
 

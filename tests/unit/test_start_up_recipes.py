@@ -45,7 +45,11 @@ PROGRAMS = {
     "scontrol": 'note("scontrol", *sys.argv[1:])',
     "ray": 'note("ray", *sys.argv[1:])',
     "python": 'note("python", *sys.argv[1:])\nprint("export RAY_AUTH_MODE=token")',
-    "hostname": 'print("10.0.0.1 fd00::1" if sys.argv[1:] == ["--ip-address"] else "node-0")',
+    "hostname": """
+        given = folder / "addresses"
+        addresses = given.read_text() if given.exists() else "10.0.0.1 fd00::1"
+        print("node-0" if sys.argv[1:] == ["-s"] else addresses)
+    """,
 }
 HEAD = """#!{python}
 import pathlib, shlex, signal, sys
@@ -83,7 +87,11 @@ class Job:
             time.sleep(0.01)
 
     def said(self):
-        return [shlex.split(line) for line in (self.folder / "said").read_text().splitlines()]
+        return self.said_in(self.folder)
+
+    @staticmethod
+    def said_in(folder):
+        return [shlex.split(line) for line in (folder / "said").read_text().splitlines()]
 
     def ends(self):
         output, _ = self.process.communicate(timeout=scaled(60))
@@ -147,6 +155,47 @@ def test_several_nodes_get_a_ray_cluster_that_ends_with_the_run(job):
     assert step[4:] == ["ray", "start", "--address=10.0.0.1:6379", "--block"]
     assert ["grpo-launcher", "conf=gsm8k_h200_cluster", *settings] in said
     assert said[-2:] == [["ray", "stop"], ["scontrol", "requeue", "77"]]
+
+
+@pytest.mark.parametrize("addresses", ["127.0.1.1 10.0.0.1", "fe80::1 169.254.0.7 10.0.0.1", "::1 0.0.0.0 10.0.0.1"])
+def test_the_head_s_address_is_one_that_another_node_reaches(job, tmp_path, addresses):
+    (tmp_path / "addresses").write_text(addresses)
+    (tmp_path / "exit").write_text("0")
+    one = job("conf=gsm8k_h200_cluster", SLURM_JOB_NUM_NODES="2", GRPO_TOKEN_FOLDER="/keys")
+    one.wait_for_the_run()
+    assert one.ends()[0] == 0
+    assert ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379"] in one.said()
+
+
+def test_the_head_s_address_is_that_of_the_way_to_another_node(job, tmp_path):
+    """A node has several, and only one leads there: not Docker's."""
+    (tmp_path / "addresses").write_text("172.17.0.1 10.0.0.1")
+    (tmp_path / "exit").write_text("0")
+    ways = {
+        "scontrol": 'printf "node-0\\nnode-1\\n"',
+        "getent": '[ "$2" = node-1 ] && echo "10.0.0.2 STREAM node-1"',
+        "ip": '[ "$4" = 10.0.0.2 ] && echo "10.0.0.2 dev eth1 src 10.0.0.1 uid 0"',
+    }
+    extra = tmp_path / "ways"
+    extra.mkdir()
+    for name, body in ways.items():
+        (extra / name).write_text(f"#!/bin/bash\n{body}\n")
+        (extra / name).chmod(0o755)
+    path = f"{extra}:{tmp_path / 'bin'}:{os.environ['PATH']}"
+    one = job("conf=gsm8k_h200_cluster", SLURM_JOB_NUM_NODES="2", GRPO_TOKEN_FOLDER="/keys", PATH=path)
+    one.wait_for_the_run()
+    assert one.ends()[0] == 0
+    assert ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379"] in one.said()
+
+
+@pytest.mark.parametrize("addresses", ["127.0.1.1", "", "fe80::1 ::1", "169.254.3.4", "fd00::1"])
+def test_a_node_without_an_address_for_others_is_refused_before_anything_starts(job, tmp_path, addresses):
+    (tmp_path / "addresses").write_text(addresses)
+    code, output = job("conf=gsm8k_h200_cluster", SLURM_JOB_NUM_NODES="2", GRPO_TOKEN_FOLDER="/keys").ends()
+    assert code != 0
+    assert output.count("\n") == 1
+    assert "set GRPO_HEAD_ADDRESS to one" in output
+    assert not {"ray", "srun", "grpo-launcher"} & {words[0] for words in Job.said_in(tmp_path)}
 
 
 def test_several_nodes_without_a_folder_for_the_token_are_refused_in_one_message(job):
