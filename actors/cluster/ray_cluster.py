@@ -30,7 +30,7 @@ from actors.cluster.joined_cluster import HeadWatch
 from actors.processes.process_guard import GUARD, SENTINEL
 from actors.processes.process_tree import Process, bearing, descendants, dying_with, name, send, wait_ended
 from launcher.base.errors import ResourceError
-from launcher.base.private_folders import make_private
+from launcher.base.private_folders import make_private, parent_of_rays_folder
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import make_ray_token
 from launcher.run_files.run_paths import RunPaths
@@ -246,9 +246,9 @@ def lock_with_a_token(file: Path) -> None:
 def ray_folder() -> Path:
     """Where Ray keeps sockets and logs: below a private folder, since Ray makes its own writable by everybody (0777).
 
-    The path is short: a socket's may have 107 characters, 64 of which are Ray's.
+    The path is short: a socket's may have 107 bytes, 64 of which are Ray's (`environment_checks` refuses a longer one).
     """
-    parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    parent = parent_of_rays_folder()
     folder = parent / f"grpo-ray-{os.geteuid()}"
     try:
         make_private(folder)

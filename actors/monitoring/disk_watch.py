@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from launcher.base.disk_faults import Refusal, fault_of
 from launcher.base.durable import room
+from launcher.base.private_folders import parent_of_rays_folder
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.config.supervision import DiskConfig
 from launcher.policy.disk_health import DiskLook, DiskTrouble, find_trouble, resume_at
@@ -135,7 +135,7 @@ class DiskWatch:
     @classmethod
     def of(cls, paths: RunPaths, settings: DiskConfig, *, changed: Callable[[], None]) -> DiskWatch:
         """Logs, checkpoints, weights and states in memory, and the folder of Ray's and the servers' temporary files."""
-        temporary = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+        temporary = parent_of_rays_folder()
         in_memory = memory_folder(paths, "weights").parent
         folders = [paths.logs, paths.default_checkpoints, temporary, in_memory]
         return cls(folders, settings, changed=changed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -25,6 +26,11 @@ def make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} is not a folder of this user's: somebody else made it")
     if stat.S_IMODE(found.st_mode) & OTHERS:
         folder.chmod(0o700)
+
+
+def parent_of_rays_folder() -> Path:
+    """Below it Ray keeps its sockets and logs. Raises FileNotFoundError where no folder takes temporary files."""
+    return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
 
 
 def could_be_ours(folder: Path) -> bool:

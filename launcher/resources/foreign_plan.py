@@ -16,6 +16,7 @@ from launcher.base.errors import ConfigError, UsageError
 from launcher.config.foreign import SERVERS
 from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
+from launcher.resources.environment_checks import check_temporary_folders
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.missing_machine import missing_login, missing_webhook, missing_writer
 from launcher.run_files.journal import current_lines, read_lines
@@ -94,6 +95,7 @@ def find_missing_for_command(config: RunConfig) -> list[UsageError]:
         *(missing_program("trainer.reward_check", check, config.trainer) if is_here and check else ()),
         *(_model(config) if config.trainer.rung == SERVERS else ()),
         *(_checkpoints(config, adapter) if is_here else ()),
+        *((check.error() for check in check_temporary_folders() if check.stops) if is_here else ()),
         *missing_login(config),
         *missing_writer(config),
         *missing_webhook(config),

@@ -60,7 +60,7 @@ def find_hardware() -> Hardware:
     limit, used = cgroup_memory()
     return Hardware(
         gpus=found.gpus,
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=usable_cpus()[0],
         memory=int(min(host.total, limit)),
         memory_free=int(min(host.available, max(0, limit - used))),
         no_gpu=found.none,
@@ -111,10 +111,11 @@ def cgroup_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[flo
     """(limit, used) in bytes of the tightest memory cgroup around this process; (inf, 0) without one. Cached files,
     which make room for whoever needs it, are not used.
 
-    Version 2 (`memory.max`) and version 1 (`memory.limit_in_bytes`); any ancestor may be the tightest.
+    Version 2 (`memory.max`, and `memory.high`, above which the kernel slows a process down until it is useless) and
+    version 1 (`memory.limit_in_bytes`); any ancestor may be the tightest.
     """
     found = [
-        *(_limit(folder, "max", "current", "") for folder in _folders_v2(root, own)),
+        *(_limit(folder, name, "current", "") for folder in _folders_v2(root, own) for name in ("max", "high")),
         *(_limit(folder, "limit_in_bytes", "usage_in_bytes", "total_") for folder in _folders_v1(root, own)),
     ]
     return min(found, default=(math.inf, 0.0))
@@ -128,6 +129,32 @@ def _limit(folder: Path, limit_name: str, usage_name: str, prefix: str) -> tuple
     counters = _counters(folder / "memory.stat")
     cached = sum(counters.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
     return float(limit), float(read_text(folder / f"memory.{usage_name}") or 0) - cached
+
+
+def usable_cpus(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[int, str]:
+    """How many CPUs this process may use at once, at least one, and what limits them; "" where nothing does.
+
+    The set of CPUs (a cpuset, `taskset`), and the time that a cgroup may take of them (`docker --cpus`, a Kubernetes
+    limit), in version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`); any ancestor may be the tightest.
+    """
+    there, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    limits = [(float(allowed), f"{allowed} of {there} CPUs are open to this process (cpuset or taskset)")]
+    for folder in _folders_v2(root, own):
+        words = read_text(folder / "cpu.max").split()
+        limits += _quota(folder / "cpu.max", *words) if len(words) == 2 else ()
+    for folder in _folders_v1(root, own, "cpu"):
+        period = read_text(folder / "cpu.cfs_period_us").strip()
+        limits += _quota(folder / "cpu.cfs_quota_us", read_text(folder / "cpu.cfs_quota_us").strip(), period)
+    least, why = min(limits)
+    return max(1, int(least)), why if least < there else ""
+
+
+def _quota(file: Path, quota: str, period: str) -> list[tuple[float, str]]:
+    """The limit that a file sets; none for `max` and -1."""
+    if not (quota.isdigit() and period.isdigit() and int(quota) and int(period)):
+        return []
+    cpus = int(quota) / int(period)
+    return [(cpus, f"{file} allows the time of {cpus:g} CPUs")]
 
 
 def room_for_processes(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[float, str]:

@@ -21,6 +21,7 @@ from launcher.base.errors import ResourceError
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
 from launcher.resources import toolchain
+from launcher.resources.environment_checks import check_cpus, check_temporary_folders
 from launcher.resources.gpu_checks import NodeCheck, Stops, check_gpus
 from launcher.resources.hardware import room_for_processes
 from launcher.resources.memory_estimate import GIB
@@ -55,6 +56,8 @@ def check_node(*, least_threads: int = LEAST_THREADS) -> tuple[NodeCheck, ...]:
         *check_tools(os.environ),
         check_caches(os.environ),
         *check_variables(os.environ),
+        *check_temporary_folders(),
+        check_cpus(),
         check_shared_memory(),
         check_processes(*room_for_processes(), least=least_threads),
     )

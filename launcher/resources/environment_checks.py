@@ -1,0 +1,56 @@
+"""The check of the environment variables and folders under which Ray, or a server, does not start on this node.
+
+Each is found before the start: afterwards Ray says only that its node timed out.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.base.private_folders import parent_of_rays_folder
+from launcher.resources.gpu_checks import NodeCheck, Stops
+from launcher.resources.hardware import usable_cpus
+
+SOCKET_PATH = 107
+"""Bytes of the path of a socket (AF_UNIX) on Linux."""
+OF_RAY = len("/session_2026-11-27_12-43-20_123456_1234567/sockets/plasma_store")
+"""Below Ray's folder; the last number is a process id."""
+OF_A_SERVER = len("/sgl-0123456789ab/pymp-01234567/listener-01234567")
+"""Below TMPDIR: the folder of a server's temporary files, and in it a socket of Python's multiprocessing."""
+
+
+def check_temporary_folders() -> Iterator[NodeCheck]:
+    """Ray's folder, and that of the servers where it is another."""
+    try:
+        usual, of_ray = Path(tempfile.gettempdir()), parent_of_rays_folder()
+    except FileNotFoundError as error:
+        remedy = "set TMPDIR to a folder that is there, may be written and has room"
+        yield NodeCheck(name="TMPDIR", seen=str(error), stops=Stops.EVERY, remedy=remedy)
+        return
+    for folder, name, below in (
+        (of_ray, "TMPDIR" if of_ray == usual else "RAY_TMPDIR", f"/grpo-ray-{os.geteuid()}/ray"),
+        *([(usual, "TMPDIR", "")] if of_ray != usual else ()),
+    ):
+        longest = SOCKET_PATH - (len(below) + OF_RAY if below else OF_A_SERVER)
+        yield _folder(name, folder, longest)
+
+
+def _folder(name: str, folder: Path, longest: int) -> NodeCheck:
+    """`longest`: bytes of its path."""
+    length = len(os.fsencode(folder))
+    if length > longest:
+        seen = f"{folder} has {length} bytes: the path of a socket in it would be longer than {SOCKET_PATH}"
+        remedy = f"set {name} to a folder with a path of at most {longest} bytes: {name}=/tmp"
+        return NodeCheck(name=name, seen=seen, stops=Stops.EVERY, remedy=remedy)
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        remedy = f"set {name} to a folder that is there and may be written: {name}=/tmp"
+        return NodeCheck(name=name, seen=f"{folder} is no folder that may be written", stops=Stops.EVERY, remedy=remedy)
+    return NodeCheck(name=name, seen=str(folder))
+
+
+def check_cpus() -> NodeCheck:
+    count, limit = usable_cpus()
+    return NodeCheck(name="CPUs", seen=f"{count} ({limit})" if limit else f"{count}, no limit")

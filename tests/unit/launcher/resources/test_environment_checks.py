@@ -1,0 +1,85 @@
+"""Variables and folders under which Ray or a server does not start: found before, each with its own remedy."""
+
+import os
+import socket
+import tempfile
+
+import pytest
+
+from launcher.resources.environment_checks import OF_A_SERVER, OF_RAY, check_temporary_folders
+from launcher.resources.gpu_checks import Stops
+from launcher.resources.node_checks import check_node
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    """Make TMPDIR, or another variable, a folder whose path has so many bytes."""
+    made = []
+    base = tempfile.mkdtemp(dir="/tmp")
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+
+    def of_length(length: int, *, variable: str = "TMPDIR") -> str:
+        path = f"{base}/{'é' * ((length - len(base) - 1) // 2)}"
+        path += "a" * (length - len(os.fsencode(path)))
+        os.mkdir(path)  # noqa: PTH102 - as long as it is
+        made.append(path)
+        monkeypatch.setenv(variable, path)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        return path
+
+    yield of_length
+    for path in [*made, base]:
+        os.rmdir(path)  # noqa: PTH106
+
+
+def stops():
+    return {check.name: check for check in check_temporary_folders() if check.stops}
+
+
+ROOM = 107 - len(f"/grpo-ray-{os.geteuid()}/ray") - OF_RAY
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(ROOM, False), (ROOM + 1, True), (110, True)])
+def test_a_folder_too_long_for_rays_sockets_is_refused(folder, length, is_refused):
+    path = folder(length)
+    assert bool(stops()) is is_refused
+    if is_refused:
+        check = stops()["TMPDIR"]
+        assert (check.stops, path in check.seen, "TMPDIR=/tmp" in check.remedy) == (Stops.EVERY, True, True)
+        assert check in check_node()
+
+
+def test_a_short_folder_of_rays_leaves_the_servers_sockets(folder, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    folder(107 - OF_A_SERVER)
+    assert stops() == {}
+    folder(107 - OF_A_SERVER + 1)
+    assert stops().keys() == {"TMPDIR"}
+
+
+def test_a_folder_of_rays_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
+    assert stops()["RAY_TMPDIR"].seen == "/nowhere is no folder that may be written"
+
+
+def test_no_folder_takes_temporary_files(monkeypatch):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert "No usable temporary directory" in stops()["TMPDIR"].seen
+
+
+def test_the_kernel_draws_the_line_there(folder):
+    """107 bytes of a socket's path are taken, and 108 are not."""
+    path = folder(95)
+    for length, is_taken in ((107, True), (108, False)):
+        file = f"{path}/{'s' * (length - len(os.fsencode(path)) - 1)}"
+        with socket.socket(socket.AF_UNIX) as one:
+            try:
+                one.bind(file)
+            except OSError:
+                assert not is_taken
+            else:
+                assert is_taken
+                os.unlink(file)  # noqa: PTH108
