@@ -26,6 +26,7 @@ import ray._private.worker as ray_worker
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and left out of its stub
 
+from actors.cluster.failed_start import error_in_logs, remedy_of_start
 from actors.cluster.joined_cluster import HeadWatch
 from actors.processes.process_guard import GUARD, SENTINEL
 from actors.processes.process_tree import Process, bearing, descendants, dying_with, name, send, wait_ended
@@ -163,17 +164,19 @@ def ray_cluster(
         return
     if local:
         lock_with_a_token(make_ray_token(paths.keys))
-    connect = functools.partial(_connect, config, paths, num_cpus=num_cpus, local=local)
+    folder = ray_folder() if local else None
+    connect = functools.partial(_connect, config, paths, num_cpus=num_cpus, folder=folder)
+    began = time.time()
     mark = f"{MARK}={uuid.uuid4().hex}"
     os.environ[MARK] = mark.partition("=")[2]
     try:
         try:
-            start_patiently(connect, say, is_stopped=is_stopped) if local else connect()
+            start_patiently(connect, say, logs=folder, is_stopped=is_stopped) if local else connect()
         except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
             raise ResourceError(
                 f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
-                f"is this machine overloaded? Ray was started again for up to {START_S:.0f} s"
-                if local
+                remedy_of_start(error, folder, began, took_long=time.time() - began >= TOO_SOON_S)
+                if folder is not None
                 else "start one there, and have its RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too "
                 "(docs/clusters.md); or leave cluster.address=local",
             ) from error
@@ -195,13 +198,18 @@ def start_patiently(
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
     *,
+    logs: Path | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Any:
     """`connect`, and again where it fails, as long as the machine may be too busy. Raises what it raised last, and
-    KeyboardInterrupt where `is_stopped` is true after a try that failed."""
+    KeyboardInterrupt where `is_stopped` is true after a try that failed.
+
+    `logs`: Ray's folder. Where its processes wrote why they ended, the machine is not said to be busy.
+    """
     began, is_first = clock(), True
     while True:
         tried, before = clock(), set(psutil.Process().children(recursive=True))
+        wall_clock = time.time()
         try:
             return connect()
         except Exception as error:
@@ -215,10 +223,10 @@ def start_patiently(
                 raise
             is_first = False
             load, processors = os.getloadavg()[0], os.cpu_count() or 1
-            say(
-                f"Ray did not start within {failed - tried:.0f} s (the load of this machine is {load:.1f} on "
-                f"{processors} processors), and is started again: {error}"
+            why = (
+                error_in_logs(logs, wall_clock) or f"the load of this machine is {load:.1f} on {processors} processors"
             )
+            say(f"Ray did not start within {failed - tried:.0f} s ({why}), and is started again: {error}")
 
 
 def end_children(*, but: Collection[psutil.Process]) -> None:
@@ -287,14 +295,16 @@ def _guards_and_guarded(mark: str) -> set[Process]:
     return {process for guard in guards for process in (guard, *descendants(guard.pid))}
 
 
-def _connect(config: RunConfig, paths: RunPaths, *, num_cpus: float, local: bool) -> None:
+def _connect(config: RunConfig, paths: RunPaths, *, num_cpus: float, folder: Path | None) -> None:
+    """`folder`: Ray's own, of a cluster that is started; None: one that is joined."""
+    local = folder is not None
     ray.init(
         address=config.cluster.address,
         namespace=paths.namespace,
         include_dashboard=False if local else None,
         dashboard_host="127.0.0.1",
         _metrics_export_port=config.cluster.metrics_port,
-        _temp_dir=str(ray_folder()) if local else None,
+        _temp_dir=None if folder is None else str(folder),
         num_cpus=math.ceil(max(num_cpus, os.cpu_count() or 1)) if local else None,
         num_gpus=config.cluster.n_gpus_per_node if local else None,
         log_to_driver=False,

@@ -25,6 +25,8 @@ from launcher.resources.memory_estimate import GIB
 from launcher.resources.missing_machine import nearest_existing, why_not_writable
 
 ANSWER_WITHIN_S = 5.0
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""As huggingface_hub asks for them, before its own file."""
 HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 
 
@@ -74,12 +76,25 @@ def why_unavailable(name: str, *, kind: str) -> str:
         return refusal
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
+    if refusal := why_no_token():
+        return refusal
     api = HfApi()
     if kind == "dataset":
         return _within(lambda: api.dataset_info(name, timeout=ANSWER_WITHIN_S), ANSWER_WITHIN_S)
     return _within(
         lambda: _check_room(api.model_info(name, timeout=ANSWER_WITHIN_S, files_metadata=True), name), ANSWER_WITHIN_S
     )
+
+
+def why_no_token() -> str:
+    """Why the token can't be sent, without showing it; "" where it can, or there is none. In a header of HTTP it must
+    be ASCII, and what sends it names only its codec."""
+    token = huggingface_hub.get_token() or ""
+    if token.isascii():
+        return ""
+    whose = next((name for name in TOKENS if os.environ.get(name)), str(constants.HF_TOKEN_PATH))
+    at = next(number for number, letter in enumerate(token, 1) if not letter.isascii())
+    return f"{whose} is no token: its character {at} is not ASCII; copy the token again, or unset it"
 
 
 class _NoRoom(Exception):

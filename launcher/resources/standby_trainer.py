@@ -50,6 +50,8 @@ def _why_not(config: RunConfig, hardware: Hardware, plan: RunPlan, parked: tuple
         left = host.headroom if plan.is_described else min(host.headroom, hardware.memory_free - host.planned)
         takes, gib = _bytes_on(host, parked), memory_estimate.GIB
         if takes > left:
+            if left < 0:
+                return f"it takes {takes / gib:.1f} GiB, and {-left / gib:.1f} GiB are missing without it"
             return f"it takes {takes / gib:.1f} GiB and {left / gib:.1f} GiB are left"
     return ""
 

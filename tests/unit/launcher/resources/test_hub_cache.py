@@ -103,3 +103,11 @@ def test_a_data_set_is_locked_in_its_cache_even_to_be_read(config, reachable, mo
     monkeypatch.setattr(hub, "why_not_writable", lambda folder: "Read-only file system")
     told = the_one(config, DataError)
     assert f"train_dataset.path=openai/gsm8k can't be read: its cache {reachable}/datasets can't be used" in told
+
+
+def test_a_token_that_is_not_ascii_is_named_and_not_shown(config, reachable, monkeypatch):
+    """As copied out of a text with typographic signs: the hub was said to be out of reach, and a codec was named."""
+    monkeypatch.setenv("HF_TOKEN", "hf_abc–def")
+    told = the_one(of_the_hub(config), ModelError)
+    assert "HF_TOKEN is no token: its character 7 is not ASCII" in told
+    assert "abc" not in told and "codec" not in told

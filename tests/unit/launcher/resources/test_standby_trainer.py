@@ -75,6 +75,15 @@ def test_a_host_that_is_too_small_for_it_has_none_and_the_run_goes_on_without():
         assert plans(ARITHMETIC, small, SMALL, 1)[1].standby_trainers == 1, "it was asked for"
 
 
+def test_a_host_too_small_for_the_run_itself_is_short_of_so_much_and_has_nothing_left():
+    """It said "-1.6 GiB are left"."""
+    without, _ = plans(ARITHMETIC, NO_GPU, SMALL)
+    short = Hardware(gpus=(), cpus=2, memory=64 * GIB, memory_free=host(without).planned - GIB, no_gpu="none")
+    _, plan = plans(ARITHMETIC, short, SMALL)
+    assert "GiB, and 1.0 GiB are missing without it" in plan.notes[-1]
+    assert "left" not in plan.notes[-1] and "-" not in plan.notes[-1].partition(":")[2].partition("(")[0]
+
+
 @pytest.mark.parametrize(
     ("config", "shape", "why"),
     [
