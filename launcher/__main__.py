@@ -86,6 +86,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     Interrupts.hold_back_notice()
     speak_anywhere()
     keep_bytecode()
+    keep_assertions()
     find_modules_here()
     have_a_user_name()
     try:
@@ -157,6 +158,11 @@ def keep_bytecode() -> None:
     where PYTHONDONTWRITEBYTECODE is set, as it is in many containers."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+
+
+def keep_assertions() -> None:
+    """In all processes that this one starts: a local Ray whose own processes have PYTHONOPTIMIZE times out."""
+    os.environ.pop("PYTHONOPTIMIZE", None)
 
 
 def find_modules_here() -> None:

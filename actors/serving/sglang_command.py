@@ -21,6 +21,8 @@ from launcher.run_files.run_paths import login_name
 
 CPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_cpu")
 GPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_gpu")
+NO_PROXY = ("no_proxy", "NO_PROXY")
+"""Programs read the one or the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,8 @@ def environment(
     environment = {**inherited, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{login_name()}")
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules again
+    for name in NO_PROXY:  # SGLang asks itself at its start, and would ask the proxy of http_proxy instead
+        environment[name] = ",".join(filter(None, (inherited.get(name), LOOPBACK, "localhost", config.host)))
     if device == "cpu":
         environment["OMP_NUM_THREADS"] = str(config.threads or max(1, int(config.num_cpus)))
     if (interface := interface_with(meets_at)) is not None and (device == "cpu" or meets_at != LOOPBACK):

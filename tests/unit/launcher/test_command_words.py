@@ -146,6 +146,14 @@ def test_of_a_list_that_the_shell_took_apart(refused):
     assert "a list is one word for the shell: 'key=[a,b]'" in refused("conf=arithmetic_cpu", "gconfig.stop=[a,", "b]")
 
 
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PYTHONDONTWRITEBYTECODE"])
+def test_what_breaks_or_slows_the_processes_of_a_run_is_not_handed_on(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "2")
+    monkeypatch.setattr(sys, "argv", ["launcher", "--version"])
+    assert command_line.main() == 0
+    assert name not in os.environ
+
+
 def test_without_its_packages_it_names_the_interpreter(tmp_path):
     """`-S` takes the environment's packages away, as a python that is not the environment's has none of them."""
     command = [sys.executable, "-S", "-m", "launcher", "conf=arithmetic_cpu"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 
 from actors.serving import group_address
 from actors.serving.group_address import LOOPBACK
@@ -134,6 +135,18 @@ def two_interfaces(monkeypatch):
     lan = SimpleNamespace(address="10.9.0.1")
     named = {"lo": [SimpleNamespace(address=LOOPBACK)], "lan7": [SimpleNamespace(address="fe80::1%lan7"), lan]}
     monkeypatch.setattr(group_address.psutil, "net_if_addrs", lambda: named)
+
+
+def test_a_server_asks_itself_and_no_proxy(monkeypatch):
+    """SGLang's start ends with a request to itself, which a proxy of the company's network can't answer."""
+    config = dataclasses.replace(CONFIG, host="10.0.0.7")
+    inherited = {"http_proxy": "http://proxy:3128", "no_proxy": "intranet"}
+    given = environment(config, inherited, device="cpu", gpu_ids=(), scratch=Path("/s"), model_path="Org/Model")
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, given[name])
+    for host in ("127.0.0.1", "10.0.0.7", "intranet"):
+        assert requests.utils.should_bypass_proxies(f"http://{host}:30000/health", no_proxy=None)
+    assert not requests.utils.should_bypass_proxies("http://huggingface.co/", no_proxy=None)
 
 
 @pytest.mark.parametrize(
