@@ -91,7 +91,8 @@ class ActionExecutor:
             slot.expect()
         servers = [self._tasks.start(self._first_start(self._start_server(slot))) for slot in fresh]
         view = self._trainer.view
-        if not view.is_started and not view.busy and not self._history.attempts:
+        was_loaded = self._history.lineage > 0 or bool(self._history.attempts)  # then the plan restarts it
+        if not view.is_started and not view.busy and not was_loaded:
             self._trainer.expect()
             self._tasks.start(self._first_start(self._start_trainer(servers if self._shares_gpu else [])))
 

@@ -49,25 +49,32 @@ class RepairRecord:
         self.furthest = 0
         self.lineage = 0
         self._is_restoring = False
+        self._booked: RepairAttempt | None = None  # as what a restore under way counts; None: a start's load
+        self._next_booked: RepairAttempt | None = None
 
     def take(self, event: Mapping[str, object]) -> None:
         match event.get("event"):
             case "repair.begun":
-                self.attempts.append(attempt_of(event))
+                self.attempts.append(booked := attempt_of(event))
+                self._next_booked = booked if booked.restored_step is not None else None
             case "repair.proved":
                 self.proved[str(event.get("subject", ""))] = number_of(event, "at")
                 self.furthest = max(self.furthest, int(number_of(event, "next_step")))
             case "trainer.restoring":
                 self.lineage, self._is_restoring = int(number_of(event, "lineage")), True
+                self._booked = self._next_booked
+                self._next_booked = None
             case "trainer.loaded" | "trainer.resuming":  # nobody has it step before what it is to step from is loaded
                 self._is_restoring = False
             case "trainer.restoring_failed":
                 self._is_restoring = False
-                self.attempts = restored_nothing(self.attempts, optional_number(event, "global_step"))
+                if self._booked is not None:
+                    self.attempts = restored_nothing(self.attempts, optional_number(event, "global_step"))
+                    self._booked = None
             case "repair.not_tried":
                 self._is_restoring = False
-                last = self._last_restore()
-                self.attempts = [one for one in self.attempts if one is not last]
+                self.attempts = [one for one in self.attempts if one is not self._booked]
+                self._booked = None
 
     def owes_proof(self, subject: str) -> bool:
         """It was repaired since the run last got further with its help."""
@@ -80,9 +87,6 @@ class RepairRecord:
         before it stepped from there."""
         is_known = trainer.is_loaded or trainer.verdict.health is Health.DEAD
         return self._is_restoring and is_known and trainer.lineage < self.lineage
-
-    def _last_restore(self) -> RepairAttempt | None:
-        return next((one for one in reversed(self.attempts) if one.restored_step is not None), None)
 
 
 class ProgressTracker:

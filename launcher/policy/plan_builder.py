@@ -54,6 +54,10 @@ class PlanBuilder:
         """Is such an action ordered, or under way?"""
         return (kind, name) in self._kinds_by_name
 
+    def has_failed(self, kind: type[Action], name: str = "") -> bool:
+        """Such an action failed when it was last done."""
+        return (kind, name) in self.seen.not_before
+
     def rests(self, kind: type[Action], name: str = "") -> bool:
         """Such an action failed a moment ago; the plan asks to be made again when it may be tried again."""
         not_before = self.seen.not_before.get((kind, name), self.now)

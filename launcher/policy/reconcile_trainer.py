@@ -115,7 +115,9 @@ def _load(builder: PlanBuilder) -> None:
     elif not builder.is_due(repair):
         return
     elif repair.rung is Rung.RETRY:
-        attempt = builder.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RETRY, restored_step=choice.global_step)
+        attempt = None  # each trainer that starts loads its state: only one that failed before is a repair
+        if builder.has_failed(RestoreTrainer):
+            attempt = builder.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RETRY, restored_step=choice.global_step)
         builder.order(RestoreTrainer(global_step=choice.global_step, reason=choice.reason), attempt=attempt)
     else:
         attempt = builder.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RESTORE)

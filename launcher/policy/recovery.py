@@ -67,13 +67,24 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     reconcile_standby_trainer(builder)
     if builder.halt_reason:
         return _end(seen, Halt(reason=builder.halt_reason, may_pass=builder.may_pass))
+    state = transition(seen.state, _next_state(builder))
+    runs_now = _what_runs(seen) if state is RunState.RUNNING and seen.state is not RunState.RUNNING else ""
+    waits = "; ".join(builder.reasons) or seen.hold_reason or _unready(seen) or _known(seen)
     return RecoveryPlan(
         actions=tuple(builder.actions),
-        state=transition(seen.state, _next_state(builder)),
-        reason="; ".join(builder.reasons) or seen.hold_reason or _unready(seen) or _known(seen) or "nothing to do",
+        state=state,
+        reason=runs_now or waits or "nothing to do",
         attempts=tuple(builder.attempts),
         wake_at=min(builder.wake_at, default=None),
     )
+
+
+def _what_runs(seen: Observed) -> str:
+    """Of a run that has just begun to run, or runs again."""
+    serving = [one.name for one in active_servers(seen) if one.state is ServerState.READY]
+    others = [f"{one.name} is {one.state}" for one in active_servers(seen) if one.state is not ServerState.READY]
+    served_by = f"{', '.join(serving)} {'serves' if len(serving) == 1 else 'serve'}"
+    return "; ".join([f"the trainer takes step {seen.trainer.next_step}", served_by, *others])
 
 
 def _unready(seen: Observed) -> str:

@@ -126,7 +126,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "memory.not_kept": "they could not be written for the next attempt",
     "memory.book_damaged": "the file of reduced settings could not be read",
     "recovery.taken": "the checkpoint that setup_recovery chose was taken",
-    "repair.begun": "a repair, or a load that may fail, counts against the restart budget of `cause`",
+    "repair.begun": "a repair, or a load after one that failed, counts against the restart budget of `cause`",
     "repair.not_tried": "a restore whose Coordinator was killed brought no step: it does not count",
     "repair.proved": "progress after a repair resets the budget",
     "incident.began": "an incident begins, with its cause and subject",

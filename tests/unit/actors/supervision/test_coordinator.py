@@ -19,6 +19,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
+from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.simulated_run.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
@@ -66,7 +67,22 @@ async def test_a_run_begins_with_weights_before_traffic_and_traffic_before_steps
     kinds = [type(action) for action in trial.did()]
     assert kinds == [RestoreTrainer, AdmitServer, AdmitServer, ResumeTrainer]
     assert trial.history.state is RunState.RUNNING
-    assert trial.history.attempts[0].cause is Cause.CHECKPOINT_CORRUPT  # counted, so that it can't go on
+    assert trial.history.attempts == [], "a start is no repair, and no checkpoint was seen to be damaged"
+    assert trial.events("repair.begun") == []
+    (running,) = trial.events("run.running")
+    assert running["reason"] == "the trainer takes step 0; server-0, server-1 serve"
+
+
+async def test_a_first_load_that_fails_is_counted_from_then_on_so_that_it_can_not_go_on(tmp_path):
+    trial = Trial(tmp_path)
+    trial.history.begin()
+    await trial.hands.begin()
+    trial.hands.fails[RestoreTrainer] = 2
+    await trial.turns(20)
+    loads = [one.rung for one in trial.history.attempts if one.cause is Cause.CHECKPOINT_CORRUPT]
+    assert loads == [Rung.RETRY] * 2, "the second and the third"
+    assert len(trial.events("trainer.restoring")) == 3
+    assert trial.history.state is RunState.RUNNING
 
 
 async def test_a_dead_server_is_replaced_in_the_round_and_the_trainer_is_left_alone(tmp_path):
