@@ -46,6 +46,7 @@ class LearningWatch:
         if not self.owes_proof:
             verdict = judge_rewards(points, self._settings, restored_step=restored)
         is_known = not self.owes_proof and verdict.level is not Level.BREAK
+        is_known &= verdict.level is Level.ALERT or bool(points and not points[-1].is_zero)  # else nothing has ended
         if is_known and (verdict.level is Level.ALERT) != self._is_alerted:
             self._is_alerted = not self._is_alerted
             name = "reward.alert" if self._is_alerted else "reward.alert_over"

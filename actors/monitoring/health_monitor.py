@@ -28,7 +28,7 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import OF_WEIGHTS, Admission, BatchReport, GateRules, admit
-from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, judge_canaries
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, is_sound, judge_canaries
 from launcher.policy.incident_policy import ENVIRONMENT
 from launcher.policy.reward_health import (
     Level,
@@ -77,6 +77,7 @@ class HealthMonitor:
         self._replayed: CanaryScore | None = None
         self._told = {"canary.wrong"} if self._rounds else set[str]()  # a restart of the judge acquits nobody
         self._compared_in_a_row = 0
+        self._alerted_at = 0
         self._answered: deque[tuple[str, Admission]] = deque(maxlen=MOST_ANSWERS)
         self._lineage = series.lineage if series.attempt == journal.attempt else 0
         self._memory, self._memory_look = memory, BackgroundCall()
@@ -228,7 +229,9 @@ class HealthMonitor:
             self._series.admitted(report.figures, has_changed=has_changed)
             self._judge()
             drift = self._series.drift(self._gate, report.distances)
-            self._tell(bool(drift), "gate.drift", "gate.drift_over", "servers", drift, report.global_step)
+            is_known = self._series.usual(self._gate.settings) is not None
+            has_drifted = bool(drift) if is_known else None
+            self._tell(has_drifted, "gate.drift", "gate.drift_over", "servers", drift, report.global_step)
 
     def _doubt(self, decision: Admission) -> None:
         self._compared_in_a_row += decision.is_compared
@@ -299,16 +302,30 @@ class HealthMonitor:
         if (found and found.cause) != (known and known.cause):
             self._record_incident(found, known)
             self.changed.set()
-        self._tell(canaries.is_broken, "canary.wrong", "canary.sound", "reward", canaries.reason, canaries.onset_step)
-        is_alert = rewards.level is Level.ALERT
-        reason = rewards.reason
+        is_wrong = True if canaries.is_broken else None if not self._are_scored_right() else False
+        self._tell(is_wrong, "canary.wrong", "canary.sound", "reward", canaries.reason, canaries.onset_step)
+        is_alert, reason = self._is_alert(rewards), rewards.reason
         if is_alert and never_rewarded(self._series.points, self._rounds):
             reason += ", and reward.fn was never seen to reward anything in this run"
         self._tell(is_alert, "reward.alert", "reward.alert_over", "policy", reason, rewards.onset_step)
 
-    def _tell(self, is_so: bool, name: str, over: str, subject: str, reason: str, step: int | None) -> None:
-        """Once when it begins, and once when it is over."""
-        if is_so != (name in self._told):
+    def _are_scored_right(self) -> bool:
+        last = self._rounds[-1] if self._rounds else None
+        return last is not None and bool(last.scores) and is_sound(last, self._config.reward_health)
+
+    def _is_alert(self, rewards: RewardVerdict) -> bool | None:
+        """None where it is neither an alert nor over: a streak that reaches the breaker has become worse, and one that
+        a restore has undone, or that a limit allows again, has not ended."""
+        points = self._series.points
+        if rewards.level is not Level.SOUND:
+            self._alerted_at = self._series.next_step
+            return True if rewards.level is Level.ALERT else None
+        has_ended = bool(points) and not points[-1].is_zero and self._series.next_step > self._alerted_at
+        return False if has_ended else None
+
+    def _tell(self, is_so: bool | None, name: str, over: str, subject: str, reason: str, step: int | None) -> None:
+        """Once when it begins, and once when it is over. None: neither was seen."""
+        if is_so is not None and is_so != (name in self._told):
             self._told ^= {name}
             self._journal.record(name if is_so else over, subject=subject, reason=reason, global_step=step)
 

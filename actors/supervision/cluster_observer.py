@@ -74,7 +74,7 @@ class ClusterObserver:
         self._history = history
         self.memory = memory
         self._hangs = HangReasons(lambda name: paths.server_log(index_of(name)))
-        self._slow: set[str] = set()
+        self._slow: dict[str, int | None] = {}  # which generation of each
         self._progress = ProgressTracker(history, furthest)
         self.slots: dict[str, ServerHandle] = {}
         self.actors: dict[str, Any] = {TRAINER: trainer}
@@ -275,13 +275,22 @@ class ClusterObserver:
             slot.progress_at = self._progress.at(name)
 
     def _note_pace(self, slow: Mapping[str, str], crowded: Set[str]) -> None:
-        """Recorded when it begins and when it ends; nobody acts on it. Of the `crowded` the machine is what is slow."""
+        """Recorded when it begins and when it ends; nobody acts on it. Of the `crowded` the machine is what is slow.
+
+        One that was lost or replaced is no longer measured, which is no end.
+        """
         slow = {name: slow[name] for name in slow if name in self._slow or name not in crowded}
-        for name in slow.keys() - self._slow:
+        for name in slow.keys() - self._slow.keys():
             self._history.event("server.slow", subject=name, reason=slow[name])
-        for name in self._slow - slow.keys():
-            self._history.event("server.pace_back", subject=name, reason="as fast as it used to be, or started again")
-        self._slow = set(slow)
+        for name in self._slow.keys() - slow.keys():
+            if self._generation(name) == self._slow[name]:
+                self._history.event("server.pace_back", subject=name, reason="as fast as it used to be")
+        self._slow = {name: self._slow.get(name, self._generation(name)) for name in slow}
+
+    def _generation(self, name: str) -> int | None:
+        """None where it has ended, or has left."""
+        slot = self.slots.get(name)
+        return None if slot is None or slot.is_over else slot.generation
 
     def _note_fleet(self) -> None:
         """Recorded when a server has no node any more, and when one has room for it again."""

@@ -213,6 +213,52 @@ def test_zeros_from_the_first_step_on_and_no_known_answer_say_that_nothing_was_e
     assert alert["reason"] == said
 
 
+@pytest.mark.parametrize("zeros", [10, 14])
+def test_zeros_that_reach_the_breaker_have_become_worse_and_are_not_over(world, zeros):
+    world.config.reward_health.fall_threshold = None
+
+    def work(monitor):
+        for step in range(zeros):
+            monitor.admit(batch(step, mean_reward=0.0, high_reward=0.0))
+
+    use(world, work)
+    assert len(world.events("reward.alert")) == len(world.events("health.reward_collapse")) == 1
+    assert not world.events("reward.alert_over")
+
+
+def test_zeros_that_a_restore_has_undone_are_over_when_other_rewards_come(world):
+    world.config.reward_health.fall_threshold = None
+
+    def work(monitor):
+        monitor.admit(batch(0))
+        for step in range(1, 7):
+            monitor.admit(batch(step, mean_reward=0.0, high_reward=0.0))
+        assert len(world.events("reward.alert")) == 1
+        monitor.restored(0)
+        assert not world.events("reward.alert_over"), "nothing was seen since"
+        for step in range(1, 8):
+            monitor.admit(batch(step))
+
+    use(world, work)
+    assert len(world.events("reward.alert_over")) == 1
+
+
+def test_a_round_in_which_nothing_was_scored_acquits_nobody(world):
+    world.config.reward_health.canary_clear_rounds = 1
+    missing = dataclasses.replace(SOUND, got=None)
+
+    def work(monitor):
+        for _ in range(world.config.reward_health.canary_silent_rounds):
+            monitor.canaries(CanaryRound(step=0, scores=(missing,)))
+        assert len(world.events("canary.wrong")) == 1
+        monitor.canaries(CanaryRound(step=0, scores=()))
+        assert not world.events("canary.sound")
+        monitor.canaries(CanaryRound(step=0, scores=(SOUND,)))
+
+    use(world, work)
+    assert len(world.events("canary.sound")) == 1
+
+
 def test_a_batch_for_an_earlier_step_takes_back_the_later_ones_though_no_event_says_so(world):
     world.steps(60)
     for step in range(60, 66):

@@ -161,6 +161,18 @@ def test_one_that_waits_for_a_cpu_longer_than_it_has_one_is_not_called_slow(tria
     assert len(trial.events("server.pace_back")) == 1
 
 
+@pytest.mark.parametrize("lost", ["given up", "replaced"])
+def test_a_slow_server_that_is_lost_or_replaced_is_not_told_to_be_as_fast_as_it_was(trial, lost):
+    slot = trial.eyes.slots["server-0"] = SimpleNamespace(is_over=False, generation=0)
+    trial.eyes._note_pace({"server-0": "210 tokens/s, usually 1201"}, set())
+    if lost == "given up":
+        slot.is_over = True
+    else:
+        slot.generation = 1
+    trial.eyes._note_pace({}, set())
+    assert not trial.events("server.pace_back")
+
+
 @pytest.mark.parametrize(("is_started", "asked"), [(False, 0), (True, 1)])
 async def test_a_trainer_that_has_ended_is_not_asked_what_it_knows_of_the_standbys(
     tmp_path, monkeypatch, is_started, asked
