@@ -77,8 +77,11 @@ class VitalProcesses:
     def __init__(self, mark: str = "", logs: Path | None = None) -> None:
         self.mark = mark
         self.logs = {} if logs is None else {name: logs / f"{name}.out" for name in VITAL}
-        children = psutil.Process().children(recursive=True)
-        self._processes = {child: child.name() for child in children if child.name() in VITAL}
+        self._processes: dict[psutil.Process, str] = {}
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # any other that ends meanwhile is not looked for
+                if (called := child.name()) in VITAL:
+                    self._processes[child] = called
         self._stopped_at: dict[int, float] = {}
 
     def lost_nodes(self) -> dict[str, str]:

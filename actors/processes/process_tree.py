@@ -98,11 +98,12 @@ def dying_with(pid: int) -> int | None:
 def children(pid: int) -> list[Process]:
     """The living children of `pid`. Each thread has its own; the kernel needs CONFIG_PROC_CHILDREN."""
     pids: list[int] = []
-    try:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has just ended
         for task in (PROC / str(pid) / "task").iterdir():
-            pids += map(int, (task / "children").read_text().split())
-    except (FileNotFoundError, ProcessLookupError):
-        pass  # the process, or one of its threads, has just ended
+            with contextlib.suppress(
+                FileNotFoundError, ProcessLookupError
+            ):  # this thread has, and others have children
+                pids += map(int, (task / "children").read_text().split())
     return [child for child in map(identify, pids) if child is not None]
 
 

@@ -20,7 +20,7 @@ Event = Mapping[str, object]
 
 
 class IncidentHistory:
-    """`open`, and `lines` (the events of each), by number. `left_open`: of attempts that ended without ending them."""
+    """`open`, and `lines` (the events of each, until it ends), by number. `left_open`: of attempts that ended first."""
 
     def __init__(self) -> None:
         self.open: dict[int, OpenIncident] = {}
@@ -45,15 +45,20 @@ class IncidentHistory:
                 if event.get("cause") == Cause.CHECKPOINT_CORRUPT:
                     self.damaged.add(subject)
             case "incident.ended":
-                self.open.pop(number, None)
-                self.left_open.pop(number, None)
+                for known in (self.open, self.left_open, self.lines):
+                    known.pop(number, None)
             case "incident.joined":
                 self.joined[str(event.get("rejection"))] = number
             case "server.died" if number not in self.open:
                 self._reserved[subject] = number
-        kept = self.lines.setdefault(number, [])
-        if len(kept) < MOST_LINES:
-            kept.append(event)
+        if number in self.open or number in self._reserved.values():
+            kept = self.lines.setdefault(number, [])
+            if len(kept) < MOST_LINES:
+                kept.append(event)
+
+    def beginning(self, number: int) -> Event:
+        """How an open one began. Its first line may be a server's end, which is reported before it."""
+        return next(event for event in self.lines[number] if event.get("event") == BEGAN)
 
     def next_attempt(self) -> None:
         """What is open now belongs to an attempt that has ended."""

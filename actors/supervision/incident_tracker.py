@@ -60,7 +60,7 @@ class IncidentTracker:
         self.ended(end_all(list(self._incidents.left_open.values()), "the attempt ended first"), None)
         for number in self._incidents.open:
             if self._artifacts is not None:
-                self._artifacts.began(number, self._incidents.lines[number][0])
+                self._artifacts.began(number, self._incidents.beginning(number))
 
     def turn(self, seen: Observed, made: RecoveryPlan, rejections: Sequence[Rejection], now: float) -> None:
         incidents = self._incidents
@@ -106,7 +106,6 @@ class IncidentTracker:
                 actions=[_action_text(event) for event in events if event.get("event") in DONE],
                 batches_rejected=sum(n == number for n in self._incidents.joined.values()),
             )
-            self._incidents.lines.pop(number, None)
             if self._artifacts is not None:
                 self._artifacts.ended(number, incident_summary(events, line))
 

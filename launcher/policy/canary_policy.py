@@ -118,8 +118,16 @@ def may_be_tried(one: CanaryRound, settings: RewardHealthConfig, *, paused_s: fl
 def is_more_than_noise(wrong: int, scored: int, rate: float) -> bool:
     """Would a known answer that is scored wrongly at this `rate` be so `wrong` of so many by chance less than once in
     ten thousand times?"""
-    chances = (math.comb(scored, n) * rate**n * (1 - rate) ** (scored - n) for n in range(wrong, scored + 1))
-    return wrong > 0 and sum(chances) < BY_CHANCE
+    if not 0 < rate < 1:
+        return wrong > 0 and rate <= 0
+    logs = (math.log(rate), math.log1p(-rate))  # from 1,030 scores on the number of ways is larger than any float
+    chances = (math.exp(_ways(scored, n) + n * logs[0] + (scored - n) * logs[1]) for n in range(wrong, scored + 1))
+    return wrong > 0 and math.fsum(chances) < BY_CHANCE
+
+
+def _ways(scored: int, wrong: int) -> float:
+    """The logarithm of how many choices of `wrong` there are among `scored`."""
+    return math.lgamma(scored + 1) - math.lgamma(wrong + 1) - math.lgamma(scored - wrong + 1)
 
 
 def _still_accusing(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) -> list[CanaryRound]:

@@ -116,8 +116,10 @@ def _bind_servers(process: Driver, paths: RunPaths, processors: set[int]) -> Non
     ready = [line for line in read_lines(paths.events) if line["event"] == "server.ready"]
     for server in (psutil.Process(int(number_of(line["pid"]))) for line in ready):
         for one in (server, *server.children(recursive=True)):
-            for thread in one.threads():
-                os.sched_setaffinity(thread.id, processors)
+            with contextlib.suppress(psutil.NoSuchProcess):  # what has ended needs no processor
+                for thread in one.threads():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.sched_setaffinity(thread.id, processors)
 
 
 def read_run(ahead: int, lines: Sequence[Record]) -> AheadRun:

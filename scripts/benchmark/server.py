@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -64,7 +65,10 @@ async def pool_of(servers: Sequence[ServerInfo]) -> ServerPool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of all its descendants."""
+    """Processor time of a process and of all its descendants that have not ended meanwhile."""
     head = psutil.Process(pid)
-    times = [process.cpu_times() for process in (head, *head.children(recursive=True))]
+    times = [head.cpu_times()]
+    for process in head.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times.append(process.cpu_times())
     return sum(time.user + time.system for time in times)

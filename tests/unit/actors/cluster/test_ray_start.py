@@ -90,6 +90,29 @@ def test_what_a_failed_start_left_is_ended_and_is_not_the_end_of_the_next(tmp_pa
             process.wait()
 
 
+def test_a_child_that_ends_while_the_vital_processes_are_found_breaks_no_start(monkeypatch):
+    class Child:
+        def __init__(self, called):
+            self.called, self.pid = called, 0
+
+        def name(self):
+            if not self.called:
+                raise psutil.NoSuchProcess(0)
+            return self.called
+
+        def status(self):
+            return psutil.STATUS_SLEEPING
+
+    class Own:
+        def children(self, recursive):
+            return [Child("gcs_server"), Child(""), Child("raylet"), Child("python")]
+
+    monkeypatch.setattr(ray_cluster.psutil, "Process", Own)
+    watched = ray_cluster.VitalProcesses()
+    assert sorted(watched._processes.values()) == ["gcs_server", "raylet"]
+    assert watched.lost() == ""
+
+
 def test_a_vital_process_that_stays_stopped_is_ended_and_one_that_continues_is_not(tmp_path, monkeypatch):
     program = tmp_path / "raylet"
     program.symlink_to("/bin/sleep")

@@ -38,6 +38,11 @@ def score(got, *, expected=1.0, tolerance=0.0):
         (1, 5, 0.0, True),
         (0, 5, 0.0, False),
         (1, 5, 0.5, False),
+        (3, 5, 1.0, False),
+        (12, 1030, 0.01, False),  # there are more ways than any float holds
+        (40, 1030, 0.01, True),
+        (10_600, 1_000_000, 0.01, True),
+        (10_000, 1_000_000, 0.01, False),
     ],
 )
 def test_so_many_wrong_ones_are_more_than_noise(wrong, scored, rate, is_more):
