@@ -8,6 +8,7 @@ import pytest
 
 from actors.episodes.episode_process import EpisodeProcess
 from actors.reward.reward_process import ProcessGone
+from tests.support.machine import all_turns
 from tests.unit.actors.episodes.test_episode_runner import config_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -53,7 +54,7 @@ async def test_a_message_is_sent_whole_however_often_its_episode_is_cancelled(mo
         await asyncio.sleep(0.01)
     for _ in range(3):
         playing.cancel()
-        await asyncio.sleep(0.01)
+        await all_turns()
     assert not playing.done() and process._sending.locked()
     release.set()
     with pytest.raises(asyncio.CancelledError):

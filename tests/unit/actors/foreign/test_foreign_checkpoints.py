@@ -215,5 +215,5 @@ def test_what_can_not_be_prepared_ends_the_run_with_its_reason(tmp_path, history
     )
     assert asyncio.run(found.resume_from(lines(10), incident)) == 4
     (info / "dataloader_info.pkl").unlink()
-    with pytest.raises(Exception, match=r"could not be prepared.*dataloader_info.pkl"):
+    with pytest.raises(RunError, match=r"could not be prepared.*dataloader_info.pkl"):
         asyncio.run(found.prepare(4, lines(10)))

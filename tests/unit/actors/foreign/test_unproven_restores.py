@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from actors.foreign import mend_wait
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints, left_by_predecessors
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import mark_of
@@ -124,20 +125,27 @@ def test_a_supervisor_that_is_killed_before_it_put_them_back_is_followed_by_one_
 
 
 @pytest.mark.slow
-def test_neither_a_new_size_nor_what_was_asked_before_the_start_ends_a_wait(config, paths, tmp_path):
+def test_neither_a_new_size_nor_what_was_asked_before_the_start_ends_a_wait(config, paths, tmp_path, monkeypatch):
     resume(paths)
+    looks, wanted = [], mend_wait.wanted
+    monkeypatch.setattr(mend_wait, "wanted", lambda paths: looks.append(1) or wanted(paths))
+
+    async def several_looks(run):
+        """At what was asked; a wait that the first of them ended would have been followed by a start."""
+        seen = len(looks)
+        await until(lambda: len(looks) >= seen + 4, run)
 
     async def run():
         killed = await waiting(config, paths, tmp_path)
         ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a test", servers=3, at=1.0))
-        await asyncio.sleep(2.0)  # several looks: what ends a wait is the next thing that is done
+        await several_looks(killed)
         assert len(events(paths, "run.repairing")) == 1
         killed.cancel()
         await asyncio.gather(killed, return_exceptions=True)
         as_killed(paths)
         follower = asyncio.create_task(supervisor_of(config, paths).run())
         await until(lambda: len(events(paths, "rewards.awaited")) == 2, follower)
-        await asyncio.sleep(2.0)
+        await several_looks(follower)
         assert len(events(paths, "run.repairing")) == 1
         resume(paths, at=2.0)
         await until(lambda: len(events(paths, "run.repairing")) == 2, follower)

@@ -196,9 +196,11 @@ def test_an_update_smaller_than_bfloat16_can_hold_is_not_lost(folder):
 
 def test_published_weights_have_the_servers_dtype_and_their_place(folder):
     model = policy(folder)
-    for name, weight in model.named_weights(torch.bfloat16):
+    published, exact = dict(model.named_weights(torch.bfloat16)), dict(model.named_weights(torch.float32))
+    assert published.keys() == exact.keys() == weights(model).keys()
+    for name, weight in published.items():
         assert weight.dtype == torch.bfloat16
-        assert torch.equal(weight, dict(model.named_weights(torch.float32))[name].bfloat16())
+        assert torch.equal(weight, exact[name].bfloat16())
 
 
 def test_the_tokenizer_is_the_models(folder):

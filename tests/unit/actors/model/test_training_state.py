@@ -178,7 +178,9 @@ def test_nothing_saved_is_executed_when_loaded(folder, tmp_path):
     model = policy(folder)
     train(model, [0])
     model.save(tmp_path)
-    for file in tmp_path.iterdir():
+    saved = list(tmp_path.iterdir())
+    assert {".json", ".safetensors", ".tensors"} <= {file.suffix for file in saved}
+    for file in saved:
         if file.suffix == ".json":
             json.loads(file.read_text())
         elif file.suffix in {".safetensors", ".tensors"}:

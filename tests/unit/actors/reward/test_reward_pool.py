@@ -18,7 +18,7 @@ from actors.reward.reward_pool import RewardPool, Score
 from launcher.base.errors import RewardError, RewardImportError
 from launcher.base.rollouts import Prompt
 from launcher.config.schema import RewardConfig
-from tests.support.machine import scaled
+from tests.support.machine import scaled, wait_until
 
 deadline_s = partial(scaled, 60)
 """Of a function that never answers; the others beside it answer sooner, on a busy machine too."""
@@ -335,18 +335,40 @@ def test_no_process_outlives_its_parent(rewards, tmp_path, parent_is):
 @pytest.mark.slow
 def test_a_job_that_arrives_while_the_pool_closes_is_answered(rewards):
     pool = RewardPool(config(rewards))
+    assert score(pool, ["number 1"])  # its process has started, and is not killed within its import
     put, closing = pool._jobs.put, threading.Thread(target=pool.close)
+    pool._submitting = lock = NotedLock()
 
     def close_before_it_is_put(job):
         pool._jobs.put = put
         closing.start()
-        closing.join(1.0)  # either closing waits for this job, or the job comes after everything was answered
+        # either closing waits until the job was put, or the job comes after everything was answered
+        wait_until(lambda: lock.is_wanted.is_set() or not closing.is_alive())
         put(job)
+
+    async def answered():
+        async with asyncio.timeout(deadline_s()):
+            return await pool.score(["number 1"], PROMPT)
 
     pool._jobs = SimpleNamespace(put=close_before_it_is_put, get=pool._jobs.get, empty=pool._jobs.empty)
     try:
-        assert len(score(pool, ["number 1"])) == 1  # a scoring process was free before the pool was closed
+        assert [one.value for one in asyncio.run(answered())] == [1.0], "a process was free before the pool was closed"
     except RewardError as error:
         assert "closed" in str(error)
     closing.join(deadline_s())
     assert not closing.is_alive()
+
+
+class NotedLock:
+    """`is_wanted`: somebody waits for it."""
+
+    def __init__(self):
+        self._lock, self.is_wanted = threading.Lock(), threading.Event()
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            self.is_wanted.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()

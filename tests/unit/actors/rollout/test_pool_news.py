@@ -7,6 +7,7 @@ import pytest
 from actors.rollout import server_pool
 from actors.rollout.throughput_tracker import LATELY, USUAL_AT_LEAST, WINDOW_S
 from launcher.base.messages import ServerState
+from tests.support.machine import all_turns
 from tests.unit.actors.rollout.test_server_pool import HOLD_S, assert_none_is_leased, leased, pool, server
 
 
@@ -193,7 +194,7 @@ async def test_requests_of_a_server_that_lives_stay_where_they_are(monkeypatch):
         await servers.update([server()])
         answer = asyncio.get_running_loop().create_future()
         asking = asyncio.create_task(servers.unless_migrated(first, _of(answer)))
-        await asyncio.sleep(0.01)
+        await all_turns()
         answer.set_result("an answer")
         in_flight = servers.in_flight()
         assert (await asking, in_flight) == ("an answer", {"server-0": 1, "server-1": 1})

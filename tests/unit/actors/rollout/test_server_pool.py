@@ -9,6 +9,7 @@ from actors.rollout.server_pool import RequestMigrated, ServerPool
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerState
+from tests.support.machine import all_turns
 
 HOLD_S = 5.0
 
@@ -260,7 +261,7 @@ async def test_what_a_process_that_was_ended_breaks_off_by_itself_is_waited_for(
     asking = asyncio.create_task(ask())
     await asyncio.sleep(0)
     await servers.update([server(state=ServerState.DEAD)])
-    await asyncio.sleep(0.01)
+    await all_turns()
     assert not asking.done()
     breaks.set()
     assert await asking == "what has come"

@@ -9,6 +9,7 @@ from actors.supervision.run_history import RunHistory
 from launcher.policy.actions import Halt, PauseTrainer, ResumeTrainer
 from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.machine import all_turns
 from tests.support.simulated_run.run_model import CONFIG, ModelHands, RunModel
 
 
@@ -35,7 +36,7 @@ async def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monk
     for _ in range(5):
         run.now += 1.0
         await coordinator.turn()
-        await asyncio.sleep(0.01)
+        await all_turns()
     begun, done_while_stalled = len(coordinator._under_way), list(hands.done)
     disk.turns.set()
     async with asyncio.timeout(10):
@@ -70,7 +71,7 @@ async def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with
     for number in range(5):
         journal.record(f"event.{number}")
     waiting = asyncio.create_task(journal.flush())
-    await asyncio.sleep(0.01)
+    await all_turns()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     disk.turns.set()

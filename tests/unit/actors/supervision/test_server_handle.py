@@ -14,6 +14,7 @@ from launcher.base.errors import ServerError
 from launcher.base.messages import Cause, Health, ServerExit, ServerInfo, ServerState, Verdict
 from launcher.policy.exit_cause import RanOut
 from tests.support.fake_actors import Method
+from tests.support.machine import all_turns
 
 WEIGHTS = StartWeights(path="model", version=3, lineage=1)
 
@@ -217,7 +218,7 @@ async def test_an_end_is_told_also_after_the_question_for_it_failed_once(monkeyp
 
 
 async def test_whoever_was_started_anew_is_not_asked_for_the_end_of_an_earlier_incarnation(monkeypatch):
-    monkeypatch.setattr(server_handle, "LOOK_S", 0.001)
+    monkeypatch.setattr(server_handle, "LOOK_S", 0.0)  # nobody waits between two questions
     async with handle() as (slot, actor, _):
         asked = []
 
@@ -230,9 +231,9 @@ async def test_whoever_was_started_anew_is_not_asked_for_the_end_of_an_earlier_i
         while len(asked) < 2:
             await asyncio.sleep(0)
         await slot.stop()
-        await asyncio.sleep(0.02)
+        await all_turns()
         before = len(asked)
-        await asyncio.sleep(0.02)
+        await all_turns()
         assert len(asked) == before
 
 
@@ -261,18 +262,18 @@ async def test_an_end_that_an_earlier_coordinator_ordered_is_no_death_and_the_ne
     was_told, deaths, monkeypatch
 ):
     """Killed while it had the server replaced: its successor told the ordered end as a death, and asked no more."""
-    monkeypatch.setattr(server_handle, "LOOK_S", 0.001)
+    monkeypatch.setattr(server_handle, "LOOK_S", 0.0)  # nobody waits between two questions
     async with handle() as (slot, actor, died):
         actor.generation, actor.state = 0, ServerState.READY
         slot.adopt(1, 1)
         await slot.probe.refresh()
         await asyncio.sleep(0)
         actor.end("told to stop", at=time.monotonic(), was_told=was_told)
-        await asyncio.sleep(0.01)
+        await all_turns()
         actor.exited = asyncio.get_running_loop().create_future()
         actor.generation, actor.state = 1, ServerState.READY
         await slot.probe.refresh()
-        await asyncio.sleep(0.01)
+        await all_turns()
         actor.end("ended by SIGSEGV", exit_code=-11)
         async with asyncio.timeout(10):
             while facts(slot).state is not ServerState.DEAD or not died:

@@ -34,6 +34,7 @@ class Trainers:
         self.ended = False
         self.killed = []
         self.written = []
+        self.asked_in_vain = asyncio.Event()
         self.actors = {name: self._actor(name, **methods) for name in self.views}
 
     def _actor(self, name, **methods):
@@ -43,7 +44,10 @@ class Trainers:
     async def _view(self, name):
         if name == "first" and self.ended:
             raise ActorAway("it is being restarted")
-        return await never() if self.views[name] is None else self.views[name]
+        if self.views[name] is None:
+            self.asked_in_vain.set()
+            await never()
+        return self.views[name]
 
     @asynccontextmanager
     async def handles(self):
@@ -164,7 +168,7 @@ async def test_the_end_of_one_that_is_killed_is_enough_though_ray_answers_for_it
             asyncio.run_coroutine_threadsafe(end(), loop)
 
         async def end():
-            await asyncio.sleep(0.05)  # it is being asked by then
+            await trainers.asked_in_vain.wait()
             trainer._end = trainer_handle.ProcessEnd(trainer._process)
 
         loop = asyncio.get_running_loop()
@@ -302,5 +306,7 @@ async def test_one_that_does_not_answer_for_a_moment_is_not_ended(monkeypatch):
     async with trainers.handles() as (_, standby):
         trainers.views["other"] = None
         await standby.probe.refresh()
-        await asyncio.sleep(0.06)
+        while standby.probe.is_fresh(standby_handle.LOOK_S + standby_handle.ANSWER_S):
+            await asyncio.sleep(0.005)
+        assert standby.probe.unanswered == 1
         assert standby.state is StandbyTrainer.UNKNOWN

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -264,7 +263,8 @@ async def test_an_order_and_a_publish_reach_one_server_one_after_the_other(serve
         first = asyncio.create_task(earlier())
         await until(lambda: under_way)
         second = asyncio.create_task(later())
-        await asyncio.sleep(0.05)
+        locks = publisher._one_at_a_time
+        await until(lambda: any(lock._waiters for lock in locks.values()) or second.done())  # it waits, or did not
         may_end.set()
         async with asyncio.timeout(deadline_s()):
             answers = await asyncio.gather(first, second)
@@ -319,16 +319,19 @@ def test_the_loop_goes_on_while_the_model_is_written(servers, tmp_path, prepares
 
 
 async def test_two_that_need_the_same_folder_write_it_once(servers, tmp_path):
-    written = []
+    written, may_end = [], threading.Event()
 
     def export_once(folder):
         written.append(folder)
-        time.sleep(0.05)
+        assert may_end.wait(deadline_s())
         export(folder)
 
     async with publishing_to(servers, WeightFolders(tmp_path / "w", export_once), timeout_s=deadline_s()) as (
         publisher,
         _,
     ):
-        await asyncio.gather(publisher.publish(4), publisher.prepare(4))
+        both = asyncio.gather(publisher.publish(4), publisher.prepare(4))
+        await until(lambda: written and (publisher._exporting._waiters or len(written) > 1))  # it waits, or did not
+        may_end.set()
+        await both
     assert len(written) == 1

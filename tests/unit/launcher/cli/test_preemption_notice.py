@@ -105,14 +105,15 @@ def test_a_url_is_asked_with_the_token_that_aws_wants(watch, metadata):
     assert one.events() == []
 
 
-def test_nobody_there_is_told_once_and_is_no_notice(watch, metadata):
+def test_nobody_there_is_told_once_and_is_no_notice(watch, metadata, monkeypatch):
     url = metadata.url
     metadata.shutdown()
     metadata.server_close()
-    one = watch(url)
+    one, looks = watch(url), []
+    look = one.look
+    monkeypatch.setattr(one, "look", lambda: looks.append(1) or look())
     one.start()
-    wait_until(one.events)
-    time.sleep(0.1)  # ten looks
+    wait_until(lambda: len(looks) > 10)  # ten have failed
     (told,) = one.events()
     assert told == f"run.preemption_notice={url} can't be read, which is no notice: no answer: ConnectError"
     assert one.seen_at is None

@@ -74,6 +74,7 @@ def test_a_name_of_the_users_comes_first_and_a_double_runs_once():
 )
 def test_what_is_swept_gives_no_way(swept, more, kept):
     sweep = plan_sweep([[PRESET, *more, f"{swept}={n}"] for n in (4, 8)])
+    assert len(sweep.trials) == 2
     for trial in sweep.trials:
         assert [one for one in trial.overrides if one.startswith("memory.")] == kept
 
