@@ -15,10 +15,7 @@ from scripts.faults.started_run import PRESET
 
 BENCHMARKS = {
     "rollout": "tokens/s of our rollouts against plain clients of the same server",
-    "routing": "tokens/s of two servers behind our pool against the two driven directly",
-    "ahead": "steps with rollouts ahead of the trainer against steps that wait for them, where each side has a core",
     "step": "share of a step that is neither generation nor training",
-    "door": "processor time of the door for each request of another trainer, against a bare proxy",
     "foreign_step": "a step of the real AReaL under the launcher, with its servers, against one without it",
     "publish": "new weights to the server: from a folder, as tensors, over a group",
     "supervision": "steps with supervision against steps without, in one run",
@@ -27,10 +24,8 @@ BENCHMARKS = {
     "trainer_kills": "a killed trainer to the next committed step, with a parked trainer and without",
     "state": "how long a step waits for its state in memory and a checkpoint: on its path and beside the next",
     "start": "from the command to the first optimizer step",
-    "logs": "how fast scripts/diagnose.py reads a log, and in how much memory",
     "restores": "made runs with one cause each: which is named, and what going back costs",
     "scale": "monitor, Coordinator and pool with 10, 100 and 1,000 simulated servers, and 8 and 64 trainer ranks",
-    "watch": "the watch page: from its request until every curve is drawn in a browser",
     "onsets": "how well onsets are found in made series: precision, recall, error",
 }
 

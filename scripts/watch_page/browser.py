@@ -6,7 +6,6 @@ Of this machine's own Chromium; nothing is downloaded. The caller enters `Browse
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import os
@@ -170,10 +169,3 @@ class Page:
                 raise ResourceError(f"not so within {ANSWER_S:g} s: {expression}; {'; '.join(self.complaints)}")
             await asyncio.sleep(LOOK_S)
         return value
-
-    async def picture(self, *, most_height: int = 20_000) -> bytes:
-        """The whole page as a PNG, from its top."""
-        size = await self.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": size[0], "height": min(size[1], most_height), "scale": 1}
-        said = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-        return base64.b64decode(said["data"])
