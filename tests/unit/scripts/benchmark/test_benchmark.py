@@ -1,17 +1,27 @@
 """The benchmark's arithmetic: ratios, the parts of a step, the milestones of a start. Nothing is timed here."""
 
 import argparse
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.config.compose import REPOSITORY
 from launcher.run_files.journal import append_line
 from scripts.benchmark import scale, start
+from scripts.benchmark.__main__ import BENCHMARKS
 from scripts.benchmark.measured import Measured, paired_ratio, spread
 from scripts.benchmark.step import measured, read_step_times, step_times
+from tests.e2e.test_benchmarks import BY_FAULT_BENCH, SMALLEST
 
 POSITIVE = st.floats(0.01, 100.0)
+
+
+def test_each_command_behind_a_figure_is_run_by_a_test():
+    pages = ("README.md", "docs/status.md", "docs/fault_bench.md")
+    named = {name for page in pages for name in re.findall(r"benchmark (\w+)", (REPOSITORY / page).read_text())}
+    assert {"supervision", "failover", "restores"} <= named & set(BENCHMARKS) <= {*SMALLEST, BY_FAULT_BENCH}
 
 
 def test_a_ratio_is_taken_round_by_round():
