@@ -99,7 +99,7 @@ def audit(
     """
     stand, measured = current_lines(ledger), current_lines(metrics)
     steps = [_int(line, "global_step") for line in stand]
-    stale = [step for step, line in zip(steps, stand, strict=True) if not _is_fresh(line, step, staleness)]
+    stale = [_int(line, "global_step") for line in stand if not _is_fresh(line, staleness)]
     end, not_known = max(steps, default=-1), []
     problems = [
         *_without("steps never committed", steps, end + 1),
@@ -121,7 +121,7 @@ def audit(
         None if isinstance(queue, str) or queue.step > end else queue,
         None if isinstance(known, str) else known,
     )
-    problems += [f"step {step}: it names no prompts" for step, line in zip(steps, stand, strict=True) if not _ids(line)]
+    problems += [f"step {_int(line, 'global_step')}: it names no prompts" for line in stand if not _ids(line)]
     problems += [f"step {step}: tokens of other weights than its own" for step in stale]
     distances = [float(d) for line in measured if isinstance(d := line.get(DISTANCE), int | float)]
     used = Counter(prompt for line in stand for prompt in _ids(line))
@@ -162,7 +162,7 @@ def _without(what: str, numbers: Iterable[int], end: int) -> list[str]:
     missing, expected = 0, 0
     for number in sorted({*(number for number in numbers if number >= 0), end}):
         missing += number - expected
-        named += range(expected, min(number, expected + MOST_NAMED - len(named)))
+        named += range(expected, min(number, expected + MOST_NAMED))
         expected = number + 1
     return [f"{what}: {_some(named, missing)}"] if missing > 0 else []
 
@@ -183,9 +183,9 @@ def _measured_twice(metrics: Sequence[Record]) -> list[str]:
     return [f"metrics lines that are there twice: {_some(twice)}"] if twice else []
 
 
-def _is_fresh(line: Record, step: int, staleness: int) -> bool:
+def _is_fresh(line: Record, staleness: int) -> bool:
     """A step is trained at the version of its number: the optimizer steps before it. No version is none of its own."""
-    versions = _list(line, "weight_versions")
+    step, versions = _int(line, "global_step"), _list(line, "weight_versions")
     return bool(versions) and all(isinstance(one, int) and step - staleness <= one <= step for one in versions)
 
 
@@ -266,10 +266,10 @@ def _in_anothers_order(epochs: Mapping[int, Uses], order: PromptOrder) -> list[s
 def _in_order(uses: Uses, order: Sequence[str]) -> int:
     """How many of the prompts, at most, came in this order (the longest rising sequence of their places). Those of one
     step are taken together."""
-    places = {one: place for place, one in enumerate(order)}
+    places: dict[object, int] = {one: place for place, one in enumerate(order)}
     ends: list[int] = []  # of the best sequence of each length
     for _, ids in uses:
-        for place in sorted(places[one] for one in ids if isinstance(one, str) and one in places):
+        for place in sorted(places[one] for one in ids if one in places):
             at = bisect_left(ends, place)
             ends[at : at + 1] = [place]
     return len(ends)

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from launcher.base.prompt_order import PromptOrder
+from launcher.reporting import ledger_audit
 from launcher.reporting.ledger_audit import QueueState, audit
 
 PROMPTS = 6
@@ -97,7 +98,7 @@ def test_of_as_many_missing_steps_as_are_named_none_is_more():
 
 
 def test_a_step_before_the_first_is_no_gap():
-    assert not any("never committed" in problem for problem in found([line(-3, [0]), line(0, [1])]).problems)
+    assert "steps never committed: [1]" in found([line(-3, [0]), line(0, [1]), line(2, [2])]).problems
 
 
 def test_a_version_that_is_no_number_is_none_of_the_step():
@@ -128,6 +129,19 @@ def test_an_epoch_of_which_half_came_in_another_s_order_may_be_its_own(in_order,
     queue = QueueState(step=127, epoch=2, cursor=0, returned=(), fingerprint=order.fingerprint)
     problems = found(ledger, prompts=64, queue=queue, order=order).problems
     assert problems == (("epoch 1: its prompts are in the order of epoch 0",) if is_seen else ())
+
+
+def test_an_epoch_of_which_no_more_than_half_is_in_its_own_order_may_be_another_s():
+    order = PromptOrder([f"p{n}" for n in range(64)], seed=1, shuffle=True)
+    other, own = order.ids_of(0), order.ids_of(1)
+    for first, in_order, is_seen in ((0, 12, True), (20, 32, True), (21, 33, False)):
+        mixed = [*own[:first], *(one for one in other if one not in own[:first])]
+        epochs = {0: [(n, [one]) for n, one in enumerate(other)], 1: [(64 + n, [one]) for n, one in enumerate(mixed)]}
+        assert ledger_audit._in_order(epochs[1], own) == in_order, first
+        assert ledger_audit._in_order(epochs[1], other) > 32
+        ledger = [line(step, [*ids]) for uses in epochs.values() for step, ids in uses]
+        queue = QueueState(step=127, epoch=2, cursor=0, returned=(), fingerprint=order.fingerprint)
+        assert bool(found(ledger, prompts=64, queue=queue, order=order).problems) is is_seen, first
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ def test_a_run_that_goes_on_has_no_problem_wherever_it_is(tmp_path):
     assert found.counts == "160 prompts: 32 of them 5 times, 128 of them 6 times; 58 steps"
 
 
+def test_prompts_that_were_not_used_yet_are_counted_too(tmp_path):
+    run = MadeRun(tmp_path)
+    run.take_steps(5)
+    assert audited(run).counts == "160 prompts: 80 of them never, 80 of them once; 5 steps"
+    run.take_steps(15)
+    assert audited(run).counts == "160 prompts: 80 of them once, 80 of them twice; 15 steps"
+
+
 def test_the_step_and_the_checkpoint_that_are_being_written_are_left_out(tmp_path):
     run = MadeRun(tmp_path)
     run.take_steps(30)
