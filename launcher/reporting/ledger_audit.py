@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import cast
 
 from launcher.base.prompt_order import PromptOrder
 from launcher.base.wording import counted
@@ -98,8 +99,8 @@ def audit(
     Holds also for a run that has not ended: then the last epoch need not be complete.
     """
     stand, measured = current_lines(ledger), current_lines(metrics)
-    steps = [_int(line, "global_step") for line in stand]
-    stale = [_int(line, "global_step") for line in stand if not _is_fresh(line, staleness)]
+    steps = [_step(line) for line in stand]
+    stale = [_step(line) for line in stand if not _is_fresh(line, staleness)]
     end, not_known = max(steps, default=-1), []
     problems = [
         *_without("steps never committed", steps, end + 1),
@@ -121,7 +122,7 @@ def audit(
         None if isinstance(queue, str) or queue.step > end else queue,
         None if isinstance(known, str) else known,
     )
-    problems += [f"step {_int(line, 'global_step')}: it names no prompts" for line in stand if not _ids(line)]
+    problems += [f"step {_step(line)}: it names no prompts" for line in stand if not _ids(line)]
     problems += [f"step {step}: tokens of other weights than its own" for step in stale]
     distances = [float(d) for line in measured if isinstance(d := line.get(DISTANCE), int | float)]
     used = Counter(prompt for line in stand for prompt in _ids(line))
@@ -168,7 +169,7 @@ def _without(what: str, numbers: Iterable[int], end: int) -> list[str]:
 
 
 def _unlike(steps: Sequence[int], measured: Sequence[Record]) -> list[str]:
-    known = {_int(line, "global_step") for line in measured}
+    known = {_step(line) for line in measured}
     missing, alone = sorted({*steps} - known), sorted(known - {*steps})
     problems = [f"steps without metrics: {_some(missing)}"] if missing else []
     return problems + ([f"metrics of steps that the ledger has not: {_some(alone)}"] if alone else [])
@@ -177,7 +178,9 @@ def _unlike(steps: Sequence[int], measured: Sequence[Record]) -> list[str]:
 def _measured_twice(metrics: Sequence[Record]) -> list[str]:
     """A step that is taken again has another time."""
     lines = Counter(
-        (_int(line, "global_step"), line.get("attempt"), line["time"]) for line in metrics if line.get("time")
+        (step, line.get("attempt"), line["time"])
+        for line in metrics
+        if isinstance(step := line.get("global_step"), int) and line.get("time")
     )
     twice = sorted({step for (step, _, _), count in lines.items() if count > 1})
     return [f"metrics lines that are there twice: {_some(twice)}"] if twice else []
@@ -185,7 +188,7 @@ def _measured_twice(metrics: Sequence[Record]) -> list[str]:
 
 def _is_fresh(line: Record, staleness: int) -> bool:
     """A step is trained at the version of its number: the optimizer steps before it. No version is none of its own."""
-    step, versions = _int(line, "global_step"), _list(line, "weight_versions")
+    step, versions = _step(line), _list(line, "weight_versions")
     return bool(versions) and all(isinstance(one, int) and step - staleness <= one <= step for one in versions)
 
 
@@ -194,11 +197,11 @@ def _is_fresh(line: Record, staleness: int) -> bool:
 
 def _by_epoch(stand: Sequence[Record], measured: Sequence[Record], prompts: int) -> dict[int, Uses]:
     """By the epoch in the step's metrics; without these, an epoch ends when all its prompts have been met."""
-    said = {_int(line, "global_step"): epoch for line in measured if isinstance(epoch := line.get("epoch"), int)}
+    said = {_step(line): epoch for line in measured if isinstance(epoch := line.get("epoch"), int)}
     found: dict[int, list[tuple[int, Sequence[object]]]] = defaultdict(list)
     epoch, met = 0, set[object]()
     for line in stand:
-        step = _int(line, "global_step")
+        step = _step(line)
         now = said.get(step, epoch + (len(met) >= prompts))
         if now != epoch:
             epoch, met = now, set()
@@ -309,6 +312,6 @@ def _list(line: Record, key: str) -> Sequence[object]:
     return values if isinstance(values, Sequence) and not isinstance(values, str) else ()
 
 
-def _int(line: Record, key: str) -> int:
-    value = line.get(key)
-    return value if isinstance(value, int) else -1
+def _step(line: Record) -> int:
+    """Of a current line: one without a step is none."""
+    return cast(int, line["global_step"])

@@ -153,3 +153,11 @@ def test_without_the_data_set_the_prompts_up_to_the_checkpoint_are_counted(retur
     queue = QueueState(step=1, epoch=0, cursor=5, returned=returned, fingerprint="")
     expected = (f"epoch 0 up to the checkpoint of step 1: {problem}",) if problem else ()
     assert found(ledger, queue=queue).problems == expected
+
+
+def test_a_text_in_the_place_of_prompts_names_none():
+    assert "step 1: it names no prompts" in found([line(0, ["a"]), line(1, "bc")]).problems
+
+
+def test_of_lines_without_a_step_none_is_there_twice():
+    assert found(whole_run()[:1], [*metrics(0), {"time": 1.0}, {"time": 1.0}]).problems == ()
