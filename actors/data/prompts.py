@@ -103,6 +103,9 @@ class PromptWriter:
                     "leave it out, or set chat.template to one that reads it",
                 )
 
+        if chat.system_prompt and not self._is_plain:
+            self._check_system_is_written()
+
     def write_each(self, records: Sequence[DataRecord], bad: BadRecords | None) -> list[tuple[int, ...] | None]:
         """None for a record that the template refuses, which `bad` has counted."""
         try:
@@ -112,6 +115,7 @@ class PromptWriter:
                 return [ids for record in records for ids in self.write_each([record], bad)]
             self._check_simplest(error)
             (record,) = records
+            self._check_system(record, error)
             refusal = DataError(
                 f"{record.where}: the chat template of {self._name!r} can't write this chat: {error}",
                 "repair the record; bad_records=skip leaves such records out",
@@ -129,6 +133,35 @@ class PromptWriter:
             what = f"the chat template of {self._name!r} can't write a user's message: {error}"
             raise ModelError(what, "set another tokenizer_path, or chat.template") from error
 
+    def _check_system(self, record: DataRecord, error: Exception) -> None:
+        """A chat that can be written without chat.system_prompt is not at fault. Raises ConfigError."""
+        if not self._adds_system(record):
+            return
+        try:
+            self._apply([self._chat(record)[1:]], **({"tools": list(record.tools)} if record.tools else {}))
+        except (TemplateError, TypeError):
+            return
+        raise self._no_system(f"can't write one: {error}") from error
+
+    def _check_system_is_written(self) -> None:
+        """Templates without a system role may leave it out without a word. Raises ConfigError."""
+        system = self._system or ""
+        try:
+            text = self.text([{"role": "system", "content": system}, {"role": "user", "content": "?"}], (), opens=True)
+        except (TemplateError, TypeError):  # met again where the first record is written, whoever is at fault
+            return
+        if system.strip() not in text:
+            raise self._no_system("writes no system message")
+
+    def _no_system(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"chat.system_prompt={self._system!r:.80}: the chat template of {self._name!r} {why}",
+            "leave chat.system_prompt out, say it in chat.question_suffix, or set chat.template to one that writes it",
+        )
+
+    def _adds_system(self, record: DataRecord) -> bool:
+        return self._system is not None and record.messages[0]["role"] not in SYSTEM
+
     def _write(self, records: Sequence[DataRecord]) -> list[tuple[int, ...]]:
         if self._is_plain:
             return self._checked(self._tokenizer([record.question + self._suffix for record in records]))
@@ -144,7 +177,7 @@ class PromptWriter:
 
     def _chat(self, record: DataRecord) -> list[Any]:
         messages = with_suffix(record.messages, self._suffix) if self._suffix else list(record.messages)
-        if self._system is not None and messages[0]["role"] not in SYSTEM:
+        if self._adds_system(record):
             messages.insert(0, {"role": "system", "content": self._system})
         return messages
 

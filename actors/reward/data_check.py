@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from actors.data.dataset import BadRecords, DataRecord, load_records
 from actors.data.mixture import in_epoch
 from actors.data.prompts import ChatTokenizer, build_prompts
+from actors.data.unread_media import media_note
 from actors.reward.canaries import ErrorRates
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.reward_pool import RewardPool
@@ -63,6 +64,7 @@ def check_data(
                 notes.append(f"{key}.tools_key={tools}: no record has that field, so no prompt has tools")
             if left_out:
                 notes.append(f"{key}: {counted(left_out, 'prompt')} left out, over {key}.max_length")
+            notes += [said] if (said := media_note(records, key=key)) else []
             if bad.count:
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:

@@ -45,6 +45,32 @@ def test_messages_with_a_system_prompt_of_their_own_or_of_the_run(tokenizer, tmp
     assert "system" not in texts(tokenizer, records)[1]
 
 
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_system_prompt_that_the_template_refuses_or_leaves_out_is_accused_and_no_record(tokenizer, tmp_path):
+    tokenizer.chat_template = NO_SYSTEM
+    records = load(write(tmp_path / "d.jsonl", RECORDS[:2]))
+    bad = BadRecords(DatasetConfig(bad_records="skip"))
+    said = r"chat.system_prompt='Hi': the chat template of .* no system role"
+    for more in ({}, {"bad": bad}):
+        with pytest.raises(ConfigError, match=said) as error:
+            texts(tokenizer, records, ChatConfig(system_prompt="Hi"), **more)
+        assert "leave chat.system_prompt out" in error.value.hint and "d.jsonl" not in str(error.value)
+    assert bad.count == 0 and texts(tokenizer, records) == ["0+1?", "1+1?"]
+    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"chat.system_prompt='Hi': the chat template of .* writes no system message"):
+        texts(tokenizer, records, ChatConfig(system_prompt="Hi"))
+    own = [{"messages": CHAT, "answer": 4}]
+    records = load(write(tmp_path / "own.jsonl", own), messages_key="messages")
+    tokenizer.chat_template = NO_SYSTEM
+    with pytest.raises(DataError, match=r"own.jsonl:1: the chat template .* no system role"):
+        texts(tokenizer, records)
+
+
 def test_a_suffix_is_written_behind_what_the_user_said_last(tokenizer, tmp_path):
     """Of a list of parts too, and without any template: how the answer is to be marked belongs to the question."""
     parts = [{"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}]

@@ -54,7 +54,7 @@ def test_the_same_record_in_two_data_sets_is_two_prompts_scored_by_two_functions
         b=[SAME, {"question": "2+2?", "answer": "#### 4"}],
     )
     assert not find_problems(config)
-    assert check_data(config) == []
+    assert [note for note in check_data(config) if "wrong ones" not in note] == []  # these rewards are always the same
     records = {key: load_records(dataset, key=key) for key, dataset in config.datasets().items()}
     loader = DataLoader(config, WordTokenizer(), None, Journal(tmp_path / "events.jsonl", 1, lambda: 0.0))
     data = loader.load(records)
@@ -72,10 +72,9 @@ def test_the_same_record_in_two_data_sets_is_two_prompts_scored_by_two_functions
 def test_one_answer_of_each_is_scored_before_a_run(made):
     with pytest.raises(RewardImportError, match="several_rewards:broken"):
         check_data(made("+train_datasets.b.reward_fn=several_rewards:broken", b=[SAME]))
-    assert (
-        check_data(made("+train_datasets.b.reward_fn=several_rewards:one", b=[{"question": "?", "answer": "two"}]))
-        == []
-    )
+    own = made("+train_datasets.b.reward_fn=several_rewards:one", b=[{"question": "?", "answer": "two"}])
+    (note,) = check_data(own)
+    assert note.startswith("train_datasets.b: whether reward.fn gives right answers more than wrong ones could not be")
 
 
 @pytest.mark.slow
