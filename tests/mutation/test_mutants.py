@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation import mutations
 from tests.mutation.mutations import mutants
 from tests.mutation.targets import TARGETS
 from tests.mutation.verdicts import KNOWN, Outcome, listed, page, write
@@ -19,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @functools.cache
 def names_of(path):
-    return [mutant.name for mutant in mutants((REPOSITORY / path).read_text(), path)]
+    return mutations.names_of((REPOSITORY / path).read_text())
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,8 @@ def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
     body = ['"""One."""', "log.info(1)", "if a > 0 and b: g(f'{a + 1}')", "return a > 0"]
     source = "\n    ".join(["def f(a, b=1):", *body])
     found = [mutant.name for mutant in mutants(source, "f.py")]
+    assert mutations.names_of(source) == found
+    assert [mutant.name for mutant in mutants(source, "f.py", found[3:5])] == found[3:5]
     assert found == [
         "f: a > 0 and b → a > 0 or b",
         "f: a > 0 and b → b",

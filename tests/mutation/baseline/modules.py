@@ -1,0 +1,54 @@
+"""Whose mutants are drawn: the modules where the user's work lies, of every room but those of benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+CHOSEN: dict[str, str] = {
+    "launcher": "__main__ driver",
+    "launcher/adapters": "areal_adapter command_adapter foreign_health",
+    "launcher/base": "addresses durable folder_swap",
+    "launcher/checkpoints": "onset checkpoint_catalog in_memory_checkpoints manifest pending_restore uploads"
+    " checkpoint_store verification",
+    "launcher/cli": "keep_alive deadlines interrupts run_screen",
+    "launcher/config": "compose settings schedule hydra_messages",
+    "launcher/diagnosis/judging": "evidence verdict causes",
+    "launcher/diagnosis/output": "as_text",
+    "launcher/diagnosis/reading": "inputs log_file log_clock",
+    "launcher/html_report": "reward_chart svg_chart",
+    "launcher/policy": "recovery reconcile_servers reconcile_trainer restart_budget restore admission reward_health"
+    " incident_policy canary_policy",
+    "launcher/reporting": "lost_time reward_curve run_reader figures run_facts ledger_audit",
+    "launcher/resources": "config_checks memory_estimate placement run_plan toolchain",
+    "launcher/run_files": "journal run_paths control_requests",
+    "launcher/sweep": "sweep_run recommendation",
+    "actors/cluster": "cluster_restarts fencing placement_group ray_cluster",
+    "actors/data": "prompt_queue record_sources dataset",
+    "actors/episodes": "episode_runner episode_process episode transcript turn_tokens",
+    "actors/foreign": "foreign_supervisor foreign_checkpoints door_requests partial_answer",
+    "actors/model": "objective grpo micro_batches optimizer policy_model model_part",
+    "actors/monitoring": "reward_series server_watch disk_watch health_monitor",
+    "actors/processes": "log_drain forked_start process_guard process_tree",
+    "actors/ranks": "rank_controller",
+    "actors/reward": "reward_pool canaries recorded_answers gsm8k",
+    "actors/rollout": "server_pool rollout_engine rollout_stream hedged_requests",
+    "actors/serving": "completions sglang_server sglang_command",
+    "actors/supervision": "coordinator action_executor cluster_observer server_handle trainer_handle run_history"
+    " incident_history",
+    "actors/training": "step_loop step_memory admission_gate checkpointing",
+    "actors/weights": "weight_publisher weight_consistency_check",
+    "scripts": "run_control list_checkpoints resume_training diagnose",
+    "scripts/checkpoints": "areal_setup choosing",
+    "scripts/faults": "schedule",
+    "scripts/health": "run_check recorded_run disk_check",
+    "scripts/watch_page": "watched_run server",
+}
+"""By room, the weightiest first."""
+
+
+def in_turn() -> Iterator[str]:
+    """One of each room, then the second of each: where the time ends early, each room has been measured."""
+    rooms = [[f"{room}/{name}.py" for name in names.split()] for room, names in CHOSEN.items()]
+    for of_each in itertools.zip_longest(*rooms):
+        yield from (path for path in of_each if path is not None)
