@@ -289,6 +289,9 @@ def continue_run(settings: Path) -> int:
         return run(config, successor=successor, plan=plan)
     except LauncherError as error:
         return _refuse(error)
+    except KeyboardInterrupt:
+        print("ended by Ctrl-C", file=sys.stderr)
+        return EXIT_CODES[TerminalStatus.ABORTED]
 
 
 def _launch_foreign(config: RunConfig) -> int:

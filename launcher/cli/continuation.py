@@ -20,6 +20,7 @@ from typing import NoReturn, final
 
 from actors.cluster.cluster_restarts import AttemptLost, Continuation, end_incidents, last_committed
 from launcher.base.errors import JournalError, LauncherError, RunError
+from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts
@@ -83,17 +84,28 @@ def ends_the_run(paths: RunPaths, known: Continuation | None) -> Iterator[None]:
     """An attempt in place of another one can't begin: its run did, and ends with a status (P9)."""
     try:
         yield
+    except KeyboardInterrupt:
+        asked = "ended by the user, before another attempt was begun"
+        _record_end(paths, known, TerminalStatus.ABORTED, asked, why_open=asked)
+        raise
     except LauncherError as error:
-        attempt = last_start_or_end(paths).get("attempt") if known is None else known.attempt
-        journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
-        with contextlib.suppress(JournalError):  # the disk may be why
-            end_incidents(journal, paths, known, f"no further attempt can begin: {error.message}")
-        code, step = RunError.exit_code, last_committed(paths)
-        journal.record("run.errored", reason=str(error), global_step=step, exit_code=code)
-        # Only now: NumPy's threads would take signals that this one holds back for the next process.
-        from launcher.html_report.report_writer import write_report
-
-        with contextlib.suppress(JournalError):
-            write_report(paths, is_live=False)
+        why_open = f"no further attempt can begin: {error.message}"
+        _record_end(paths, known, TerminalStatus.ERRORED, str(error), why_open=why_open)
         what = f"{TerminalStatus.ERRORED}, as no further attempt can begin: {error.message}"
         raise RunError(what, f"{error.hint}; then the same command resumes") from error
+
+
+def _record_end(
+    paths: RunPaths, known: Continuation | None, status: TerminalStatus, reason: str, *, why_open: str
+) -> None:
+    attempt = last_start_or_end(paths).get("attempt") if known is None else known.attempt
+    journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
+    with contextlib.suppress(JournalError):  # the disk may be why
+        end_incidents(journal, paths, known, why_open)
+    code, step = EXIT_CODES[status], last_committed(paths)
+    journal.record(f"run.{status.lower()}", reason=reason, global_step=step, exit_code=code)
+    # Only now: NumPy's threads would take signals that this one holds back for the next process.
+    from launcher.html_report.report_writer import write_report
+
+    with contextlib.suppress(JournalError):
+        write_report(paths, is_live=False)

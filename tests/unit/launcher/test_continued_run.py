@@ -8,6 +8,7 @@ import time
 import pytest
 
 from actors.cluster.cluster_restarts import AttemptLost, Continuation
+from launcher import __main__ as command
 from launcher import driver
 from launcher.__main__ import main
 from launcher.base.messages import KilledDriver
@@ -91,6 +92,19 @@ def test_one_that_is_refused_before_it_begins_ends_the_run_with_a_status(begun, 
     (incident,) = begun.events("incident.ended")
     assert (incident["incident"], incident["is_mended"], incident["cause"]) == (1, False, "cluster_lost")
     assert "config.yaml" in begun.paths.report.read_text()
+
+
+def test_ctrl_c_before_it_begins_ends_the_run_with_a_status(begun, monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "check", interrupted)
+    begun.continues(monkeypatch, "killed")
+    assert main() == 130
+    assert capsys.readouterr().err == "ended by Ctrl-C\n"
+    (ended,) = begun.events("run.aborted")
+    assert (ended["exit_code"], ended["reason"]) == (130, "ended by the user, before another attempt was begun")
+    assert [event["is_mended"] for event in begun.events("incident.ended")] == [False]
 
 
 @pytest.mark.parametrize("how", ["first", "lost", "killed"])
