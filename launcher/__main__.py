@@ -346,6 +346,7 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> 
         return max(map(_refuse, nowhere))
     if any(isinstance(missing, DataError | RewardImportError) for missing in all_missing):
         return 0
+    from actors.data.turn_ends import find_end_notes
     from actors.model.model_folder import load_tokenizer
     from actors.reward.data_check import check_data
     from actors.training.start_check import check_resume, check_template
@@ -360,6 +361,8 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> 
         told: list[str] = []
         prompts: dict[str, list[Prompt]] = {}
         notes = check_data(config, tokenizer=tokenizer, context=context, tell=told.append, keep=prompts)
+        if tokenizer is not None and (model := model_folder(config.actor.path)) is not None:
+            notes = [*find_end_notes(tokenizer, config.chat, model), *notes]
         if begins := check_resume(config, prompts):
             told.append(begins)
     except LauncherError as error:

@@ -19,6 +19,9 @@ from launcher.run_files.run_paths import RunPaths
 MOST_REPORTS = 2000
 """Kept for the display: 4 KB each with batches of 256 prompts. The run's files have all."""
 
+CUT_SHARE = 0.95
+"""Of the first step's completions. Below, some end by themselves, so that the model has an end that servers know."""
+
 log = logging.getLogger("trainer")
 
 
@@ -77,3 +80,15 @@ def _stands(path: Path, line: Mapping[str, object], keys: tuple[str, ...]) -> bo
     """Whether this is the valid line of its step: before a restore, another branch of the run wrote one too."""
     known = current_line(path, cast(int, line["global_step"]))
     return known is not None and all(known.get(key) == line[key] for key in keys)
+
+
+def cut_reason(metrics: Mapping[str, float], limit: int) -> str:
+    """Why the first completions look as if nothing ended them; "" where most ended by themselves."""
+    share = metrics.get("grpo_actor/no_eos_ratios/avg", 0.0)
+    if share < CUT_SHARE:
+        return ""
+    return (
+        f"{share:.0%} of the first step's completions were cut at gconfig.max_new_tokens={limit}: it is too short for "
+        "an answer, or the model writes an end token that servers don't stop at (dry_run=true compares the chat "
+        "template with the model's end tokens)"
+    )

@@ -24,7 +24,7 @@ from actors.training.patient_log import PatientFileHandler
 from actors.training.sample_log import SampleLog
 from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
-from actors.training.step_records import StepRecords
+from actors.training.step_records import StepRecords, cut_reason
 from actors.training.training_parts import TrainingParts
 from actors.training.training_servers import TrainingServers
 from launcher.base.disk_faults import Refusal
@@ -315,6 +315,8 @@ class Training:
         report = replace(report, lineage=self.servers.publisher.lineage)
         refusal = self._records.write(report)
         self._samples.keep(report, batch)
+        if report.global_step == 0 and (reason := cut_reason(report.metrics, self._config.gconfig.max_new_tokens)):
+            self._journal.record("rollouts.cut", subject="policy", reason=reason, global_step=0)
         return refusal
 
     def _replay(self, queue: PromptQueue, want: int, weight_version: int) -> RolloutBatch:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from actors.data.training_data import TrainingData
+from actors.data.turn_ends import completion_texts
 from actors.episodes.episode_runner import EpisodeRunner
 from actors.episodes.turn_tokens import TurnTokens
 from actors.model.policy_model import PolicyModel, torch_dtype
@@ -85,7 +86,7 @@ class TrainingServers:
             pool=self.pool,
             scorer=reward,
             config=config.rollout,
-            decode=lambda ids: tokenizer.batch_decode([list(i) for i in ids], skip_special_tokens=True),
+            decode=lambda ids: completion_texts(tokenizer, ids),
             episodes=self._episodes,
             told=lambda event, server, reason: self._journal.record(event, subject=server, reason=reason),
         )

@@ -101,6 +101,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "memory.not_kept": "the next attempt will not know this: {reason}",
     "reward.alert": "the rewards: {short_reason}",
     "reward.rebased": "{reason}",
+    "rollouts.cut": "{reason}",
     "reward.alert_over": "the rewards are no longer only zeros",
     "memory.rising": "{subject}: {reason}",
     "memory.compared": "{subject}: {reason}",

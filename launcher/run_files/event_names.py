@@ -96,6 +96,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "restore.evidence": "what the first batch after a restore left open, which counts with the next one's",
     "eval.done": "held-out accuracy at a policy version; of several data sets each (`by_dataset`: sampled, greedy)",
     "data.left_out": "records that the data set has, and the run does not use",
+    "rollouts.cut": "nearly all completions of the first step were cut at `gconfig.max_new_tokens`",
     "weights.refused": "a server refused new weights",
     "weights.by_files": "weights as tensors or over a group failed twice in a row: files for a while",
     "weights.fast_again": "they were taken as tensors or over a group again",

@@ -1,6 +1,7 @@
 """What trainer.log says of a step: found by the words that people know from AReaL's logs, read as one of ours."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 from actors.training.step_records import StepRecords
@@ -26,6 +27,25 @@ def test_the_line_of_a_step_is_found_by_areals_words_and_read_as_ours(tmp_path, 
     line = f"2026-11-22 03:51:38,382 trainer INFO: {said}\n".encode()
     assert read_step(line, 0, len(line)).values == {"rollout/reward": 0.812}
     assert read_step(line, 0, len(line)).global_step == 187
+
+
+def test_a_first_step_whose_completions_were_cut_is_told_once(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    events = []
+    training = SimpleNamespace(
+        _config=SimpleNamespace(gconfig=SimpleNamespace(max_new_tokens=24)),
+        _journal=SimpleNamespace(record=lambda event, **facts: events.append((event, facts["reason"]))),
+        _records=StepRecords(paths),
+        _samples=SimpleNamespace(keep=lambda *kept: None),
+        servers=SimpleNamespace(publisher=SimpleNamespace(lineage=0)),
+    )
+    for step, share in ((0, 0.94), (0, 0.95), (1, 1.0)):
+        metrics = {**REPORT.metrics, "grpo_actor/no_eos_ratios/avg": share}
+        Training._write_down(training, replace(REPORT, global_step=step, metrics=metrics), None)
+    ((event, reason),) = events
+    assert event == "rollouts.cut"
+    assert reason.startswith("95% of the first step's completions were cut at gconfig.max_new_tokens=24: ")
 
 
 def test_each_line_says_of_which_restore_its_step_is(tmp_path):
