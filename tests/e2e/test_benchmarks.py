@@ -19,7 +19,8 @@ SMALLEST = {
     "supervision": (("--pairs", "1", "--block", "2", "--warm-up", "1"), ("overhead", "on_step_s", "off_step_s")),
     "failover": (("--kills", "1"), ("standby_tokens_s", "cold_tokens_s")),
     "hangs": (("--hangs", "1"), ("condemned_s",)),
-    "trainer_kills": (("--kills", "1", "--runs", "1", "--gap", "3"), ("lost", "parked_beyond_a_step_s")),
+    # a kill comes within 3 s of its turn: with fewer steps the run would be over, and no step would follow the kill
+    "trainer_kills": (("--kills", "1", "--runs", "1", "--gap", "10"), ("lost", "parked_beyond_a_step_s")),
 }
 """Options of `python -m scripts.benchmark`, and the points that the figures are made of."""
 BY_FAULT_BENCH = "restores"
