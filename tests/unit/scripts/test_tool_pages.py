@@ -14,7 +14,16 @@ from launcher.config.settings import settings_of
 
 TROUBLE = REPOSITORY / "docs" / "troubleshooting"
 PAGES = [REPOSITORY / "docs" / "health_and_report.md", *sorted(TROUBLE.glob("*.md"))]
-TOOLS = {"check_health", "diagnose", "inject_fault", "list_checkpoints", "report", "resume_training", "setup_recovery"}
+TOOLS = {
+    "check_health",
+    "check_ledger",
+    "diagnose",
+    "inject_fault",
+    "list_checkpoints",
+    "report",
+    "resume_training",
+    "setup_recovery",
+}
 KEYS = {setting.key for setting in settings_of(RunConfig)}
 SECTIONS = {key.partition(".")[0] for key in KEYS if "." in key}
 NOT_SETTINGS = {"memory.ran_out", "memory.rising", "restart.*", "trainer.log"}

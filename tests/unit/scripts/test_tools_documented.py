@@ -54,7 +54,7 @@ def test_what_was_promised_is_there(tool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", ["check_health", "diagnose", "list_checkpoints", "report"])
+@pytest.mark.parametrize("tool", ["check_health", "check_ledger", "diagnose", "list_checkpoints", "report"])
 def test_a_tool_can_be_started_by_its_path_and_loads_no_torch(tool):
     done = subprocess.run(
         [sys.executable, "-X", "importtime", f"scripts/{tool}.py", "--help"],

@@ -145,7 +145,7 @@ def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rew
         ("fail spoon", "KeyError: 'spoon'"),
         ("leave", "SystemExit: 1"),
         ("answer 'high'", "score answered 'high', a str and not a number"),
-        ("answer [1.0]", "score answered [1.0], a list and not a number"),
+        ("answer [1.0]", "score answered [1.0], a list and not a number; it answers one number, for one completion"),
         ("answer {}", "score answered an empty dict"),
         ("answer {'a': 1.0, 'b': 'x'}", "score, part b, answered 'x', a str and not a number"),
         ("answer 1+2j", "score answered (1+2j), a complex and not a number"),
