@@ -72,7 +72,7 @@ def test_each_link_leads_somewhere(page):
 
 
 def test_the_readme_is_read_in_one_go():
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 100
 
 
 def test_the_citation_and_the_changelog_have_the_version():
