@@ -89,7 +89,8 @@ def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
         return ConfigError(f"unknown {group}={name}; allowed: {', '.join(options)}", hint.strip())
     return ConfigError(
         f"unknown preset {group}={name}; presets: {', '.join(options)}",
-        f"{hint}A preset of your own: --config-dir <folder>, with the file <folder>/conf/<name>.yaml",
+        f"{hint}A preset of your own: `python -m launcher init <name>.yaml` writes one into this folder; presets of "
+        "another folder: --config-dir <folder>, with the file <folder>/conf/<name>.yaml",
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
+from launcher.base.errors import RunError
 from launcher.config.compose import compose
 from launcher.run_files.journal import number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -60,6 +61,8 @@ def run(arguments: argparse.Namespace) -> Measured:
                 events = read_lines(RunPaths.of(compose(words)).events)
                 took_over += sum(event.get("event") == "trainer.took_over" for event in events)
             print(f"run {number}, {arm}: {len(kills)} kills so far", flush=True)
+    if not kills:
+        raise RunError("no step followed a kill, so nothing was measured", "a larger --gap leaves more steps")
     notes = [f"{took_over} kills were taken over by the parked trainer", *violations]
     return Measured(points=points_of(kills, violations), notes=notes, raw=[asdict(one) for one in kills])
 
