@@ -42,7 +42,8 @@ def print_to(descriptor: int) -> None:
 
 
 class RewardProcess:
-    """Starts without waiting. Used by one thread, whose end ends the process too; any thread may call `kill`."""
+    """Starts without waiting. One thread sends, one receives; the end of the thread that made it ends the
+    process too. Any thread may call `kill`."""
 
     def __init__(self, config: RewardConfig, *, episode: str | None = None) -> None:
         """Of the reward functions, or of the function that plays episodes."""
@@ -54,6 +55,9 @@ class RewardProcess:
         self._held_at_first = 0
         self._running = os.fdopen(os.memfd_create("running"), "rb", buffering=0)
         self._socket, theirs = socket.socketpair()
+        # Of one socket both directions would have one timeout: a thread that waits for an answer for an hour would
+        # make another's message to a process that reads nothing wait as long.
+        self._sending = self._socket.dup()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(WORKER), str(theirs.fileno()), str(os.getpid())],
@@ -72,7 +76,7 @@ class RewardProcess:
             "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
         }
         with suppress(OSError):  # it has ended already, which `wait_ready` reports
-            self._socket.sendall(pickle.dumps(hello))
+            self._sending.sendall(pickle.dumps(hello))
 
     @property
     def pid(self) -> int:
@@ -96,9 +100,9 @@ class RewardProcess:
 
     def send(self, items: object, deadline: float) -> None:
         """Raises TimeoutError and ProcessGone."""
-        self._socket.settimeout(_until(deadline))
+        self._sending.settimeout(_until(deadline))
         try:
-            self._socket.sendall(pickle.dumps(items))
+            self._sending.sendall(pickle.dumps(items))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ProcessGone(self._obituary()) from error
 
@@ -149,6 +153,7 @@ class RewardProcess:
     def bury(self) -> None:
         self.kill()
         self._process.wait()
+        self._sending.close()
         self._socket.close()
         self._running.close()
 
