@@ -198,6 +198,16 @@ def test_a_node_without_an_address_for_others_is_refused_before_anything_starts(
     assert not {"ray", "srun", "grpo-launcher"} & {words[0] for words in Job.said_in(tmp_path)}
 
 
+@pytest.mark.parametrize("given", ["127.0.0.1", "node-0", "10.0.0.1:6379", "::1"])
+def test_an_address_that_was_given_and_can_t_be_the_head_s_is_named(job, tmp_path, given):
+    (tmp_path / "addresses").write_text("10.0.0.1")
+    settings = {"SLURM_JOB_NUM_NODES": "2", "GRPO_TOKEN_FOLDER": "/keys", "GRPO_HEAD_ADDRESS": given}
+    code, output = job("conf=gsm8k_h200_cluster", **settings).ends()
+    assert code != 0
+    assert output.startswith(f"GRPO_HEAD_ADDRESS={given} is no IPv4 address of node-0 that other nodes reach")
+    assert output.count("\n") == 1
+
+
 def test_several_nodes_without_a_folder_for_the_token_are_refused_in_one_message(job):
     code, output = job("conf=gsm8k_h200_cluster", SLURM_JOB_NUM_NODES="2").ends()
     assert code != 0
