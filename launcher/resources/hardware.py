@@ -197,10 +197,12 @@ def memory_folders_v1(pid: int) -> Iterator[Path]:
 
 
 def _folders_v1(root: Path, own: Path, controller: str = "memory") -> Iterator[Path]:
-    """In a container the mounted root is its own, whatever its path is."""
-    lines = (line.split(":", 2) for line in read_text(own).splitlines())
-    path = next((words[2] for words in lines if len(words) == 3 and controller in words[1].split(",")), "/")
-    mounted = root / controller
+    """In a container the mounted root is its own, whatever its path is. Controllers that share a root are its name,
+    `cpu,cpuacct`; a link for each alone is usual, and may not be there."""
+    lines = [line.split(":", 2) for line in read_text(own).splitlines()]
+    found = next((words[1:] for words in lines if len(words) == 3 and controller in words[1].split(",")), None)
+    together, path = found or (controller, "/")
+    mounted = next((root / name for name in (controller, together) if (root / name).is_dir()), root / controller)
     folder = mounted / path.strip("/")
     while folder.is_relative_to(mounted):
         yield folder

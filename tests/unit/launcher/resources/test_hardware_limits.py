@@ -46,6 +46,12 @@ V2, V1 = "0::/pod/job\n", "4:cpu,cpuacct:/pod/job\n"
             1,
             "0.5",
         ),
+        (
+            V1,
+            {"cpu,cpuacct__pod__cpu_dot_cfs_quota_us": "300000", "cpu,cpuacct__pod__cpu_dot_cfs_period_us": "100000"},
+            3,
+            "cpu,cpuacct/pod/cpu.cfs_quota_us allows",
+        ),
         (V1, {"cpu__cpu_dot_cfs_quota_us": "600000", "cpu__cpu_dot_cfs_period_us": "100000"}, 6, "cpu.cfs_quota_us"),
         (V1, {"cpu__pod__job__cpu_dot_cfs_quota_us": "-1", "cpu__pod__job__cpu_dot_cfs_period_us": "100000"}, 16, ""),
         ("", {}, 16, ""),
