@@ -56,7 +56,7 @@ from launcher.config.compose import (
 )
 from launcher.config.foreign import OWN
 from launcher.config.hydra_arguments import quoted, refuse_not_utf8
-from launcher.config.hydra_messages import explain
+from launcher.config.hydra_messages import explain, refuse_dashes
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, discard, speak_anywhere, unwritten
@@ -97,6 +97,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
             return doctor.run(sys.argv[2:])
         if sys.argv[1:2] == [new_preset.COMMAND]:
             return new_preset.run(sys.argv[2:])
+        refuse_dashes(sys.argv[1:])
         register()
         find_own_presets(sys.argv[1:])
     except LauncherError as error:

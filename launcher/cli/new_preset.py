@@ -17,6 +17,7 @@ import yaml
 from launcher.base.durable import replace_file
 from launcher.base.errors import StorageError, UsageError
 from launcher.config.compose import CONFIG_FOLDER, presets
+from launcher.config.hydra_arguments import is_plain_text
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 from launcher.reporting.terminal_text import as_far_as_it_is_read
@@ -50,9 +51,10 @@ def run(arguments: Sequence[str]) -> int:
 def new_preset(name: str, base: str) -> Path:
     """Write `name`, a file in the working folder, from the preset `base`. Raises as `run`."""
     path = Path(name)
-    if path.suffix != ".yaml" or path.name != name or not path.stem.isidentifier():
+    if path.suffix != ".yaml" or path.name != name or not path.stem.isidentifier() or not is_plain_text(path.stem):
         raise UsageError(
-            f"{name} is no name of a preset: it must be a file of this folder, of letters, digits and _, with .yaml",
+            f"{name} is no name of a preset: it must be a file of this folder, of letters (a to z), digits and _, with "
+            ".yaml, and no word with a meaning of its own (true, null, nan)",
             f"python -m launcher {COMMAND} my_run.yaml",
         )
     if path.stem in presets():
@@ -113,5 +115,7 @@ def _lines(values: Mapping[str, Any], meanings: Mapping[str, str], prefix: str =
             yield f"{indent}{key}:"
             yield from _lines(value, meanings, f"{name}.", indent + "  ")
         else:
-            written = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+            style = '"' if isinstance(value, str) and "\n" in value else None  # as others, on one line
+            written = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=10_000)
+            written = written.removesuffix("...\n").strip()
             yield f"{indent}{key}: {written}".ljust(MEANING_COLUMN) + f"  # {meanings.get(name, '')}".rstrip(" #")

@@ -16,7 +16,7 @@ from typing import Any, cast
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ValidationError
 from yaml import YAMLError
 
@@ -60,19 +60,31 @@ def presets() -> list[str]:
 
 
 def find_own_presets(overrides: Sequence[str]) -> None:
-    """Let `conf=my_run` find my_run.yaml of the working folder, as `python -m launcher init` writes it. Raises
-    ConfigError where that file holds no settings."""
-    for name in (one.removeprefix("conf=") for one in overrides if one.startswith("conf=")):
+    """Let `conf=my_run` find my_run.yaml of the working folder, as `python -m launcher init` writes it, and those that
+    it builds on. Raises ConfigError where such a file holds no settings."""
+    given = (one.removeprefix("conf=").split(",") for one in overrides if one.startswith("conf="))
+    names, seen = [name.strip("\"' ") for several in given for name in several], set(presets())
+    while names:
+        name = names.pop()
         file = Path(f"{name}.yaml")
-        if not name.isidentifier() or name in presets() or not file.is_file():
+        if name in seen or not name.isidentifier() or not file.is_file():
             continue
-        try:
-            node = OmegaConf.load(file)
-        except (OSError, YAMLError) as error:
-            raise ConfigError(f"{file} can't be read: {' '.join(str(error).split())}", "correct it") from error
-        if not isinstance(node, DictConfig):
-            raise ConfigError(f"{file} holds no settings", "`python -m launcher init` writes a preset")
+        seen.add(name)
+        node = _own_preset(file)
         ConfigStore.instance().store(group="conf", name=name, node=node, package="_global_")
+        bases = node.get("defaults")
+        names += [base for base in bases if isinstance(base, str)] if isinstance(bases, ListConfig) else []
+
+
+def _own_preset(file: Path) -> DictConfig:
+    """Raises ConfigError."""
+    try:
+        node = OmegaConf.load(file)
+    except (OSError, ValueError, YAMLError) as error:  # ValueError: it is not UTF-8
+        raise ConfigError(f"{file} can't be read: {' '.join(str(error).split())}", "correct it") from error
+    if not isinstance(node, DictConfig):
+        raise ConfigError(f"{file} holds no settings", "`python -m launcher init` writes a preset")
+    return node
 
 
 @functools.cache

@@ -53,9 +53,9 @@ def unreadable(argument: str) -> ConfigError:
     if (call := re.match(rf"({'|'.join(create_functions().functions)})\(", value)) and value.endswith(")"):
         return ConfigError(
             f"the argument {shown} can't be read: {call[1]}(…) can't be given these values",
-            f"write the values, separated by commas; as a text, write {shlex.quote(f'{key}={quoted(value)}')}",
+            f"write the values, separated by commas; {written_as_text(key, value)}",
         )
-    as_text = f"as a text, write {shlex.quote(f'{key}={quoted(value)}')}"
+    as_text = written_as_text(key, value)
     for opening, closing in BRACKETS.items():
         if value.startswith(opening) and not value.endswith(closing):
             return ConfigError(f"the argument {shown} can't be read: its {opening} has no {closing}", LIST)
@@ -69,10 +69,22 @@ def unreadable(argument: str) -> ConfigError:
     return ConfigError(f"the argument {shown} can't be read: {what}", as_text)
 
 
+def written_as_text(key: str, value: str) -> str:
+    return f"as a text, write {shlex.quote(f'{key}={quoted(value)}')}"
+
+
 def shorten(argument: str) -> str:
     """In one line, with what was left out of it as …."""
     line = " ".join(argument.split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
+
+
+def is_plain_text(value: str) -> bool:
+    """Whether a value that is typed as it is, is this text: `true`, `null` and `é` are not."""
+    try:
+        return bool(OverridesParser.create().parse_override(f"key={value}").value() == value)
+    except HydraException:
+        return False
 
 
 def _can_be_read(argument: str) -> bool:

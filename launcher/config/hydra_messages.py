@@ -7,15 +7,18 @@ the complete chain is searched. What no rule matches is shown unchanged.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
+from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
 from launcher.base.errors import ConfigError
-from launcher.config.hydra_arguments import unreadable
+from launcher.config.hydra_arguments import unreadable, written_as_text
 from launcher.config.other_names import name_here
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
@@ -44,6 +47,15 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
         if found:
             return say(found, "\n".join([text, *(f"override: {override}" for override in overrides)]))
     return ConfigError(f"the configuration can't be composed: {_without_classes(_one_line(text))}", HELP)
+
+
+def refuse_dashes(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a setting that is written as an option, which argparse answers with its usage alone."""
+    for argument in itertools.takewhile("--".__ne__, arguments):
+        key, _, value = argument.lstrip("-").partition("=")
+        if argument.startswith("--") and (key in _known() or key == "conf"):
+            instead = f"{key}={value or '…'}"
+            raise ConfigError(f"{argument}: a setting has no dashes before it", f"write {shlex.quote(instead)}")
 
 
 def unknown_key(key: str, given: str) -> ConfigError:
@@ -89,8 +101,8 @@ def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
         return ConfigError(f"unknown {group}={name}; allowed: {', '.join(options)}", hint.strip())
     return ConfigError(
         f"unknown preset {group}={name}; presets: {', '.join(options)}",
-        f"{hint}A preset of your own: `python -m launcher init <name>.yaml` writes one into this folder; presets of "
-        "another folder: --config-dir <folder>, with the file <folder>/conf/<name>.yaml",
+        f"{hint}A preset of your own is <name>.yaml in the working folder, as `python -m launcher init` writes it, or "
+        "<folder>/conf/<name>.yaml with --config-dir <folder>",
     )
 
 
@@ -105,12 +117,19 @@ def _unknown_override(found: re.Match[str], text: str) -> ConfigError:
     return unknown_key(key, given.group(1) if given else key)
 
 
+def file_of(preset: str) -> str:
+    """Of `conf/my_run`: one that was found in the working folder (`python -m launcher init`) is no file of conf/."""
+    group, _, name = preset.rpartition("/")
+    stored = ConfigStore.instance().repo.get(group, {})
+    return f"{name if f'{name}.yaml' in stored else preset}.yaml"
+
+
 def _unknown_in_preset(found: re.Match[str], text: str) -> ConfigError:
     file, key = found.groups()
     if key != Path(file).parent.name:
-        return unknown_key(key, f"in {file}.yaml")
+        return unknown_key(key, f"in {file_of(file)}")
     return ConfigError(
-        f"the preset {file}.yaml is empty, or its first line is not `# @package _global_`",
+        f"the preset {file_of(file)} is empty, or its first line is not `# @package _global_`",
         "begin it with that line: a preset sets keys of the complete configuration",
     )
 
@@ -118,14 +137,17 @@ def _unknown_in_preset(found: re.Match[str], text: str) -> ConfigError:
 def _wrong_type(found: re.Match[str], text: str) -> ConfigError:
     refusal, key = found.groups()
     where = re.search(r"In '([^']+)': \w+ raised while", text)
-    place = f" (in {where.group(1)}.yaml)" if where else ""
+    place = f" (in {file_of(where.group(1))})" if where else ""
     settings = {setting.key: setting for setting in settings_of(RunConfig)}
     given = re.search(rf"Error merging override (.*?{re.escape(key)}=[^\n]*)", text)
     problem = "null is not allowed" if "is not Optional" in refusal else refusal[0].lower() + refusal[1:]
     if key not in settings:
         if (inside := next((name for name in settings if name.startswith(f"{key}.")), None)) is None:
             return ConfigError(f"{given.group(1) if given else key}{place}: {problem}", OF_HYDRA)
-        return ConfigError(f"{key}{place}: a section of settings, not a value", f"set one of its keys, e.g. {inside}=…")
+        return ConfigError(
+            f"{key}{place}: a section of settings, not a value",
+            f"set one of its keys, e.g. {inside}=…, or leave it out",
+        )
     setting = settings[key]
     allowed = f", allowed: {setting.allowed}" if setting.allowed is not None else ""
     return ConfigError(
@@ -139,6 +161,21 @@ def _already_there(found: re.Match[str], text: str) -> ConfigError:
     return ConfigError(
         f"+{key}: this key is there already, and + adds a new one",
         f"leave the + out: {key}=…",
+    )
+
+
+def _several_values(found: re.Match[str], text: str) -> ConfigError:
+    key, _, value = found.group(1).partition("=")
+    is_text = any(one.key == key and one.type.startswith("str") for one in settings_of(RunConfig))
+    in_one = written_as_text(key, value) if is_text else "for a list write 'key=[a,b]'"
+    return ConfigError(f"{found.group(1)}: several values for one run", f"add -m to run one after the other; {in_one}")
+
+
+def _no_base(found: re.Match[str], text: str) -> ConfigError:
+    file, base = found.groups()
+    return ConfigError(
+        f"{file_of(file)} is built on {base.removeprefix('conf/')} (defaults), and there is no such preset",
+        "name a preset of the launcher there, or a .yaml of the working folder",
     )
 
 
@@ -185,7 +222,15 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
         r"Could not delete (?:from config\. (?:The value of )?)?'([^']*)'",
         lambda found, _: deleted(found.group(1)),
     ),
-    (r"Missing mandatory value: (\S+)", _reworded("no value for {1}", "name a preset: conf=<preset>")),
+    (
+        r"Missing mandatory value: (\S+)",
+        _reworded("no value for {1}", "name a preset that sets it (conf=<preset>), or set it in yours"),
+    ),
+    (r"In '([^']+)': Could not load '([^']+)'", _no_base),
+    (
+        r"maximum recursion depth exceeded",
+        _reworded("a preset is built on itself", "correct `defaults` in it, and in those that it names"),
+    ),
     (r"Could not append to config\. An item is already at '([^']+)'", _already_there),
     (
         r"Override (\S+?)=[^\n]* looks like a config group override|Config group override must be a string[^\n]*",
@@ -199,10 +244,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
         r"(?:Sweeping over Hydra's configuration|Sweep over Hydra)[^\n]*",
         _reworded("{0}", OF_HYDRA),
     ),
-    (
-        r"Ambiguous value for argument '([^']+)'",
-        _reworded("{1}: several values for one run", "add -m to run one after the other; for a list write 'key=[a,b]'"),
-    ),
+    (r"Ambiguous value for argument '([^\n]*)'", _several_values),
     (r"Could not override '([^']+)'", _unknown_override),
     (r"In '([^']+)': \w+ raised while composing config:\s+Key '[^\n]*\s+full_key: (\S+)", _unknown_in_preset),
     (r"((?:Value |field |Invalid type |Invalid value |Cannot convert )[^\n]*)\s+full_key: (\S+)", _wrong_type),

@@ -108,6 +108,9 @@ KEYS_AND_VALUES = [
     ("seed=${seed}", "seed"),
     ('cluster.fileroot="~nobody-of-that-name/x"', "cluster.fileroot=~nobody-of-that-name/x"),
     ("seed=1,2", "seed=1,2: several values for one run"),
+    ("seed=1,2", "for a list write 'key=[a,b]'"),
+    ("chat.system_prompt=Hi, it is you", """as a text, write 'chat.system_prompt="Hi, it is you"'"""),
+    ("train_dataset.path=a,b.jsonl", """as a text, write 'train_dataset.path="a,b.jsonl"'"""),
 ]
 OPTIONS = [
     ("--config-dir=nowhere", "--config-dir: there is no folder "),
@@ -116,6 +119,9 @@ OPTIONS = [
     ("--experimental-rerun=/nowhere", "/nowhere"),
     ("--cfg=nope", "nope"),
     ("--nonsense", "--nonsense"),
+    ("--seed=3", "--seed=3: a setting has no dashes before it\n  → write seed=3"),
+    ("--train_dataset.path=a b", "write 'train_dataset.path=a b'"),
+    ("--conf", "--conf: a setting has no dashes before it"),
 ]
 
 

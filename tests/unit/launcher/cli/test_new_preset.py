@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 
 from launcher.base.errors import ConfigError, UsageError
 from launcher.cli import new_preset
-from launcher.config.compose import compose, presets, register
+from launcher.config.compose import compose, find_own_presets, presets, register
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
@@ -55,6 +55,9 @@ def test_each_value_has_its_meaning_beside_it_and_can_be_changed(here):
         (["a.yaml", "b.yaml"], "init needs the name of one file"),
         (["a/b.yaml"], "a/b.yaml is no name of a preset"),
         (["my-run.yaml"], "my-run.yaml is no name of a preset"),
+        (["true.yaml"], "true.yaml is no name of a preset"),
+        (["null.yaml"], "null.yaml is no name of a preset"),
+        (["lauf_für_mich.yaml"], "lauf_für_mich.yaml is no name of a preset"),
         (["my_run"], "my_run is no name of a preset"),
         (["gsm8k_h200.yaml"], "gsm8k_h200 is a preset of the launcher"),
         (["my_run.yaml", "conf=nope"], "conf=nope: there is no such preset"),
@@ -93,3 +96,50 @@ def test_the_shipped_presets_stay_what_they_are(here):
 def test_every_preset_can_be_a_base():
     for base in presets():
         assert yaml.safe_load(new_preset.text_of("my_run", base))["experiment_name"] == "my_run"
+
+
+def test_a_preset_of_one_s_own_may_be_built_on_another(here):
+    new_preset.run(["first.yaml"])
+    for name, base in (("second", "first"), ("third", "second")):
+        (here / f"{name}.yaml").write_text(f"defaults:\n  - {base}\n  - _self_\nexperiment_name: {name}\nseed: 77\n")
+    made = compose(["conf=third"])
+    assert (made.experiment_name, made.seed, made.actor.path) == ("third", 77, compose(["conf=first"]).actor.path)
+
+
+def test_several_of_one_s_own_are_found_for_a_sweep_and_in_quotes(here):
+    for name in ("one", "other"):
+        new_preset.run([f"{name}.yaml"])
+    find_own_presets(["conf=one, other"])
+    assert {"one.yaml", "other.yaml"} <= ConfigStore.instance().repo["conf"].keys()
+    assert compose(['conf="other"']).experiment_name == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"seed: 3  # f\xfcr", "mine.yaml can't be read: 'utf-8' codec can't decode byte 0xfc"),
+        (b"defaults:\n  - mine\nseed: 3\n", "a preset is built on itself"),
+        (b"defaults:\n  - nowhere\nseed: 3\n", "mine.yaml is built on nowhere (defaults), and there is no such preset"),
+        (
+            b"defaults:\n  - arithmetic_cpu\n  - _self_\nactor:\n  pth: x\n",
+            "unknown key actor.pth (given: in mine.yaml)",
+        ),
+        (b"defaults:\n  - arithmetic_cpu\n  - _self_\nseed: many\n", "seed (in mine.yaml): value 'many'"),
+        (b"defaults:\n  - arithmetic_cpu\n  - _self_\nrollout:\n", "e.g. rollout."),
+        (b"{}", "set it in yours"),
+    ],
+)
+def test_what_is_wrong_with_one_s_own_is_one_message_that_names_its_file(here, text, told):
+    (here / "mine.yaml").write_bytes(text)
+    with pytest.raises(ConfigError) as refused:
+        compose(["conf=mine"])
+    assert told in str(refused.value)
+    assert "provider=" not in str(refused.value)
+    assert "conf/mine" not in str(refused.value)
+
+
+def test_a_text_of_several_lines_is_written_on_one(here):
+    new_preset.run(["mine.yaml", "conf=gsm8k_h200"])
+    (line,) = [line for line in (here / "mine.yaml").read_text().splitlines() if "question_suffix" in line]
+    assert line.startswith('  question_suffix: "\\nPlease')
+    assert MEANINGS["chat.question_suffix"] in line
