@@ -253,6 +253,7 @@ class ModelPart:
         parameters = self.parameters
         if not self._is_adamw:
             assert reader is not None, "there are no other ranks"
+            self.optimizer = build_optimizer(self.model, self._actor.optimizer)  # Adagrad makes its state only here
             resume_state(self.optimizer, parameters, reader)
         for name, parameter in parameters.items():
             self._put(parameter, None if reader is None else reader.weight(name))

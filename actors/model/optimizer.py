@@ -118,9 +118,8 @@ def put_parts(state: dict[str, Any], parts: Mapping[str, Tensor]) -> None:
 
 
 def resume_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: StateReader) -> None:
-    """As it was saved. The optimizer makes its state by a step without gradients, which may change the weights: set
-    those afterwards."""
-    optimizer.state.clear()
+    """As it was saved, in a new `optimizer`. It makes its state by a step without gradients, if it has not yet, which
+    may change the weights: set those afterwards."""
     for name, parts in saved.parts.items():
         if parts:  # of a parameter that no gradient has reached nothing is kept: a step would begin to count
             parameters[name].grad = torch.zeros_like(parameters[name])

@@ -53,7 +53,13 @@ RECIPES = {
     "adapters in bfloat16": {**LORA, "dtype": "bfloat16"},
     **{
         kind: {"optimizer": OptimizerConfig(type=kind, lr=1e-2, weight_decay=0.1)}
-        for kind in ("torch.optim:SGD", "torch.optim:NAdam", "torch.optim:Adafactor", f"{__name__}:OnlyNorms")
+        for kind in (
+            "torch.optim:SGD",
+            "torch.optim:NAdam",
+            "torch.optim:Adafactor",
+            "torch.optim:Adagrad",
+            f"{__name__}:OnlyNorms",
+        )
     },
 }
 
