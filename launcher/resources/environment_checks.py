@@ -14,6 +14,8 @@ from launcher.base.private_folders import parent_of_rays_folder
 from launcher.resources.gpu_checks import NodeCheck, Stops
 from launcher.resources.hardware import usable_cpus
 
+VARIABLES = ("TMPDIR", "TEMP", "TMP")
+"""As Python asks for them: the first that names a folder that may be written."""
 SOCKET_PATH = 107
 """Bytes of the path of a socket (AF_UNIX) on Linux."""
 OF_RAY = len("/session_2026-11-27_12-43-20_123456_1234567/sockets/plasma_store")
@@ -30,9 +32,11 @@ def check_temporary_folders() -> Iterator[NodeCheck]:
         remedy = "set TMPDIR to a folder that is there, may be written and has room"
         yield NodeCheck(name="TMPDIR", seen=str(error), stops=Stops.EVERY, remedy=remedy)
         return
+    named = {name: Path(value).absolute() for name in VARIABLES if (value := os.environ.get(name))}
+    given = next((name for name, there in named.items() if there == usual.absolute()), "TMPDIR")
     for folder, name, below in (
-        (of_ray, "TMPDIR" if of_ray == usual else "RAY_TMPDIR", f"/grpo-ray-{os.geteuid()}/ray"),
-        *([(usual, "TMPDIR", "")] if of_ray != usual else ()),
+        (of_ray, given if of_ray == usual else "RAY_TMPDIR", f"/grpo-ray-{os.geteuid()}/ray"),
+        *([(usual, given, "")] if of_ray != usual else ()),
     ):
         longest = SOCKET_PATH - (len(below) + OF_RAY if below else OF_A_SERVER)
         yield _folder(name, folder, longest)

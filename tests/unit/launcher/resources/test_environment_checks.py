@@ -57,6 +57,13 @@ def test_a_short_folder_of_rays_leaves_the_servers_sockets(folder, monkeypatch):
     assert stops().keys() == {"TMPDIR"}
 
 
+@pytest.mark.parametrize("variable", ["TEMP", "TMP"])
+def test_the_variable_that_names_the_folder_is_the_one_told(folder, monkeypatch, variable):
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    folder(110, variable=variable)
+    assert stops().keys() == {variable}
+
+
 def test_a_folder_of_rays_that_is_not_there(monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
     assert stops()["RAY_TMPDIR"].seen == "/nowhere is no folder that may be written"
