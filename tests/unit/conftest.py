@@ -1,8 +1,9 @@
-"""A run's folders; a filesystem of 512 KiB, so that a disk that is full is one; GPUs that NVML's real binding finds."""
+"""A run's folders; a full disk, which is a filesystem of 512 KiB; GPUs that NVML's real binding finds; a time zone."""
 
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,19 @@ def _torch_in_one_thread():
     """The models of these tests are tiny: more threads only wait for each other, above all on a busy machine."""
     if (torch := sys.modules.get("torch")) is not None and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def zone(monkeypatch):
+    """The time zone of this machine, while it writes or reads: chosen by its name."""
+
+    def choose(name):
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield choose
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import time
 from datetime import UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
@@ -28,19 +27,6 @@ REFUSED = "Cannot connect to host 127.0.0.1:31514 ssl:default [Connect call fail
 MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
 )
-
-
-@pytest.fixture
-def zone(monkeypatch):
-    """Of the machine that writes, or reads."""
-
-    def choose(name):
-        monkeypatch.setenv("TZ", name)
-        time.tzset()
-
-    yield choose
-    monkeypatch.undo()
-    time.tzset()
 
 
 def wall(zone, unix, form="%Y-%m-%d %H:%M:%S"):

@@ -17,17 +17,6 @@ SUMMER = 1_768_000_000.0
 ERROR = "ConnectionRefusedError: [Errno 111] Connection refused"
 
 
-@pytest.fixture
-def zone(monkeypatch):
-    def choose(name):
-        monkeypatch.setenv("TZ", name)
-        time.tzset()
-
-    yield choose
-    monkeypatch.undo()
-    time.tzset()
-
-
 def stamp(unix, east_h=None):
     at = time.localtime(unix) if east_h is None else time.gmtime(unix + east_h * 3600)
     return time.strftime("%Y-%m-%d %H:%M:%S", at)
