@@ -147,6 +147,35 @@ def test_a_right_answer_that_gets_no_score_is_refused():
     assert tried(lambda c, a: float(c == f"#### {last_number(a, '####')}") if "\n" not in c else None)[0] == ""
 
 
+def is_right(completion, answer):
+    return last_number(completion, "####") == last_number(answer, "####")
+
+
+@pytest.mark.parametrize("rest", [lambda c: 0.0, lambda c: 0.0 if "####" in c else None])
+def test_a_right_answer_without_a_score_is_refused_also_where_wrong_ones_or_those_of_others_have_one(rest):
+    reads = r"no score to the right answer of d.jsonl:1, in (the form that it reads|none of 10 forms): f gave"
+    with pytest.raises(RewardImportError, match=reads):  # the branch of the right answer has no return
+        tried(lambda c, a: None if is_right(c, a) else rest(c))
+    with pytest.raises(RewardImportError, match=reads.replace(":1", ":9")):
+        tried(lambda c, a: rest(c) if not is_right(c, a) else None if a.startswith("9") else 1.0)
+
+
+def test_a_judge_that_has_no_answer_now_and_then_is_not_accused():
+    asked = []
+
+    def flaky(completion, answer):
+        asked.append(completion)
+        return None if len(asked) % 5 == 0 else float(is_right(completion, answer))
+
+    assert tried(flaky)[0] == ""
+
+
+def test_wrong_answers_that_never_get_a_score_are_told_as_that():
+    said, _ = tried(lambda c, a: 1.0 if is_right(c, a) else None)
+    assert said.startswith("train_dataset: reward.fn gives no score to wrong answers, where right ones get one: f gave")
+    assert "no more than wrong ones" not in said
+
+
 def test_what_is_no_reward_is_refused_also_where_only_some_forms_get_it():
     def dict_if_parsed(completion, answer):
         if completion.startswith("Answer:"):
