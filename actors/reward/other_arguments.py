@@ -20,7 +20,7 @@ _LINES = {
         "assistant_response completions completion_str completion_text generated generated_text generation "
         "generations llm_response model_output model_response output output_str output_text outputs pred predict "
         "predict_str prediction prediction_str predictions predicts preds response response_str response_text "
-        "responses sequence_str solution_str solutions_str text texts"
+        "responses sequence_str solution_str solution_strs solutions_str text texts"
     ),
     _ANSWER: (
         "answers correct_answer correct_answers expected expected_answer expected_answers gold gold_answer "
@@ -52,10 +52,12 @@ OURS: Mapping[str, str] = {name: ours for ours, names in _LINES.items() for name
 """By another project's name, what is had in its place."""
 
 _WORDS_OF_THE_WHOLE = (
-    "aggregate aggregated average combined final main mean overall result return reward rewards scalar score scores "
-    "sum summed total value weighted"
+    "aggregate aggregated average avg combined final mean overall return reward rewards scalar score scores sum summed "
+    "total weighted"
 )
-"""A key of these words alone is no part: `final_reward`, and not `format_reward`."""
+"""A key of these words alone is no part: `final_reward`, and neither `format_reward` nor `score_2`."""
+_WHOLE_ALONE = ("result", "value")
+"""Of several words they name a part: `result_reward` beside `process_reward`."""
 
 
 def ours_for(name: str) -> str:
@@ -63,7 +65,16 @@ def ours_for(name: str) -> str:
     return OURS.get(name, f"record[{name!r}] where that is a column of the data, else nothing")
 
 
+def would_be_lacking(name: str, default: object) -> bool:
+    """Does an argument with a default wait for what another project gives? Empty ones do; `target=500` and a tokenizer
+    of its own are the function's options."""
+    is_empty = default is None or (isinstance(default, str | dict | list | tuple) and not default)
+    return is_empty and OURS.get(name, _NOTHING) != _NOTHING
+
+
 def is_whole_reward(key: object) -> bool:
     """Do other projects call the whole reward so, beside its parts?"""
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", str(key))
-    return bool(words) and all(word.lower() in _WORDS_OF_THE_WHOLE.split() for word in words)
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", str(key))]
+    return words in [[one] for one in _WHOLE_ALONE] or (
+        bool(words) and all(word in _WORDS_OF_THE_WHOLE.split() for word in words)
+    )

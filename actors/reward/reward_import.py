@@ -22,7 +22,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from actors.reward.other_arguments import OURS, ours_for
+from actors.reward.other_arguments import ours_for, would_be_lacking
 from launcher.base.errors import RewardImportError
 
 RewardFn = Callable[..., object]
@@ -138,7 +138,7 @@ def _missing(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, ob
 
 def _foreign(parameters: Mapping[str, inspect.Parameter], arguments: Sequence[str], key: str) -> str:
     """What to put in the place of each argument of another project; "" where there is none. One that has a default is
-    the function's own option, unless another project is known to give it: it would keep its default, silently."""
+    the function's own option, unless it is empty and another project is known to give it: it would stay so."""
     if key != KEY:
         return ""
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -147,6 +147,6 @@ def _foreign(parameters: Mapping[str, inspect.Parameter], arguments: Sequence[st
         for name, one in parameters.items()
         if name not in arguments
         and one.kind not in variadic
-        and (one.default is inspect.Parameter.empty or name in OURS)
+        and (one.default is inspect.Parameter.empty or would_be_lacking(name, one.default))
     ]
     return f"replace {'; '.join(f'{name} → {ours_for(name)}' for name in others)}; " if others else ""
