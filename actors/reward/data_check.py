@@ -64,7 +64,8 @@ def check_data(
                 notes.append(f"{key}.tools_key={tools}: no record has that field, so no prompt has tools")
             if left_out:
                 notes.append(f"{key}: {counted(left_out, 'prompt')} left out, over {key}.max_length")
-            notes += [said] if (said := media_note(records, key=key)) else []
+            read = (dataset.prompt_key, dataset.messages_key, dataset.answer_key, dataset.tools_key)
+            notes += [said] if (said := media_note(records, key=key, read=read)) else []
             if bad.count:
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
