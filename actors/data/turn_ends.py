@@ -17,6 +17,7 @@ from actors.data.prompts import PromptWriter
 from launcher.config.data import NO_TEMPLATE, ChatConfig
 
 ANSWER = "An answer."
+NEXT = "And another question."
 USER = {"role": "user", "content": "A question."}
 
 
@@ -45,9 +46,22 @@ def find_end_notes(tokenizer: Any, chat: ChatConfig, folder: Path) -> Iterator[s
             f"the chat template ignores add_generation_prompt: a prompt ends without {lacks!r}, with which it begins "
             "an answer; set chat.template to one that writes it"
         )
-    after = tokenizer(tail, add_special_tokens=False)["input_ids"]
-    if ends and not set(after) & ends:
+    after, between = (
+        tokenizer(text, add_special_tokens=False)["input_ids"] if text else [] for text in (tail, _next_turn(writer))
+    )
+    if ends and not {*after, *between} & ends:
         yield _end_note(tokenizer, after, tail, ends)
+
+
+def _next_turn(writer: PromptWriter) -> str:
+    """What stands between an answer and the next question: some models end a turn with the mark that begins the next
+    one. "" where the template can't write it."""
+    more = {"role": "user", "content": NEXT}
+    try:
+        whole = writer.text([USER, {"role": "assistant", "content": ANSWER}, more], (), opens=False)
+    except (TemplateError, TypeError):
+        return ""
+    return whole.rpartition(ANSWER)[2].partition(NEXT)[0] if NEXT in whole else ""
 
 
 def _end_note(tokenizer: Any, after: Sequence[int], tail: str, ends: set[int]) -> str:
@@ -60,7 +74,7 @@ def _end_note(tokenizer: Any, after: Sequence[int], tail: str, ends: set[int]) -
         )
     return (
         f"the chat template ends an answer with {tokenizer.convert_ids_to_tokens(mark)} ({mark}), which is none of the "
-        f"model's end tokens {named}: completions run into gconfig.max_new_tokens; add {mark} to eos_token_id in "
+        f"model's end tokens {named}: completions may run into gconfig.max_new_tokens; add {mark} to eos_token_id in "
         "generation_config.json of the model's folder"
     )
 

@@ -65,6 +65,16 @@ def test_templates_that_begin_or_end_no_answer_are_told(notes, template, said):
     assert len(found) == len(said) and all(part in note for part, note in zip(said, found, strict=True))
 
 
+TURNS = "{% for m in messages %}{{ {'user': '<|im_end|>', 'assistant': '<|im_start|>'}[m.role] }}{{ m.content }}"
+TURNS += "{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
+
+
+def test_a_turn_may_end_with_the_mark_that_begins_the_next_one(notes):
+    assert notes(TURNS) == []
+    (note,) = notes(TURNS, tokenizer_config=BASE, generation_config={"eos_token_id": 274}, config={"eos_token_id": 274})
+    assert "none of the model's end tokens <|endoftext|> (274)" in note
+
+
 def test_a_mark_within_a_completion_stays_and_those_at_its_end_go():
     tokenizer = load_tokenizer(MODEL, key="tokenizer_path")
     parts = ("#### 7", "<|im_end|>", "4")
