@@ -69,10 +69,14 @@ def _message(message: object, where: str, column: str, number: int) -> Message:
     if content is None and kept.get("tool_calls"):
         return kept | {"content": ""}
     parts = content if isinstance(content, list) else []
-    is_text = bool(parts) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
+    is_text = bool(parts) and all(map(_is_text, parts))
     if not isinstance(content, str) and not is_text:
         raise _wrong(where, column, f"has the content {content!r:.100}", "only texts are trained on")
     return kept
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _listed(value: object) -> list[object] | None:

@@ -144,13 +144,20 @@ class PromptWriter:
         raise self._no_system(f"can't write one: {error}") from error
 
     def _check_system_is_written(self) -> None:
-        """Templates without a system role may leave it out without a word. Raises ConfigError."""
+        """Templates without a system role may leave it out without a word. Raises ConfigError.
+
+        One that writes it in a form of its own (JSON, other line breaks) writes another one differently.
+        """
         system = self._system or ""
+        asked = {"role": "user", "content": "?"}
         try:
-            text = self.text([{"role": "system", "content": system}, {"role": "user", "content": "?"}], (), opens=True)
+            text, other = (
+                self.text([{"role": "system", "content": content}, asked], (), opens=True)
+                for content in (system, f"Not: {system}")
+            )
         except (TemplateError, TypeError):  # met again where the first record is written, whoever is at fault
             return
-        if system.strip() not in text:
+        if system.strip() not in text and text == other:
             raise self._no_system("writes no system message")
 
     def _no_system(self, why: str) -> ConfigError:

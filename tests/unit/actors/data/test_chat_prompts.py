@@ -64,11 +64,20 @@ def test_a_system_prompt_that_the_template_refuses_or_leaves_out_is_accused_and_
     tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"chat.system_prompt='Hi': the chat template of .* writes no system message"):
         texts(tokenizer, records, ChatConfig(system_prompt="Hi"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content | tojson }}{% endfor %}"
+    assert texts(tokenizer, records[:1], ChatConfig(system_prompt="A\n'B'"))[0].startswith('"A\\n')
     own = [{"messages": CHAT, "answer": 4}]
     records = load(write(tmp_path / "own.jsonl", own), messages_key="messages")
     tokenizer.chat_template = NO_SYSTEM
     with pytest.raises(DataError, match=r"own.jsonl:1: the chat template .* no system role"):
         texts(tokenizer, records)
+
+
+@pytest.mark.parametrize("part", [{"type": "text"}, {"type": "text", "text": None}, {"type": "text", "content": "2?"}])
+def test_a_text_part_without_a_text_is_refused(tmp_path, part):
+    rows = [{"messages": [{"role": "user", "content": [{"type": "text", "text": "1?"}, part]}], "answer": 4}]
+    with pytest.raises(DataError, match=r"(?s)d.jsonl:1: messages\[0\] has the content .*only texts are trained on"):
+        load(write(tmp_path / "d.jsonl", rows), messages_key="messages")
 
 
 def test_a_suffix_is_written_behind_what_the_user_said_last(tokenizer, tmp_path):
