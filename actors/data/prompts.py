@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,7 +119,7 @@ class PromptWriter:
             self._check_system(record, error)
             refusal = DataError(
                 f"{record.where}: the chat template of {self._name!r} can't write this chat: {error}",
-                "repair the record; bad_records=skip leaves such records out",
+                self._remedy(record),
             )
             if bad is None:
                 raise refusal from error
@@ -142,6 +143,25 @@ class PromptWriter:
         except (TemplateError, TypeError):
             return
         raise self._no_system(f"can't write one: {error}") from error
+
+    def _remedy(self, record: DataRecord) -> str:
+        """Of a chat that is refused: what all records may have is no fault of this one."""
+        chat, tools = self._chat(record), ({"tools": list(record.tools)} if record.tools else {})
+        as_texts = [{**message, "content": _one_text(message["content"])} for message in chat]
+        has_system = chat[0]["role"] in SYSTEM
+        for changed, remedy in (
+            (
+                chat[1:] if has_system else chat,
+                "drop the system messages, or set chat.template to one that writes them",
+            ),
+            (as_texts, "give each content as one text, or set chat.template to one that takes a list of parts"),
+        ):
+            if changed == chat:
+                continue
+            with suppress(TemplateError, TypeError):
+                self._apply([changed], **tools)
+                return remedy
+        return "repair the record; bad_records=skip leaves such records out"
 
     def _check_system_is_written(self) -> None:
         """Templates without a system role may leave it out without a word. Raises ConfigError.
@@ -232,6 +252,10 @@ class PromptWriter:
 
     def reads(self, variable: str) -> bool:
         return re.search(rf"(?<!\w){re.escape(variable)}(?!\w)", self._source) is not None
+
+
+def _one_text(content: Any) -> Any:
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def _check_room(record: DataRecord, length: int, limit: int | None, key: str) -> None:

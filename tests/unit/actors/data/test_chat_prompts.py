@@ -69,8 +69,22 @@ def test_a_system_prompt_that_the_template_refuses_or_leaves_out_is_accused_and_
     own = [{"messages": CHAT, "answer": 4}]
     records = load(write(tmp_path / "own.jsonl", own), messages_key="messages")
     tokenizer.chat_template = NO_SYSTEM
-    with pytest.raises(DataError, match=r"own.jsonl:1: the chat template .* no system role"):
+    with pytest.raises(DataError, match=r"own.jsonl:1: the chat template .* no system role") as refused:
         texts(tokenizer, records)
+    assert refused.value.hint == "drop the system messages, or set chat.template to one that writes them"
+
+
+def test_a_template_that_takes_no_parts_is_said_to_take_none(tokenizer, tmp_path):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}]
+    records = load(write(tmp_path / "d.jsonl", [{"messages": parts, "answer": 4}]), messages_key="messages")
+    tokenizer.chat_template = "{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}"
+    with pytest.raises(DataError, match=r"d.jsonl:1: the chat template .*can only concatenate") as refused:
+        texts(tokenizer, records)
+    assert refused.value.hint == "give each content as one text, or set chat.template to one that takes a list of parts"
+    tokenizer.chat_template = "{{ raise_exception('never') if messages[0].content != '?' else '?' }}"
+    with pytest.raises(DataError) as refused:
+        texts(tokenizer, records)
+    assert refused.value.hint == "repair the record; bad_records=skip leaves such records out"
 
 
 @pytest.mark.parametrize("part", [{"type": "text"}, {"type": "text", "text": None}, {"type": "text", "content": "2?"}])
