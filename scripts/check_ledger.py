@@ -12,6 +12,7 @@ from launcher.reporting.run_facts import RunFacts, read_facts
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser
 from scripts.ending import DONE, ended
+from scripts.faults.run_processes import is_live
 from scripts.run_choice import add_run_arguments, chosen_run
 
 FOUND = 1
@@ -32,6 +33,11 @@ def parser() -> argparse.ArgumentParser:
 def _check(given: argparse.Namespace) -> int:
     paths = chosen_run(given)
     found = audited_facts(paths).audit
+    if found is None and paths.ledger.exists():
+        raise UsageError(
+            f"{paths.ledger} can't be checked: {paths.events} has no trainer.started, and the data set can't be read",
+            "both say how many prompts an epoch has: bring back one of them",
+        )
     if found is None:
         raise UsageError(f"{paths.logs} has no ledger to check", "give a run whose trainer has started")
     print(found.counts)
@@ -41,7 +47,7 @@ def _check(given: argparse.Namespace) -> int:
 
 def audited_facts(paths: RunPaths) -> RunFacts:
     """The facts of a run, its ledger compared with its data set too. Raises JournalError."""
-    return read_facts(paths, order=read_prompt_order(paths))
+    return read_facts(paths, order=read_prompt_order(paths), is_live=is_live(paths))
 
 
 if __name__ == "__main__":

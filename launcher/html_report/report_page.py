@@ -167,6 +167,8 @@ def _audit_tile(facts: RunFacts) -> Tile:
         return len(facts.audit.problems), "violations in the ledger", "bad"
     if not facts.audit.is_loss_known:
         return "not known", "ledger: nothing doubled or stale; whether something is lost is not known", ""
+    if (until := facts.audit.loss_known_until) != facts.audit.steps - 1:
+        return "complete", f"ledger: nothing doubled or stale; nothing lost up to step {until}", "good"
     return "complete", "ledger: nothing lost, doubled or stale", "good"
 
 

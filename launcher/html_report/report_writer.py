@@ -36,7 +36,7 @@ def write_report(paths: RunPaths, *, is_live: bool | None, order: PromptOrder | 
     """
     maker = _Maker(paths, order)
     maker.read(has_ended=is_live is not True)
-    facts = maker.facts()
+    facts = maker.facts(is_live=is_live)
     maker.write(facts, is_live=is_live)
     return facts
 
@@ -76,7 +76,7 @@ class ReportWriter:
     def _turn(self, *, is_live: bool) -> None:
         try:
             if self._maker.read(has_ended=not is_live) or not is_live:
-                facts = self._maker.facts()
+                facts = self._maker.facts(is_live=is_live)
                 self._heard(facts)
                 self._maker.write(facts, is_live=is_live)
         except JournalError as error:
@@ -97,8 +97,8 @@ class _Maker:
     def read(self, *, has_ended: bool) -> int:
         return self._reader.refresh(has_ended=has_ended)
 
-    def facts(self) -> RunFacts:
-        return facts_of_run(self._reader.data, self._paths, order=self._order)
+    def facts(self, *, is_live: bool | None) -> RunFacts:
+        return facts_of_run(self._reader.data, self._paths, order=self._order, is_live=is_live)
 
     def write(self, facts: RunFacts, *, is_live: bool | None) -> None:
         began = time.monotonic()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 from launcher.base.prompt_order import PromptOrder
@@ -25,6 +26,9 @@ FEWEST_ORDERED = 64
 """Of fewer prompts, half may come in the order of another epoch by chance."""
 NOT_READ = "the data set was not read"
 NO_CHECKPOINT = "no checkpoint was read"
+BOUND = "rollout.max_head_offpolicyness"
+
+NONE_OF_ITS_OWN: Mapping[int, int | None] = MappingProxyType({})
 
 Uses = Sequence[tuple[int, Sequence[object]]]
 """Of one epoch: each step, and the prompts that it used up."""
@@ -46,8 +50,9 @@ class QueueState:
 class Audit:
     """`problems` describe violations. None: the ledger is complete, as far as it is not under `not_known`.
 
-    `total_steps`: of the run, where it FINISHED. `filtered`: how often a prompt was used up and not trained on, as its
-    group had no signal. `times`: how many prompts were used up how often, the rarest first.
+    `total_steps`: of the run, where it FINISHED. `loss_known_until`: the last step up to which a checkpoint, or the end
+    of an epoch, shows that nothing is lost; None where nothing shows it. `filtered`: how often a prompt was used up and
+    not trained on, as its group had no signal. `times`: how many prompts were used up how often, the rarest first.
     """
 
     steps: int
@@ -59,8 +64,12 @@ class Audit:
     largest_distance: float
     problems: tuple[str, ...]
     not_known: tuple[str, ...]
-    is_loss_known: bool
+    loss_known_until: int | None
     filtered: int = 0
+
+    @property
+    def is_loss_known(self) -> bool:
+        return self.loss_known_until is not None
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -88,24 +97,32 @@ def audit(
     metrics: Sequence[Record],
     *,
     prompts: int,
-    staleness: int = 0,
+    staleness: int | None = 0,
+    staleness_of: Mapping[int, int | None] = NONE_OF_ITS_OWN,
     total_steps: int | None = None,
+    restores: Sequence[int] | None = None,
     queue: QueueState | str = NO_CHECKPOINT,
     order: PromptOrder | str = NOT_READ,
 ) -> Audit:
-    """`prompts`: of one epoch. `staleness`: versions that a token may be behind (rollout.max_head_offpolicyness).
-    `total_steps`: of a run that FINISHED. `queue`, `order`: or why it is not known.
+    """`prompts`: of one epoch. `staleness`: versions that a token may be behind (rollout.max_head_offpolicyness), None
+    where nothing says it; `staleness_of`: of attempts with settings of their own. `total_steps`: of a run that
+    FINISHED. `restores`: the step of each, in their order; None where nobody knows them. `queue`, `order`: or why it is
+    not known.
 
     Holds also for a run that has not ended: then the last epoch need not be complete.
     """
     stand, measured = current_lines(ledger), current_lines(metrics)
     steps = [_step(line) for line in stand]
-    stale = [_step(line) for line in stand if not _is_fresh(line, staleness)]
+    bounds = [_bound(line, staleness, staleness_of) for line in stand]
+    stale = [_step(line) for line, bound in zip(stand, bounds, strict=True) if not _is_fresh(line, bound)]
     end, not_known = max(steps, default=-1), []
+    if None in bounds:
+        not_known.append(f"whether tokens are older than {BOUND} allows: the run's settings can't be read")
     problems = [
         *_without("steps never committed", steps, end + 1),
         *_unlike(steps, measured),
-        *_measured_twice(metrics),
+        *_taken_again("the ledger has", ledger, restores),
+        *(_measured_twice(metrics) or _taken_again("the metrics have", metrics, restores)),
     ]
     if total_steps is not None and len(steps) != total_steps:
         problems.append(f"{len(steps):,} of the run's {total_steps:,} steps")
@@ -116,8 +133,15 @@ def audit(
     known = _order_of_run(order, queue)
     if isinstance(known, str):
         not_known.append(f"whether the prompts are those of the data set, in its order: {known}")
+    epochs = _by_epoch(stand, measured, prompts)
+    known_until = _loss_known_until(epochs, prompts, queue, end)
+    if known_until is not None and known_until < end:
+        last = max(epochs)
+        not_known.append(
+            f"whether prompts of epoch {last} were lost after step {known_until}, of the newest complete checkpoint"
+        )
     problems += _of_prompts(
-        _by_epoch(stand, measured, prompts),
+        epochs,
         prompts,
         None if isinstance(queue, str) or queue.step > end else queue,
         None if isinstance(known, str) else known,
@@ -137,7 +161,7 @@ def audit(
         largest_distance=max(distances, default=math.nan),
         problems=tuple(problems),
         not_known=tuple(not_known),
-        is_loss_known=not isinstance(queue, str),
+        loss_known_until=known_until,
         filtered=sum(len(_list(line, "filtered_ids")) for line in stand),
     )
 
@@ -186,10 +210,35 @@ def _measured_twice(metrics: Sequence[Record]) -> list[str]:
     return [f"metrics lines that are there twice: {_some(twice)}"] if twice else []
 
 
-def _is_fresh(line: Record, staleness: int) -> bool:
+def _taken_again(who: str, lines: Sequence[Record], restores: Sequence[int] | None) -> list[str]:
+    """Only a restore to the step before lets a step be taken again. The first restore comes before all steps."""
+    if restores is None:
+        return []
+    problems, waiting, before = [], deque(restores[1:]), -1
+    for line in lines:
+        step = line.get("global_step")
+        if not isinstance(step, int):
+            continue
+        if step <= before:
+            if step - 1 in waiting:
+                while waiting.popleft() != step - 1:
+                    continue
+            else:
+                problems.append(f"step {step}: {who} it again, and no restore to step {step - 1} is recorded")
+        before = step
+    return problems
+
+
+def _bound(line: Record, staleness: int | None, of_attempts: Mapping[int, int | None]) -> int | None:
+    attempt = line.get("attempt")
+    return of_attempts.get(attempt, staleness) if isinstance(attempt, int) else staleness
+
+
+def _is_fresh(line: Record, staleness: int | None) -> bool:
     """A step is trained at the version of its number: the optimizer steps before it. No version is none of its own."""
     step, versions = _step(line), _list(line, "weight_versions")
-    return bool(versions) and all(isinstance(one, int) and step - staleness <= one <= step for one in versions)
+    oldest = 0 if staleness is None else step - staleness
+    return bool(versions) and all(isinstance(one, int) and oldest <= one <= step for one in versions)
 
 
 # ── prompts ──
@@ -232,6 +281,14 @@ def _of_prompts(
             what = f"epoch {epoch} up to the checkpoint of step {queue.step}"
             problems += _unlike_due(what, before, queue.cursor - len(queue.returned), due)
     return problems + ([] if order is None else _in_anothers_order(epochs, order))
+
+
+def _loss_known_until(epochs: Mapping[int, Uses], prompts: int, queue: QueueState | str, end: int) -> int | None:
+    """Of an epoch that has not ended, only the checkpoint's queue says which prompts had their turn."""
+    if isinstance(queue, str):
+        return None
+    is_whole = queue.step < end and len(_used(epochs[max(epochs)])) == prompts
+    return end if is_whole else min(queue.step, end)
 
 
 def _twice(uses: Uses) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import DiskError
-from launcher.checkpoints.checkpoint_folder import CheckpointState, list_folder
-from launcher.checkpoints.manifest import POSITION_FILE
+from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, list_folder
+from launcher.checkpoints.manifest import POSITION_FILE, find_faults
 from launcher.reporting.ledger_audit import QueueState
 from launcher.run_files.run_paths import RunPaths
 
@@ -22,15 +21,20 @@ def read_queue_state(paths: RunPaths, until: int | None) -> QueueState | str:
     known = [one for one in found if until is None or one.global_step <= until]
     if not known:
         return f"{paths.default_checkpoints} has no complete checkpoint" + ("" if until is None else " of these steps")
-    return _queue_state(known[-1].path / POSITION_FILE)
+    return _queue_state(known[-1])
 
 
-def _queue_state(file: Path) -> QueueState | str:
+def _queue_state(checkpoint: Checkpoint) -> QueueState | str:
+    """Where its file is still the one that was saved, as the manifest shows."""
+    file = checkpoint.path / POSITION_FILE
     try:
         state = json.loads(file.read_bytes())
-        return _of(state["position"], state["queue"])
+        found = _of(state["position"], state["queue"])
+        files = {} if checkpoint.manifest is None else checkpoint.manifest.files
+        faults = find_faults(checkpoint.path, {POSITION_FILE: files[POSITION_FILE]})
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{file} can't be read: {error!r}"
+    return faults[0] if faults else found
 
 
 def _of(position: Any, queue: Any) -> QueueState:

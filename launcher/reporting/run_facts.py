@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -28,10 +28,11 @@ from launcher.base.prompt_order import PromptOrder
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.figures import Figures
 from launcher.reporting.incident_facts import IncidentFacts, incidents_of
-from launcher.reporting.ledger_audit import DISTANCE, NO_CHECKPOINT, NOT_READ, Audit, QueueState, audit
+from launcher.reporting.ledger_audit import NO_CHECKPOINT, NONE_OF_ITS_OWN, NOT_READ, Audit
 from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.reporting.lost_time import Losses, losses_of
 from launcher.reporting.queue_state import read_queue_state
+from launcher.reporting.run_audit import QueueReader, audit_of, bounds_of_staleness, total_steps
 from launcher.reporting.run_clock import AttemptSpan, RunClock, attempts_of
 from launcher.reporting.run_reader import (
     MemoryReading,
@@ -45,7 +46,6 @@ from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_order import place_restores
 from launcher.run_files.run_paths import RunPaths
-from launcher.run_files.written_settings import read_settings, setting_of
 
 GLOBAL_STEP = re.compile(r"globalstep(\d+)")
 
@@ -136,13 +136,13 @@ def finite(values: Iterable[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def read_facts(paths: RunPaths, *, order: PromptOrder | str = NOT_READ) -> RunFacts:
-    """The facts of a run that nobody writes any more. `order`: as for `facts_of`. Raises JournalError naming a file
-    that can't be read."""
+def read_facts(paths: RunPaths, *, order: PromptOrder | str = NOT_READ, is_live: bool | None = None) -> RunFacts:
+    """All that a run has written. `order`, `is_live`: as for `facts_of_run`. Raises JournalError naming a file that
+    can't be read."""
     reader = RunReader(paths)
     reader.refresh(has_ended=True)
     check_readable(paths)
-    return facts_of_run(reader.data, paths, order=order)
+    return facts_of_run(reader.data, paths, order=order, is_live=is_live)
 
 
 def check_readable(paths: RunPaths) -> None:
@@ -156,27 +156,23 @@ def check_readable(paths: RunPaths) -> None:
             raise JournalError(f"{path} can't be read: {error.strerror}", "check its permissions") from error
 
 
-def facts_of_run(data: RunData, paths: RunPaths, *, order: PromptOrder | str = NOT_READ) -> RunFacts:
-    """With what the run holds beside the files that grow: settings, folders of incidents, the newest checkpoint."""
+def facts_of_run(
+    data: RunData, paths: RunPaths, *, order: PromptOrder | str = NOT_READ, is_live: bool | None = None
+) -> RunFacts:
+    """With what the run holds beside the files that grow: settings, folders of incidents, the newest checkpoint.
+    `is_live`: whether its driver is there; None: it is not known."""
+    staleness, staleness_of = bounds_of_staleness(paths)
     return facts_of(
         data,
         experiment_name=paths.experiment_name,
         trial_name=paths.trial_name,
-        staleness=_staleness(paths),
+        staleness=staleness,
+        staleness_of=staleness_of,
         folders=incident_folders(paths),
         read_queue=partial(read_queue_state, paths),
         order=order,
+        is_live=is_live,
     )
-
-
-def _staleness(paths: RunPaths) -> int:
-    """Versions that a token may be behind, from the settings that the run wrote down; 0 where they can't be read."""
-    value = setting_of(read_settings(paths.config), "rollout.max_head_offpolicyness")
-    return value if isinstance(value, int) else 0
-
-
-QueueReader = Callable[[int | None], QueueState | str]
-"""The queue in the newest checkpoint, of that step or an earlier one; or why it is not known."""
 
 
 def facts_of(
@@ -184,13 +180,15 @@ def facts_of(
     *,
     experiment_name: str,
     trial_name: str,
-    staleness: int = 0,
+    staleness: int | None = 0,
+    staleness_of: Mapping[int, int | None] = NONE_OF_ITS_OWN,
     folders: frozenset[int] = frozenset(),
     read_queue: QueueReader = lambda until: NO_CHECKPOINT,
     order: PromptOrder | str = NOT_READ,
+    is_live: bool | None = None,
 ) -> RunFacts:
-    """`staleness`: rollout.max_head_offpolicyness. `folders`: incidents of which evidence was kept. `order`: of the
-    data set's prompts, or why it is not known."""
+    """`staleness`, `staleness_of`: rollout.max_head_offpolicyness, as for `audit`. `folders`: incidents of which
+    evidence was kept. `order`: of the data set's prompts, or why it is not known. `is_live`: as for `facts_of_run`."""
     attempts = attempts_of(data)
     word, reason = _last_word(data.events, attempts)
     restores = _restores(data)
@@ -209,7 +207,7 @@ def facts_of(
         attempts=attempts,
         steps=steps,
         taken_back=taken_back,
-        total_steps=_total_steps(data.events, word),
+        total_steps=total_steps(data.events, word),
         evals=_evals(data.events),
         incidents=incidents,
         restores=restores,
@@ -219,7 +217,15 @@ def facts_of(
         rejected=sum(event.get("event") == "batch.rejected" for event in data.events),
         rollouts_failed=data.rollouts_failed,
         rollouts_retried=data.rollouts_retried,
-        audit=_audit(data, staleness, word, read_queue, order),
+        audit=audit_of(
+            data,
+            word=word,
+            staleness=staleness,
+            staleness_of=staleness_of,
+            read_queue=read_queue,
+            order=order,
+            is_live=is_live,
+        ),
         losses=losses_of(steps, incidents, attempts, until),
     )
 
@@ -348,42 +354,3 @@ def _states(events: Sequence[Record]) -> tuple[tuple[float, str, str], ...]:
         if name.startswith("run.") and state:
             found.append((as_unix_time(event.get("time")), state, str(event.get("reason") or "")))
     return tuple(found)
-
-
-def _audit(data: RunData, staleness: int, word: str, read_queue: QueueReader, order: PromptOrder | str) -> Audit | None:
-    """While a run continues, the steps that are being written at this moment are left out, and a checkpoint of them."""
-    prompts = _last_fact(data.events, "trainer.started", "prompts")
-    if not prompts or not (data.ledger or data.steps):
-        return None
-    ledger, lines, until = data.ledger, data.steps, None
-    if not word:
-        known = {line.step for line in lines}
-        ledger = [line for line in ledger if line["global_step"] in known or line is not ledger[-1]]
-        until = as_integer(ledger[-1]["global_step"]) if ledger else -1
-        lines = [line for line in lines if until is not None and line.step <= until]
-    metrics = [
-        {"global_step": one.step, "epoch": one.epoch, "attempt": one.attempt, "time": one.time, DISTANCE: one.distance}
-        for one in lines
-    ]
-    leaves_out = any(line.get("filtered_ids") for line in ledger)
-    total = _total_steps(data.events, word) if leaves_out else _last_fact(data.events, "trainer.started", "total_steps")
-    return audit(
-        ledger,
-        metrics,
-        prompts=prompts,
-        staleness=staleness,
-        total_steps=total if word == "FINISHED" else None,
-        queue=read_queue(until),
-        order=order,
-    )
-
-
-def _total_steps(events: Sequence[Record], word: str) -> int | None:
-    """As planned; with actor.dynamic_sampling the data may be used up before."""
-    planned = _last_fact(events, "trainer.started", "total_steps")
-    last = _last_fact(events, "run.finished", "global_step")
-    return planned if planned is None or last is None or word != "FINISHED" else min(planned, last + 1)
-
-
-def _last_fact(events: Sequence[Record], name: str, key: str) -> int | None:
-    return next((as_integer(e.get(key)) for e in reversed(events) if e.get("event") == name), None)

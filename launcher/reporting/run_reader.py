@@ -124,7 +124,8 @@ class RunData:
         self.rollouts_retried += as_integer(line.get("rollouts_retried")) or 0
         known = versions if isinstance(versions, list) and all(isinstance(one, int) for one in versions) else None
         names = {key: _names(line.get(key)) for key in ("prompt_ids", "filtered_ids") if key in line}
-        self.ledger.append({"global_step": step, "weight_versions": known, **names})
+        attempt = as_integer(line.get("attempt"))
+        self.ledger.append({"global_step": step, "attempt": attempt, "weight_versions": known, **names})
 
     def take_event(self, line: Record) -> None:
         name = line.get("event")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
 from launcher.config.schema import RunConfig
 
 Section = TypeVar("Section")
+OF_AN_ATTEMPT = re.compile(r"config\.attempt(\d+)\.yaml")
 
 
 def read_settings(file: Path) -> Mapping[str, object]:
@@ -63,6 +65,12 @@ def foreign_trainer(settings: Mapping[str, object]) -> str:
     adapter = setting_of(settings, "trainer.adapter")
     pattern = setting_of(settings, "trainer.checkpoints") or setting_of(settings, "trainer.config")
     return "" if adapter in (None, "own") else f"those of trainer.adapter={adapter}: {pattern or 'none'}"
+
+
+def settings_of_attempts(config: Path) -> dict[int, Path]:
+    """The files of attempts whose settings were not those of `config`, by the attempt's number."""
+    named = ((OF_AN_ATTEMPT.fullmatch(file.name), file) for file in sorted(config.parent.glob("config.attempt*.yaml")))
+    return {int(match[1]): file for match, file in named if match}
 
 
 def setting_of(settings: Mapping[str, object], key: str) -> object:

@@ -51,6 +51,7 @@ class MadeRun:
         self.clock = 1000.0
         self.event("run.started")
         self.event("trainer.started", prompts=len(self.queue), total_steps=total_steps)
+        self.event("trainer.restored", global_step=-1)
 
     def _write_settings(self, datasets):
         further = {key.partition(".")[2]: one for key, one in datasets.items() if "." in key}
