@@ -35,6 +35,7 @@ def score(got, *, expected=1.0, tolerance=0.0):
         (8, 16, 0.1, True),
         (7, 16, 0.1, False),
         (2, 2, 0.01, False),  # just once in ten thousand
+        (1, 1, 0.00005, True),
         (1, 5, 0.0, True),
         (0, 5, 0.0, False),
         (1, 5, 0.5, False),
