@@ -125,6 +125,9 @@ class EpisodeProcess:
             except TimeoutError:
                 self._process.kill()
                 raise ProcessGone(f"it read nothing for {SEND_S:g} s") from None
+            except ProcessGone as error:
+                self._end(error)  # the reader's thread may notice later: until then each retry would come here again
+                raise
 
     def _read(self) -> None:
         try:

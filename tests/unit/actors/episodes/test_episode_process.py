@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,20 @@ async def test_a_process_that_reads_nothing_is_ended_and_so_is_the_episode_told(
         await process.play({"record": "x" * 2**22})
     await process.close()
     assert process.is_gone
+
+
+async def test_a_process_that_takes_no_message_is_gone_before_its_reader_has_noticed(monkeypatch):
+    process = EpisodeProcess(config_of("two_turns"))
+    await process.ready()
+    loop = asyncio.get_running_loop()
+    late = SimpleNamespace(create_future=loop.create_future, call_soon_threadsafe=lambda *_: None)
+    monkeypatch.setattr(process, "_loop", late)
+    process._process.kill()
+    await asyncio.to_thread(process._process._process.wait)
+    with pytest.raises(ProcessGone, match="killed by SIGKILL"):
+        await process.play({"record": "r"})
+    assert process.is_gone
+    await process.close()
 
 
 async def test_a_message_is_sent_whole_however_often_its_episode_is_cancelled(monkeypatch):

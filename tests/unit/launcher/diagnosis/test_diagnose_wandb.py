@@ -7,6 +7,7 @@ from launcher.base.errors import DataError
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.log_records import GRAD_NORM, REWARD
 from launcher.diagnosis.reading.wandb_files import BLOCK, read_records
+from tests.support.machine import wait_until
 
 
 def read(path, **kwargs):
@@ -67,6 +68,7 @@ def offline(tmp_path_factory):
         run.log({"ppo_actor/task_reward/avg": 0.6 if step < 100 else 0.0, **more}, step=step)
     run.finish()
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    wait_until(lambda: len(read(path).steps) == 150, "what wandb's own process writes, which may go on after finish()")
     return path
 
 
