@@ -79,7 +79,9 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
     "launcher/base/prompt_order.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
-    "launcher/reporting/ledger_audit.py": [f"{REPORTING}/test_{name}.py" for name in ("ledger_audit", "ledger_losses")],
+    "launcher/reporting/ledger_audit.py": [
+        f"{REPORTING}/test_{name}.py" for name in ("ledger_audit", "ledger_losses", "ledger_ends")
+    ],
     "actors/episodes/transcript.py": [f"{EPISODES}/test_transcript.py"],
     "actors/data/prompt_queue.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],

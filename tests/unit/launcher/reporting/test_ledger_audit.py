@@ -41,6 +41,12 @@ def test_a_whole_run_of_two_epochs_has_no_problems():
     assert result.largest_distance == 1e-8
 
 
+def test_a_line_of_metrics_that_names_no_step_is_of_none():
+    ledger = whole_run()
+    written = metrics(*range(len(ledger)))
+    assert found(ledger, [*written[:2], {"attempt": 1}, *written[2:]], restores=[-1]).problems == ()
+
+
 def test_an_epoch_that_has_not_ended_is_none():
     assert found(whole_run()[:4]).problems == ()
 
