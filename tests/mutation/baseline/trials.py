@@ -166,7 +166,7 @@ class Trials:
             chosen.append(name)
             left_s -= self.seen.durations.get(name, 0.0) + A_TEST_S
         code, last = self._in_fork(chosen, lambda: put_in(module, mutant))  # type: ignore[arg-type]
-        if code == NO_PLACE:
+        if code == NO_PLACE or not last:  # no test began: the change could not be put in
             return NOT_TRIED
         if code == 0:
             return SURVIVED if len(chosen) == len(names) else NOT_ALL_RUN
