@@ -17,8 +17,9 @@ from tests.programs.supervised_run import SupervisedRun
 from tests.unit.scripts.faults.test_memory_faults import NEEDS_A_CGROUP
 
 MICRO_BATCH = "actor.mb_spec.max_tokens_per_mb"
-SEQUENCES = ("gconfig.n_samples=8", "train_dataset.batch_size=16")
-"""128 in a batch: 5,000 tokens, for which a step takes about 130 MiB."""
+SEQUENCES = ("gconfig.n_samples=8", "train_dataset.batch_size=16", "train_dataset.max_items=160")
+"""128 in a batch: 5,000 tokens, for which a step takes about 130 MiB. Ten whole batches an epoch: the rest of one would
+fit into a single micro-batch of half the size."""
 NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "memory allocation of ", "RAW: mmap error: 12")
 """PyTorch's, Rust's for safetensors, abseil's for Ray: whichever of the trainer's threads asks first."""
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
