@@ -25,13 +25,14 @@ def stacks(now: CurrentStatus) -> Iterator[str]:
     supervisors. Raises UsageError where the driver runs elsewhere, ResourceError where py-spy is missing."""
     if now.host != socket.gethostname():
         raise UsageError(f"the run's driver is on {now.host}, and stacks are read on the same machine", "run it there")
-    py_spy = _py_spy()
+    command = py_spy()
     for process in _processes(now):
         yield f"── {_title(process)} (pid {process.pid}) ──"
-        yield _dump(py_spy, process.pid)
+        yield _dump(command, process.pid)
 
 
-def _py_spy() -> str:
+def py_spy() -> str:
+    """Its path. Raises ResourceError where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
@@ -64,9 +65,9 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-def _dump(py_spy: str, pid: int) -> str:
+def _dump(program: str, pid: int) -> str:
     """The stack; what py-spy said where it could not read one."""
-    command = [py_spy, "dump", "--nonblocking", "--pid", str(pid)]
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -13,21 +13,19 @@ slices.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from actors.processes.process_tree import Process, identify
-from launcher.base.errors import UsageError
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import ANY, UNTIL_REPLACED, FaultContext, Figures, Option, fault, seconds
 from scripts.faults.run_processes import title
 from scripts.faults.signals import Missed, hold, kill, resume, stop
+from scripts.run_stacks import py_spy
 
 MOMENTS = (ANY, "rollout", "backward", "optimizer", "publish", "save", "saved")
 RANDOM_MOMENT_S = 3.0
@@ -147,19 +145,10 @@ def _names(folder: Path, begin: str) -> list[str]:
 
 def dump(process: Process) -> list[dict[str, Any]]:
     """The Python stacks of a stopped process. Raises Missed where they can't be read."""
-    words = [str(py_spy()), "dump", "--nonblocking", "--json", "--pid", str(process.pid)]
+    words = [py_spy(), "dump", "--nonblocking", "--json", "--pid", str(process.pid)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)
         threads: list[dict[str, Any]] = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise Missed("py-spy can't read the trainer's stack", "run it as the same user, or as root") from error
     return threads
-
-
-def py_spy() -> Path:
-    """Raises UsageError where it is not installed."""
-    beside = Path(sys.executable).with_name("py-spy")
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
-    if found is None:
-        raise UsageError("py-spy is not installed", "it is among this project's dependencies: install them")
-    return Path(found)
