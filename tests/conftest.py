@@ -21,7 +21,9 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
-from tests.support.machine import factor
+pytest.register_assert_rewrite("tests.programs", "tests.support")  # else a check that fails there says nothing else
+
+from tests.support.machine import factor  # noqa: E402
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start some thousand processes
 sys.dont_write_bytecode = False

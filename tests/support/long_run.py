@@ -62,6 +62,8 @@ class LongRun:
         self._event("run.started", reason="resumed" if self._step else "fresh")
         self._now += 30
         self._event("trainer.started", subject="trainer", prompts=EPOCH * BATCH, total_steps=self._steps)
+        before = f"to step {self._step - 1}" if self._step else "to the first weights"
+        self._event("trainer.restored", subject="trainer", reason=before, global_step=self._step - 1)
         self._event("run.running", reason="nothing to do", state="RUNNING")
         for server in SERVERS:
             self._event("server.ready", subject=server, url=f"http://127.0.0.1:3000{server[-1]}")
