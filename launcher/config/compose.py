@@ -24,6 +24,7 @@ from launcher.base.errors import ConfigError
 from launcher.config import hydra_plugin
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
 from launcher.config.hydra_messages import deleted, explain, unknown_key
+from launcher.config.retired import accept_retired, drop_retired
 from launcher.config.schema import RunConfig
 from launcher.config.settings import Duration, settings_of
 
@@ -45,7 +46,8 @@ def register() -> None:
     OmegaConf.register_new_resolver("repo", _below_repository, replace=True)
     # A held-out data set is a section like any other here, so that `valid_dataset.path=…` can be given where the
     # preset has none: Hydra can't override below a section that is null.
-    ConfigStore.instance().store(name="schema", node=RunConfig(valid_dataset=HeldOutConfig()))
+    schema = accept_retired(RunConfig(valid_dataset=HeldOutConfig()))
+    ConfigStore.instance().store(name="schema", node=schema)
     hydra_plugin.store()
 
 
@@ -146,6 +148,7 @@ def _plain(value: Any) -> Any:
 def to_run_config(composed: DictConfig) -> RunConfig:
     """Resolve, convert and complete a composed configuration, once. Raises ConfigError."""
     try:
+        drop_retired(composed)
         _refuse_other_keys(composed)
         _drop_absent_held_out(composed)
         _complete_further(composed)

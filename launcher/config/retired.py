@@ -1,0 +1,44 @@
+"""Settings whose mechanism has gone. For one version each is still accepted, and one line says that it does nothing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from launcher.config.settings import MISSING
+
+RETIRED: Mapping[str, str] = {}
+"""Each key, and what takes its place: a sentence."""
+
+
+def accept_retired(schema: Any) -> DictConfig:
+    """The schema with the retired keys, so that Hydra takes them from presets and from the command line too."""
+    accepting: DictConfig = OmegaConf.structured(schema)
+    with open_dict(accepting):
+        for key in RETIRED:
+            OmegaConf.update(accepting, key, MISSING, force_add=True)
+    return accepting
+
+
+def drop_retired(composed: DictConfig) -> None:
+    """Take them out of what was composed; those that were given are named on stderr."""
+    for key in RETIRED:
+        section, _, name = key.rpartition(".")
+        node = OmegaConf.select(composed, section) if section else composed
+        if not isinstance(node, DictConfig):
+            continue  # its section was set to null
+        is_given = name in node  # one that is missing is not
+        if is_given:
+            _report_once(key, RETIRED[key])
+        if is_given or OmegaConf.is_missing(node, name):
+            with open_dict(node):
+                del node[name]
+
+
+@functools.cache  # a sweep composes each of its trials
+def _report_once(key: str, sentence: str) -> None:
+    print(f"note: {key} does nothing any more: {sentence}", file=sys.stderr)
