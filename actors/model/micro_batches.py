@@ -1,8 +1,7 @@
 """Rollouts to tensors: sequences laid out in micro-batches of at most `max_tokens_per_mb` tokens, padding included.
 
-Packed: one after another in one row, of which attention must know (`packed_attention.py`); nothing is padding.
-Padded: longest first, so that sequences of like length lie together and little is padding. Rows are padded on the
-right: under causal attention no real token looks to its right, so neither a mask nor position ids are needed.
+Longest first, so that sequences of like length lie together: of GSM8K's answers 1 to 4 % is padding. Rows are padded on
+the right: under causal attention no real token looks to its right, so neither a mask nor position ids are needed.
 What is asked of the model is a flat list of tokens, so nothing downstream knows of rows and padding.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -66,8 +64,7 @@ class MicroBatch:
 
     `input_ids` [rows, width]; `positions` index the flattened hidden states [rows * width] that predict the tokens
     `targets`; `sequences` say which sequence of the batch each token is of. `learns`: it has a backward pass.
-    `lengths`: of the sequences that are packed in its one row; () where each has a row. The last three are None unless
-    a pass before the first gradient has found them.
+    The last three are None unless a pass before the first gradient has found them.
     """
 
     input_ids: Tensor
@@ -76,7 +73,6 @@ class MicroBatch:
     sequences: Tensor
     server_logprobs: Tensor
     learns: bool
-    lengths: tuple[int, ...] = ()
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     advantages: Tensor | None = None
@@ -125,26 +121,20 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
 
 
 def share_out(
-    sequences: Sequence[SampledSequence], learning: Sequence[bool], max_tokens: int, *, ranks: int, packs: bool
+    sequences: Sequence[SampledSequence], learning: Sequence[bool], max_tokens: int, *, ranks: int
 ) -> list[list[MicroBatch]]:
     """`lay_out`, and its micro-batches of each rank."""
-    laid = lay_out([len(one) for one in sequences], learning, max_tokens, ranks=ranks, packs=packs)
-    return batches_of(sequences, laid, packs=packs)
+    return batches_of(sequences, lay_out([len(one) for one in sequences], learning, max_tokens, ranks=ranks))
 
 
-def batches_of(
-    sequences: Sequence[SampledSequence], laid: Sequence[Sequence[Layout]], *, packs: bool
-) -> list[list[MicroBatch]]:
+def batches_of(sequences: Sequence[SampledSequence], laid: Sequence[Sequence[Layout]]) -> list[list[MicroBatch]]:
     """The micro-batches of each rank of what `lay_out` gave for these sequences."""
     return [
-        [tensors_of(sequences, rows, learns, packs) if rows else _nothing(learns, packs) for rows, learns in share]
-        for share in laid
+        [tensors_of(sequences, rows, learns) if rows else _nothing(learns) for rows, learns in share] for share in laid
     ]
 
 
-def lay_out(
-    lengths: Sequence[int], learning: Sequence[bool], max_tokens: int, *, ranks: int, packs: bool
-) -> list[list[Layout]]:
+def lay_out(lengths: Sequence[int], learning: Sequence[bool], max_tokens: int, *, ranks: int) -> list[list[Layout]]:
     """Every sequence once, on one of the ranks: those that teach nothing (`learning` False) apart, since they need no
     backward pass.
 
@@ -152,13 +142,12 @@ def lay_out(
     ranks, and one that another rank doesn't make would be waited for for ever. Raises as `pack`.
     """
     shares: list[list[Layout]] = [[] for _ in range(ranks)]
-    divide = fill if packs else pack
     for learns in (True, False):
         chosen = [index for index, flag in enumerate(learning) if flag is learns]
         divided = []
         for mine in deal([lengths[index] for index in chosen], ranks=ranks):
             own = [chosen[index] for index in mine]
-            parts = divide([lengths[index] for index in own], max_tokens=max_tokens)
+            parts = pack([lengths[index] for index in own], max_tokens=max_tokens)
             divided.append([[own[row] for row in one] for one in parts])
         most = max(map(len, divided))
         for share, parts in zip(shares, divided, strict=True):
@@ -167,7 +156,7 @@ def lay_out(
 
 
 def tokens_in_rows(laid: Sequence[Sequence[Layout]], lengths: Sequence[int]) -> int:
-    """How many tokens the model computes where each sequence has a row, as wide as the longest of its micro-batch."""
+    """How many tokens the model computes: each sequence has a row, as wide as the longest of its micro-batch."""
     return sum(len(rows) * max(lengths[row] for row in rows) if rows else 1 for share in laid for rows, _ in share)
 
 
@@ -188,7 +177,12 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
 
     Raises ConfigError for a sequence that is longer than that alone.
     """
-    _refuse_too_long(lengths, max_tokens)
+    if lengths and (longest := max(lengths)) > max_tokens:
+        raise ConfigError(
+            f"a sequence of {longest} tokens does not fit in a micro-batch of {max_tokens}",
+            f"set actor.mb_spec.max_tokens_per_mb to at least {longest} (prompt and completion together), "
+            "or make gconfig.max_new_tokens or train_dataset.max_length smaller",
+        )
     longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     packed: list[list[int]] = []
     for index in longest_first:
@@ -200,39 +194,15 @@ def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     return packed
 
 
-def fill(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Indices into `lengths`, in micro-batches of at most `max_tokens` tokens without padding: the fewest that `deal`
-    finds, of about as many tokens. Deterministic. Raises as `pack`."""
-    _refuse_too_long(lengths, max_tokens)
-    for n in range(-(-sum(lengths) // max_tokens), len(lengths)):
-        dealt = deal(lengths, ranks=n)
-        if all(sum(lengths[index] for index in one) <= max_tokens for one in dealt):
-            return dealt
-    return [[index] for index in range(len(lengths))]
-
-
-def _refuse_too_long(lengths: Sequence[int], max_tokens: int) -> None:
-    if lengths and (longest := max(lengths)) > max_tokens:
-        raise ConfigError(
-            f"a sequence of {longest} tokens does not fit in a micro-batch of {max_tokens}",
-            f"set actor.mb_spec.max_tokens_per_mb to at least {longest} (prompt and completion together), "
-            "or make gconfig.max_new_tokens or train_dataset.max_length smaller",
-        )
-
-
-def tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], learns: bool, packs: bool) -> MicroBatch:
-    """Those of `sequences` at `rows`, in one micro-batch; packed in one row, or each in its own."""
+def tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], learns: bool) -> MicroBatch:
+    """Those of `sequences` at `rows`, each in a row of one micro-batch."""
     chosen = [sequences[row] for row in rows]
-    lengths = [len(one) for one in chosen]
-    widths = lengths if packs else [max(lengths)] * len(chosen)
-    tokens = [
-        [*one.prompt, *one.completion, *[PADDING] * (n - len(one))] for one, n in zip(chosen, widths, strict=True)
-    ]
-    begins = [0, *accumulate(widths)][:-1]
-    starts = [begin + len(one.prompt) - 1 for begin, one in zip(begins, chosen, strict=True)]  # predicts the first
+    width = max(map(len, chosen))
+    starts = [row * width + len(one.prompt) - 1 for row, one in enumerate(chosen)]  # predicts the first
     return MicroBatch(
-        input_ids=torch.tensor([list(chain(*tokens))] if packs else tokens, dtype=torch.int64),
-        lengths=tuple(lengths) if packs else (),
+        input_ids=torch.tensor(
+            [[*one.prompt, *one.completion, *[PADDING] * (width - len(one))] for one in chosen], dtype=torch.int64
+        ),
         positions=_integers(start + place for start, one in zip(starts, chosen, strict=True) for place in one.places),
         targets=_integers(one.completion[place] for one in chosen for place in one.places),
         sequences=_integers(row for row, one in zip(rows, chosen, strict=True) for _ in one.places),
@@ -243,7 +213,7 @@ def tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], learns
     )
 
 
-def _nothing(learns: bool, packs: bool) -> MicroBatch:
+def _nothing(learns: bool) -> MicroBatch:
     """One token, of which nothing is asked: a pass without figures, whose gradient is 0."""
     return MicroBatch(
         input_ids=torch.tensor([[PADDING]], dtype=torch.int64),
@@ -252,7 +222,6 @@ def _nothing(learns: bool, packs: bool) -> MicroBatch:
         sequences=_integers(()),
         server_logprobs=torch.tensor((), dtype=torch.float32),
         learns=learns,
-        lengths=(1,) if packs else (),
     )
 
 

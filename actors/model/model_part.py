@@ -7,7 +7,6 @@ for the order in which gradients are summed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,16 +15,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.model import model_folder
 from actors.model.advantages import batch_normalised
 from actors.model.lora import add_adapters, merged_weights
-from actors.model.micro_batches import MicroBatch, SampledSequence, tensors_of
+from actors.model.micro_batches import SampledSequence, tensors_of
 from actors.model.model_sources import Empty, Sources
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
-from actors.model.packed_attention import PackingTrial, find_packing
 from actors.model.rank_collectives import RankGroup
 from actors.model.token_logprobs import LogprobModel
 from actors.model.torch_settings import checkpoint_layers, own_dtype, torch_dtype
@@ -34,8 +31,6 @@ from launcher.checkpoints.manifest import MOMENTS
 from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
-
-log = logging.getLogger("trainer")
 
 
 class ModelPart:
@@ -72,7 +67,6 @@ class ModelPart:
         self._batches: list[Batch] = []
         self._sums: list[Sums] = []
         self._kept: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
-        self._pack(reference)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -86,27 +80,6 @@ class ModelPart:
     @property
     def _is_adamw(self) -> bool:
         return self._actor.optimizer.type == ADAMW
-
-    def _pack(self, reference: LogprobModel | None) -> None:
-        """Sequences in one row, where that is asked for and found to hold on this model."""
-        farthest = self._group.largest if self._group is not None else Tensor.clone
-        packing = find_packing(self.model, self._actor, self._device, tried=self._tried, farthest=farthest)
-        log.info("%s", packing.note)
-        self.objective.packs = bool(packing.attention)
-        if packing.attention and reference is not None:
-            reference.model.set_attn_implementation(packing.attention)
-
-    def _tried(self, rows: Sequence[MicroBatch]) -> PackingTrial:
-        """Forward and backward; gradients of the first layer, or this rank's slices of them."""
-        found = []
-        for row in rows:
-            logprobs, _ = self.objective.logprobs(self.policy, row.to(self._device), temperature=1.0, dtype=self._dtype)
-            logprobs.sum().backward()  # type: ignore[no-untyped-call]
-            found.append(logprobs.detach())
-        layer = next(module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer))
-        gradients = [_local(one.grad).flatten() for one in layer.parameters() if one.grad is not None]
-        self.optimizer.zero_grad(set_to_none=True)
-        return PackingTrial(torch.cat(found), torch.cat(gradients))
 
     # ── a step ──
 
@@ -208,7 +181,7 @@ class ModelPart:
     def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Of `completion` after `prompt`, at temperature 1."""
         text = SampledSequence(prompt=tuple(prompt), completion=tuple(completion), logprobs=(0.0,) * len(completion))
-        asked = tensors_of([text], [0], False, self.objective.packs)
+        asked = tensors_of([text], [0], False)
         found, _ = self.objective.logprobs(self.policy, asked.to(self._device), temperature=1.0, dtype=self._dtype)
         values: list[float] = found.tolist()
         return values

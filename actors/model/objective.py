@@ -42,7 +42,7 @@ MOST_KL = 10.0
 class Batch:
     """A batch ready to run, or the part of it that one optimizer step is taken on. `advantages` and `weights` have an
     entry for each sequence of it, `micro_batches` are one rank's; all else is of all ranks. `n_tokens`: that the model
-    made; `n_given`: those and the prompts'; `n_in_rows`: with the padding that they have, or would have, unpacked."""
+    made; `n_given`: those and the prompts'; `n_in_rows`: with their padding."""
 
     advantages: Tensor
     weights: Tensor
@@ -86,7 +86,6 @@ class Objective:
         self._temperature = temperature
         self._dtype = dtype
         self._reference = reference
-        self.packs = False
 
     @property
     def looks_ahead(self) -> bool:
@@ -130,8 +129,7 @@ class Objective:
         advantages, weights, kept = of_rollouts[of], weights[of], kept[of]
         learning = (((advantages != 0) | all_learn) & kept).tolist()  # NaN learns: it shows
         most, given = actor.mb_spec.max_tokens_per_mb, [len(one) for one in sequences]
-        laid = lay_out(given, learning, most, ranks=ranks, packs=self.packs)
-        rows = lay_out(given, learning, most, ranks=ranks, packs=False) if self.packs else laid
+        laid = lay_out(given, learning, most, ranks=ranks)
         return [
             Batch(
                 advantages=advantages,
@@ -139,10 +137,10 @@ class Objective:
                 micro_batches=micro_batches,
                 n_tokens=int(lengths.sum()),
                 n_given=sum(given),
-                n_in_rows=tokens_in_rows(rows, given),
+                n_in_rows=tokens_in_rows(laid, given),
                 n_learning=sum(learning),
             )
-            for micro_batches in batches_of(sequences, laid, packs=self.packs)
+            for micro_batches in batches_of(sequences, laid)
         ]
 
     def _is_kept(self, completion: Completion) -> bool:
@@ -314,9 +312,7 @@ class Objective:
         """Log-probs of the completion tokens and the entropies there, in float32 whatever the arithmetic."""
         asked = (micro_batch.input_ids, micro_batch.positions, micro_batch.targets)
         with _arithmetic(micro_batch.input_ids.device, dtype):
-            found: tuple[Tensor, Tensor] = model(
-                *asked, temperature=temperature, entropy_learns=entropy_learns, lengths=micro_batch.lengths
-            )
+            found: tuple[Tensor, Tensor] = model(*asked, temperature=temperature, entropy_learns=entropy_learns)
             return found
 
     def _kl_ref(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:

@@ -72,8 +72,7 @@ class OlderWeights:
     ) -> dict[tuple[str, int], float]:
         sums, tokens = Counter[str](), Counter[str]()
         twin = self._share(weights)
-        packs = self._part.objective.packs
-        (micro_batches,) = share_out(sequences, [False] * len(sequences), self._max_tokens, ranks=1, packs=packs)
+        (micro_batches,) = share_out(sequences, [False] * len(sequences), self._max_tokens, ranks=1)
         for micro_batch in micro_batches:
             apart = self._part.objective.token_distances(twin, micro_batch.to(self._device))
             for place, by in zip(micro_batch.sequences.tolist(), apart.tolist(), strict=True):

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from actors.model.packed_attention import packed_arguments
-
 LOGITS_AT_ONCE = 1 << 26
 """Logits of one piece: 256 MiB of float32, and about three times that while its gradient is made."""
 
@@ -32,15 +30,12 @@ class LogprobModel(nn.Module):
         *,
         temperature: float,
         entropy_learns: bool = False,
-        lengths: tuple[int, ...] = (),
     ) -> tuple[Tensor, Tensor]:
         """Log-probs of `targets` and the entropies there, both [tokens], float32.
 
-        `positions` index the flattened hidden states of `input_ids` [rows, width], one for each target. `lengths`: of
-        the sequences that are packed in one row.
+        `positions` index the flattened hidden states of `input_ids` [rows, width], one for each target.
         """
-        packed = packed_arguments(lengths, self.model.config._attn_implementation, input_ids.device)
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         predicting = hidden.flatten(0, 1).index_select(0, positions)
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         temperature *= getattr(self.model.config, "logits_scaling", 1.0)  # Granite's logits are divided by it

@@ -56,8 +56,7 @@ class UpdateStats:
     `is_of_rewards`: their advantages are not, so that no weights could have made it finite.
     `kl_ref` is None without a reference, `overlong_penalty`, the mean over completions, where there is none.
     `behave_weight` and `behave_over_cap`, of the decoupled loss: the mean weight, and the share of tokens over the cap.
-    `padding_ratio`: the share of padding among the tokens of a pass in which each sequence has a row, of all ranks:
-    what packing saves.
+    `padding_ratio`: the share of padding among the tokens of a pass, of all ranks.
     `n_learning`: sequences whose advantage is not 0; none at all means that `commit` leaves the weights exactly as they
     are.
     """

@@ -11,7 +11,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from launcher.config.settings import MISSING
 
-RETIRED: Mapping[str, str] = {}
+RETIRED: Mapping[str, str] = {
+    "actor.use_remove_padding": "sequences of like length share a micro-batch, of which 1 to 4 % is padding",
+}
 """Each key, and what takes its place: a sentence."""
 
 

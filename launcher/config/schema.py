@@ -197,7 +197,6 @@ class ActorConfig(LoraConfig, RecipeConfig):
         "float32", "in which trainer ranks gather weights; bfloat16: half the traffic, with actor.dtype=bfloat16", DTYPE
     )
     attn_implementation: str = setting("sdpa", "as transformers names it")
-    use_remove_padding: bool | None = setting(None, "pack sequences, no padding; null: on a GPU, where a trial holds")
     gradient_checkpointing: bool = setting(False, "compute activations twice instead of keeping them")
     mb_spec: MicroBatchConfig = part(MicroBatchConfig)
     optimizer: OptimizerConfig = part(OptimizerConfig)

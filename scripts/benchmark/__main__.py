@@ -14,8 +14,6 @@ from scripts.ending import DONE, ended
 from scripts.faults.started_run import PRESET
 
 BENCHMARKS = {
-    "rollout": "tokens/s of our rollouts against plain clients of the same server",
-    "step": "share of a step that is neither generation nor training",
     "foreign_step": "a step of the real AReaL under the launcher, with its servers, against one without it",
     "publish": "new weights to the server: from a folder, as tensors, over a group",
     "supervision": "steps with supervision against steps without, in one run",
@@ -23,7 +21,6 @@ BENCHMARKS = {
     "hangs": "from a server's SIGSTOP until it is condemned, and its requests are answered elsewhere",
     "trainer_kills": "a killed trainer to the next committed step, with a parked trainer and without",
     "state": "how long a step waits for its state in memory and a checkpoint: on its path and beside the next",
-    "start": "from the command to the first optimizer step",
     "restores": "made runs with one cause each: which is named, and what going back costs",
     "scale": "monitor, Coordinator and pool with 10, 100 and 1,000 simulated servers, and 8 and 64 trainer ranks",
     "onsets": "how well onsets are found in made series: precision, recall, error",

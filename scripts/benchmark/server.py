@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-import psutil
 
 from actors.rollout.live_rollouts import LoopThread
 from actors.rollout.server_pool import ServerPool
@@ -62,13 +59,3 @@ async def pool_of(servers: Sequence[ServerInfo]) -> ServerPool:
     pool = ServerPool(no_probe)
     await pool.update(servers)
     return pool
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of all its descendants that have not ended meanwhile."""
-    head = psutil.Process(pid)
-    times = [head.cpu_times()]
-    for process in head.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times.append(process.cpu_times())
-    return sum(time.user + time.system for time in times)

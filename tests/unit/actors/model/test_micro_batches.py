@@ -54,7 +54,7 @@ def test_layout_by_hand():
         SampledSequence(prompt=(5,), completion=(6, 7), logprobs=(-0.1, -0.2)),
         SampledSequence(prompt=(1, 2, 3), completion=(4,), logprobs=(-0.3,)),
     ]
-    ((batch,),) = share_out(sequences, [True, True], 100, ranks=1, packs=False)
+    ((batch,),) = share_out(sequences, [True, True], 100, ranks=1)
     assert batch.input_ids.tolist() == [[1, 2, 3, 4], [5, 6, 7, PADDING]]
     assert batch.positions.tolist() == [2, 4, 5]  # the token before each completion token, rows of 4
     assert batch.targets.tolist() == [4, 6, 7]
@@ -64,7 +64,7 @@ def test_layout_by_hand():
 
 def test_sequences_that_teach_nothing_are_kept_apart():
     sequences = [SampledSequence(prompt=(1,), completion=(2,), logprobs=(-0.1,)) for _ in range(3)]
-    (batches,) = share_out(sequences, [False, True, False], 100, ranks=1, packs=False)
+    (batches,) = share_out(sequences, [False, True, False], 100, ranks=1)
     assert [(batch.learns, batch.sequences.tolist()) for batch in batches] == [(True, [1]), (False, [0, 2])]
 
 
@@ -75,21 +75,19 @@ def test_tokens_in_rows_are_those_of_the_tensors():
     ]
     lengths, learning = [len(one) for one in sequences], [source.random() < 0.3 for _ in sequences]
     for ranks in (1, 2, 8):
-        laid = lay_out(lengths, learning, 24, ranks=ranks, packs=False)
-        shares = share_out(sequences, learning, 24, ranks=ranks, packs=False)
+        laid = lay_out(lengths, learning, 24, ranks=ranks)
+        shares = share_out(sequences, learning, 24, ranks=ranks)
         made = sum(batch.input_ids.numel() for share in shares for batch in share)
         assert sum(lengths) < tokens_in_rows(laid, lengths) == made, ranks
     assert any(not rows for share in laid for rows, _ in share), "of 8 ranks some have empty ones"
 
 
-@pytest.mark.parametrize("packs", [False, True])
-def test_what_rows_take_is_known_packed_or_not(packs):
+def test_what_rows_take_is_known():
     objective = Objective(ActorConfig(), temperature=1.0, dtype=torch.float32, reference=None)
-    objective.packs = packs
     groups = make_groups()
     ((batch,),) = objective.prepare(groups)
     made = sum(one.input_ids.numel() for one in batch.micro_batches)
-    assert made == (batch.n_given if packs else batch.n_in_rows)
+    assert made == batch.n_in_rows
     assert batch.n_given == sum(map(len, sequences_of(groups))) < batch.n_in_rows
 
 

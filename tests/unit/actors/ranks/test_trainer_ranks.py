@@ -79,7 +79,6 @@ VARIANTS = {
         "lora_alpha": 8.0,
         "gradient_checkpointing": True,
     },
-    "packed, in small micro-batches": {"use_remove_padding": True, "mb_spec": CUT_SMALL},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, layers computed twice": {"dtype": "bfloat16", "gradient_checkpointing": True, "mb_spec": CUT_SMALL},
 }
@@ -325,7 +324,7 @@ def test_deal_is_whole_and_fair(lengths, ranks):
 @given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1), st.integers(1, 4))
 def test_all_ranks_make_the_same_passes(made, ranks):
     sequences = [SampledSequence(prompt=(1,), completion=(2,) * n, logprobs=(0.0,) * n) for n, _ in made]
-    shares = share_out(sequences, [learns for _, learns in made], 32, ranks=ranks, packs=False)
+    shares = share_out(sequences, [learns for _, learns in made], 32, ranks=ranks)
     passes = [[batch.learns for batch in share] for share in shares]
     assert passes == [passes[0]] * ranks
     found = [index for share in shares for batch in share for index in batch.sequences.unique().tolist()]

@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: ratios, the parts of a step, the milestones of a start. Nothing is timed here."""
+"""The benchmark's arithmetic: ratios and spreads. Nothing is timed here."""
 
 import argparse
 import re
@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.config.compose import REPOSITORY
-from launcher.run_files.journal import append_line
-from scripts.benchmark import scale, start
+from scripts.benchmark import scale
 from scripts.benchmark.__main__ import BENCHMARKS
 from scripts.benchmark.measured import Measured, paired_ratio, spread
-from scripts.benchmark.step import measured, read_step_times, step_times
 from tests.e2e.test_benchmarks import BY_FAULT_BENCH, SMALLEST
 
 POSITIVE = st.floats(0.01, 100.0)
@@ -67,57 +65,6 @@ def test_what_was_measured_is_printed_and_what_has_no_point_is_not():
     ratio = paired_ratio([2.0], [1.0])
     found = Measured(points={"step_s": [1.0], "never_s": []}, ratios={"on ÷ off": ratio}, notes=["complete"])
     assert [*found.lines()] == ["step_s   1", "on ÷ off: 2.000 (2.000 to 2.000)", "complete"]
-
-
-def line(step, time, *, attempt=1, rollout=0.5, train=0.3, publish=0.05, checkpoint=0.0):
-    return {
-        "global_step": step,
-        "attempt": attempt,
-        "time": time,
-        "timeperf/rollout_s": rollout,
-        "timeperf/train_s": train,
-        "timeperf/publish_s": publish,
-        "timeperf/checkpoint_s": checkpoint,
-    }
-
-
-def test_what_is_neither_generation_nor_training_is_the_rest_of_the_time_between_two_lines():
-    (time,) = step_times([line(0, 100.0), line(1, 101.0, checkpoint=0.1)], [])
-    assert time.neither == pytest.approx(0.2)
-    assert time.rest == pytest.approx(0.05)
-    assert measured([time]).points["neither_%"] == [pytest.approx(20.0)]
-
-
-def test_steps_with_an_evaluation_or_a_restart_within_are_left_out():
-    lines = [
-        line(0, 0.0),
-        line(1, 1.0),
-        line(2, 9.0),
-        line(3, 10.0),
-        line(2, 40.0, attempt=2),
-        line(3, 41.0, attempt=2),
-    ]
-    assert [time.global_step for time in step_times(lines, [8.5])] == [1, 3, 3]
-
-
-def test_a_run_is_read_from_its_logs(paths):
-    for written in (line(0, 10.0), line(1, 11.0), line(2, 13.0)):
-        append_line(paths.metrics, written)
-    append_line(paths.events, {"event": "eval.done", "time": 12.0})
-    append_line(paths.events, {"event": "checkpoint.committed", "time": 10.5})
-    assert [time.global_step for time in read_step_times(paths)] == [1]
-
-
-def test_milestones_are_the_first_of_their_events_and_the_first_line_of_metrics(paths):
-    append_line(paths.metrics, line(0, 1030.0))
-    for at, event in enumerate(("run.started", "server.starting", "trainer.started", "eval.done", "eval.done")):
-        append_line(paths.events, {"event": event, "time": 1000.0 + at})
-    assert start.milestones(paths) == {
-        "ray_is_up_s": 1000.0,
-        "trainer_ready_s": 1002.0,
-        "evaluated_before_s": 1003.0,
-        "first_step_s": 1030.0,
-    }
 
 
 @pytest.mark.slow
