@@ -7,8 +7,6 @@
 --real-servers     the real SGLang in tests/chaos/test_lost_nodes.py, in place of stand-ins
 """
 
-import asyncio
-import inspect
 import os
 import shutil
 import signal
@@ -92,16 +90,6 @@ def _signals_as_before():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """A test that is `async def` runs on a loop of its own."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(pyfuncitem.obj(**given))
-    return True
 
 
 @pytest.hookimpl(tryfirst=True)

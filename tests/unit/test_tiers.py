@@ -1,11 +1,13 @@
 """Which tests are run without an option, with which, and what the last line says of the others (tests/conftest.py)."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from tests import conftest
 
@@ -119,3 +121,15 @@ def test_the_last_line_counts_what_is_not_run():
     (line,) = (line for line in said.splitlines() if line.startswith("not run: "))
     assert "slow (pytest --all runs them)" in line
     assert "long (pytest --long runs them)" in line
+
+
+def test_the_workflow_and_ci_run_have_the_same_parts():
+    """Nobody runs the workflow before it is on GitHub."""
+    script = (REPOSITORY / ".ci" / "run").read_text()
+    jobs = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    asked = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    parts = {line.removeprefix("bash .ci/run ") for line in asked}
+    assert parts == set({*re.findall(r"all \| (.+)\) ;;", script)[0].split(" | ")}) == {"quick", "checks", "slow"}
+    command = ["bash", str(REPOSITORY / ".ci" / "run"), "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "it is quick, checks, slow" in done.stdout) == (2, True), done.stdout + done.stderr
