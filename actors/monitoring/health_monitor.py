@@ -87,10 +87,10 @@ class HealthMonitor:
 
     # ── servers ──
 
-    def watch(self, targets: Sequence[Watched], *, is_starting: bool = False) -> None:
-        """These are the servers now; repeat it often. `is_starting`: a further one is, which is not watched yet."""
+    def watch(self, targets: Sequence[Watched]) -> None:
+        """These are the servers now; repeat it often."""
         if self._memory is not None:
-            look = partial(asyncio.to_thread, self._memory.look, is_starting=is_starting)
+            look = partial(asyncio.to_thread, self._memory.look)
             self._memory_look.start_if_due(look, self._clock(), self._config.memory.sample_interval_s)
         for target in targets:
             known = self._watches.get(target.server.name)

@@ -74,20 +74,18 @@ class HealthMonitorActor:
         journal = self._journal = Journal(paths.events, self._attempt, time.time, in_background=True)
         journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
         self._alerts = IncidentAlerts.begun(config.alerts, paths, self._attempt)
-        memory = MemoryWatch(config.memory, journal, series=LineLog(paths.memory))
+        memory = MemoryWatch(journal, series=LineLog(paths.memory))
         series = await _until_read(partial(RewardSeries.read, paths))
         return HealthMonitor(config, journal, SGLangClient(keys), series=series, memory=memory, far=far_tree)
 
-    async def watch(
-        self, targets: Sequence[Watched], at: float | None = None, is_starting: bool = False, hold_s: float = 0.0
-    ) -> MonitorView:
+    async def watch(self, targets: Sequence[Watched], at: float | None = None, hold_s: float = 0.0) -> MonitorView:
         """Take these servers, and return the view: when a verdict has changed since the last one, at once where another
         asks, else after `hold_s`. `at`: now, on the caller's clock."""
         monitor = await self._ready()
         if self._journal is not None:
             self._journal.write_waiting()
         shift = 0.0 if at is None else clock_shift(at, time.monotonic())
-        monitor.watch([target.shifted(shift) for target in targets], is_starting=is_starting)
+        monitor.watch([target.shifted(shift) for target in targets])
         if hold_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(hold_s):

@@ -21,7 +21,6 @@ from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.exit_reason import HangReasons
 from actors.supervision.fleet_record import index_of
-from actors.supervision.handle_states import ServerStarting
 from actors.supervision.interfaces import Observation
 from actors.supervision.monitor_handle import MonitorHandle, WatchedServers
 from actors.supervision.oom_backoff import OomBackoff
@@ -107,7 +106,6 @@ class ClusterObserver:
                 changed=self.changed,
                 hung_after_s=config.health.supervisor_silence_s,
                 hung=self._monitor_hung,
-                is_starting=lambda: any(isinstance(slot.state, ServerStarting) for slot in self.slots.values()),
             )
         )
         self.disks = DiskWatch.of(paths, config.disk, changed=self._disk_answered)

@@ -37,8 +37,7 @@ LONGEST_TURN_S = 5.0
 
 
 class MonitorHandle:
-    """`targets`: the servers to watch, as they are now; `is_starting`: whether a further one is being started.
-    `changed` is set when a verdict changes.
+    """`targets`: the servers to watch, as they are now. `changed` is set when a verdict changes.
 
     `hung` is called when the monitor's process is ended because it answers nobody: a stopped process is alive to Ray,
     and the trainer would wait at the gate for ever. `hung_after_s` is counted in unanswered questions of ANSWER_S each,
@@ -54,14 +53,12 @@ class MonitorHandle:
         changed: asyncio.Event,
         hung_after_s: float,
         hung: Callable[[], None] = lambda: None,
-        is_starting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._actor = actor
         self._hung = hung
         self._hung_after_s = hung_after_s
         self.silent_s = 0.0
         self._targets = targets
-        self._is_starting = is_starting
         self._changed = changed
         self._view: MonitorView | None = None
         self._turned_at = float("inf")
@@ -129,7 +126,7 @@ class MonitorHandle:
 
     async def _ask(self) -> MonitorView:
         hold_s, self._hold_s = self._hold_s, HOLD_S
-        call = self._actor.watch.remote(list(self._targets()), time.monotonic(), self._is_starting(), hold_s)
+        call = self._actor.watch.remote(list(self._targets()), time.monotonic(), hold_s)
         view: MonitorView = await answer(call, within_s=hold_s + ANSWER_S, of="the HealthMonitor")
         return _on_this_clock(view)
 

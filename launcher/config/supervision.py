@@ -218,6 +218,5 @@ class MemoryConfig:
     min_concurrent_rollouts: int = setting(2, "max_concurrent_rollouts is halved down to it", COUNT)
     change_learning: bool = setting(False, "then max_new_tokens and n_samples too, which changes what is learned")
     min_new_tokens: int = setting(64, "max_new_tokens is halved down to it", COUNT)
-    warn_before_s: float = setting(600.0, "a rise that reaches the limit within so long is reported", POSITIVE)
     sample_interval_s: float = setting(10.0, "between two samples of how much memory is used", POSITIVE)
     remember: bool = setting(True, "what gave way is kept below cluster.fileroot, and used by the next attempt")

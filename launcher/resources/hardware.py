@@ -22,6 +22,7 @@ from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.gpus import Gpu, UnreadableGpu, find_gpus, gpu_of, nvml, read_text
 from launcher.resources.placement import gpus_needed
 
+HOST_MEMORY = "host memory"
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 OWN_CGROUP = PROC / "self" / "cgroup"
@@ -260,7 +261,7 @@ def memory_in_use() -> dict[str, tuple[float, float]]:
     """Bytes used, and bytes there are, of the host and of each GPU of the node, whoever uses them."""
     host = psutil.virtual_memory()
     limit, used = cgroup_memory()
-    in_use = {"host memory": (used, limit) if limit < host.total else (host.total - host.available, host.total)}
+    in_use = {HOST_MEMORY: (used, limit) if limit < host.total else (host.total - host.available, host.total)}
     with contextlib.suppress(pynvml.NVMLError), nvml() as count:  # no driver
         for index in range(count):
             with contextlib.suppress(UnreadableGpu):  # it has fallen off the bus: the others have not

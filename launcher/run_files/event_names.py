@@ -119,7 +119,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "state.no_room": "memory has no room for the state after each step",
     "state.failed": "the state after a step could not be kept in memory",
     "state.damaged": "a state in memory failed its verification",
-    "memory.rising": "memory rises steadily towards its limit",
+    "memory.rising": "90 % of the host's memory is in use",
     "memory.compared": "a GPU's memory, as it was planned and as it was seen",
     "memory.off_plan": "a GPU's memory is more than 15 % from what was planned",
     "memory.ran_out": "a process ran out of memory, with the settings it had",

@@ -17,7 +17,7 @@ import pynvml
 from actors.processes.process_tree import descendants
 from launcher.base.wording import counted
 from launcher.resources.gpus import UnreadableGpu, handle_of, nvml
-from launcher.resources.hardware import find_hardware, memory_in_use, oom_kills
+from launcher.resources.hardware import HOST_MEMORY, find_hardware, memory_in_use, oom_kills
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import RecordedRun
 from scripts.health.run_check import Subject
@@ -111,7 +111,7 @@ def _own_pids(subject: Subject) -> dict[int, str]:
 
 def check_memory(subject: Subject) -> list[Finding]:
     own, view = _own_pids(subject), subject.view
-    host = judge_memory("host memory", *memory_in_use()["host memory"])
+    host = judge_memory(HOST_MEMORY, *memory_in_use()[HOST_MEMORY])
     rss: dict[str, int] = {}
     for pid, name in own.items():
         with contextlib.suppress(psutil.Error):  # ended meanwhile

@@ -52,7 +52,6 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
     "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
     "launcher/policy/memory_backoff.py": [f"{POLICY}/test_memory_backoff.py"],
-    "launcher/policy/memory_trend.py": [f"{POLICY}/test_memory_backoff.py"],
     "launcher/policy/observation_history.py": [f"{POLICY}/test_liveness.py", f"{POLICY}/test_stopped_servers.py"],
     "launcher/policy/plan_builder.py": PLAN,
     "launcher/policy/reconcile_fleet.py": PLAN,

@@ -75,8 +75,8 @@ class Behind:
         self.client = SGLangClient(self.keys)
         monitor = HealthMonitor(self.config, journal, self.client, series=RewardSeries.read(self.paths))
 
-        async def watch(targets, at, is_starting, hold_s=0.0):
-            monitor.watch(targets, is_starting=is_starting)
+        async def watch(targets, at, hold_s=0.0):
+            monitor.watch(targets)
             return monitor.view()
 
         async def trust(name):

@@ -23,7 +23,7 @@ def actor():
     made = object.__new__(HealthMonitorActor.__ray_metadata__.modified_class)
     made._journal, made._beginning = None, asyncio.Lock()
     made._monitor = SimpleNamespace(
-        changed=asyncio.Event(), watch=lambda targets, is_starting: None, view=lambda: MonitorView(servers=())
+        changed=asyncio.Event(), watch=lambda targets: None, view=lambda: MonitorView(servers=())
     )
     return made
 
@@ -31,7 +31,7 @@ def actor():
 @pytest.mark.parametrize("by_another", [False, True])
 async def test_it_is_held_until_a_verdict_changes_or_another_asks_now(by_another):
     monitor = actor()
-    held = asyncio.create_task(monitor.watch([], None, False, HELD_S))
+    held = asyncio.create_task(monitor.watch([], None, HELD_S))
     for _ in range(20):
         await asyncio.sleep(0)
     assert not held.done()
@@ -47,9 +47,9 @@ async def test_what_changed_between_two_questions_is_told_at_once_and_only_once(
     monitor = actor()
     monitor._monitor.changed.set()
     async with asyncio.timeout(deadline_s()):
-        await monitor.watch([], None, False, HELD_S)
+        await monitor.watch([], None, HELD_S)
     assert not monitor._monitor.changed.is_set()
-    await monitor.watch([], None, False, 0.001)
+    await monitor.watch([], None, 0.001)
 
 
 async def test_no_question_is_answered_with_an_error_while_its_disk_does_not_give_the_keys(paths, monkeypatch):

@@ -1,4 +1,4 @@
-"""Memory that rises is told once, in time; files in the kernel's cache are no memory in use."""
+"""A host that gets full is told once; files in the kernel's cache are no memory in use."""
 
 import time
 from types import SimpleNamespace
@@ -8,7 +8,6 @@ from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.sglang_client import SGLangClient
 from launcher.config.schema import RunConfig
-from launcher.config.supervision import MemoryConfig
 from launcher.resources import hardware
 from launcher.resources.hardware import OomKillWatch, cgroup_memory, memory_in_use, oom_kills
 from launcher.run_files.journal import Journal, read_lines
@@ -17,69 +16,44 @@ from launcher.run_files.run_paths import RunPaths
 MIB = 2**20
 
 
-def watch(tmp_path, used, *, interval_s=10.0, starting=lambda now: False):
-    """Looks at a host with `used(now)` of 1,000 MiB, on which a server is `starting(now)`.
+def watch(tmp_path):
+    """Looks at a host with `used` of 1,000 MiB; returns the reasons of all events so far."""
+    in_use = {"GPU 0 memory": (990 * MIB, 1000 * MIB)}
+    events = tmp_path / "events.jsonl"
+    watching = MemoryWatch(Journal(events, 1, time.time), read=lambda: in_use)
 
-    Returns (look at a time, the events so far).
-    """
-    now = [0.0]
-    watching = MemoryWatch(
-        MemoryConfig(sample_interval_s=interval_s, warn_before_s=600),
-        Journal(tmp_path / "events.jsonl", 1, time.time),
-        read=lambda: {"host memory": (used(now[0]) * MIB, 1000 * MIB)},
-        clock=lambda: now[0],
-    )
+    def look(used):
+        in_use["host memory"] = (used * MIB, 1000 * MIB)
+        watching.look()
+        found = list(read_lines(events)) if events.exists() else []
+        assert {(one["event"], one["subject"]) for one in found} <= {("memory.rising", "host memory")}
+        return [one["reason"] for one in found]
 
-    def look_until(end):
-        while now[0] < end:
-            now[0] += interval_s
-            watching.look(is_starting=starting(now[0]))
-        path = tmp_path / "events.jsonl"
-        return list(read_lines(path)) if path.exists() else []
-
-    return look_until
+    return look
 
 
-def test_a_rise_is_told_once_with_the_time_that_is_left(tmp_path):
-    look_until = watch(tmp_path, lambda now: 500 + now)
-    (event,) = look_until(300)
-    assert (event["event"], event["subject"]) == ("memory.rising", "host memory")
-    assert event["reason"].startswith("rises by 60.0 MiB a minute, full in ")
-    assert 400 < event["full_in_s"] < 500
-
-
-def test_a_rise_that_begins_again_is_told_again(tmp_path):
-    def used(now):
-        return 500 + now if now < 300 else 400 if now < 1200 else 400 + (now - 1200)
-
-    assert [event["event"] for event in watch(tmp_path, used)(2000)] == ["memory.rising"] * 2
-
-
-def test_a_server_that_starts_takes_memory_and_is_no_rise(tmp_path):
-    def used(now):
-        return 300 + 2 * min(now, 150)
-
-    assert watch(tmp_path, used, starting=lambda now: now < 150)(300) == []
-    assert watch(tmp_path, used)(140) != [], "where nobody knows that it starts, it is one"
-
-
-def test_what_comes_and_goes_is_not_told(tmp_path):
-    assert watch(tmp_path, lambda now: 500 + 300 * (now % 20 < 10))(600) == []
+def test_a_host_that_gets_full_is_told_once_until_there_is_room_again(tmp_path):
+    """A GPU is filled on purpose."""
+    look = watch(tmp_path)
+    assert look(899) == []
+    assert look(900) == look(990) == look(880) == look(920) == look(800) == look(910) == ["90% of 1.0 GiB is in use"]
+    assert look(799) == ["90% of 1.0 GiB is in use"]
+    assert look(950) == ["90% of 1.0 GiB is in use", "95% of 1.0 GiB is in use"]
 
 
 async def test_memory_is_looked_at_once_an_interval(tmp_path):
     now, looks = [0.0], []
-    memory = SimpleNamespace(look=lambda *, is_starting: looks.append((now[0], is_starting)))
+    memory = SimpleNamespace(look=lambda: looks.append(now[0]))
     journal = Journal(tmp_path / "events.jsonl", 1, time.time)
     config = RunConfig(experiment_name="exp")
     series = RewardSeries.read(RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0"))
     monitor = HealthMonitor(config, journal, SGLangClient(), series=series, memory=memory, clock=lambda: now[0])
     while now[0] < 35:
         now[0] += 1.0
-        monitor.watch([], is_starting=now[0] == 21.0)
+        monitor.watch([])
         await monitor._memory_look._task
     await monitor.close()
-    assert looks == [(1.0, False), (11.0, False), (21.0, True), (31.0, False)]
+    assert looks == [1.0, 11.0, 21.0, 31.0]
 
 
 def test_this_host_has_memory_in_use():

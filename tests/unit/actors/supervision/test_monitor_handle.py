@@ -56,7 +56,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
     """A stopped process is alive to Ray: the trainer would wait at the gate, and the run hang."""
     told, answers = [], [SOUND]
 
-    def watch(targets, at, is_starting, hold_s):
+    def watch(targets, at, hold_s):
         return answers.pop() if answers else never()
 
     look(watch, lambda link: ended, hung=lambda: told.append("hung"))
@@ -66,7 +66,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
 def test_one_that_is_being_restarted_is_left_alone(ended):
     asked = []
 
-    def watch(targets, at, is_starting, hold_s):
+    def watch(targets, at, hold_s):
         asked.append(1)
         if len(asked) == 1:
             return SOUND
@@ -79,7 +79,7 @@ def test_one_that_is_being_restarted_is_left_alone(ended):
 def test_one_that_was_late_now_and_then_is_left_alone(ended):
     asked = []
 
-    def watch(targets, at, is_starting, hold_s):
+    def watch(targets, at, hold_s):
         asked.append(1)
         return SOUND if len(asked) % 5 == 0 else never()
 
@@ -126,7 +126,7 @@ async def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinat
 def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answer(ended):
     silences = []
 
-    def watch(targets, at, is_starting, hold_s):
+    def watch(targets, at, hold_s):
         if len(silences) < 5:
             raise ActorUnavailableError("dies each time it is started", None)
         return SOUND
@@ -145,7 +145,7 @@ def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
     hours = iter(range(0, 10_000_000, 3600))
     monkeypatch.setattr(monitor_handle.time, "monotonic", lambda: float(next(hours)))
 
-    def watch(targets, at, is_starting, hold_s):
+    def watch(targets, at, hold_s):
         raise ActorUnavailableError("being restarted", None)
 
     turns = []

@@ -17,12 +17,11 @@ from launcher.base.errors import TrainerError, WeightsRefused
 from launcher.base.messages import Cause, Health
 from launcher.base.rollouts import Completion
 from launcher.checkpoints import checkpoint_store
-from launcher.config.supervision import HealthConfig, MemoryConfig
+from launcher.config.supervision import HealthConfig
 from launcher.policy import admission, exit_cause
 from launcher.policy.admission import admit
 from launcher.policy.exit_cause import find_server_cause, find_trainer_cause
 from launcher.policy.liveness import Pace, slow_reason
-from launcher.policy.memory_trend import find_rise
 from tests.support.replay import Replay, prompts
 from tests.unit.actors.supervision.test_server_handle import WEIGHTS, handle
 from tests.unit.actors.training.test_spoilt_batches import poison
@@ -30,7 +29,6 @@ from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial
 from tests.unit.launcher.checkpoints.test_checkpoints import flip_one_bit, save, truncate
 from tests.unit.launcher.policy import test_trainer_liveness as trainers
 from tests.unit.launcher.policy.test_admission import EXACT, changed
-from tests.unit.launcher.policy.test_memory_backoff import MIB, samples
 
 # ── death watch ──
 
@@ -110,15 +108,6 @@ def test_without_patience_that_ends_a_hung_trainer_would_be_waited_for(monkeypat
     for_ever = HealthConfig(trainer_min_s=1e6, trainer_silence_s=1e6)
     monkeypatch.setattr(trainers, "SETTINGS", for_ever)
     assert not any(Health.DEAD in trainers.watch(until, **fault) for fault in faults)
-
-
-# ── memory ──
-
-
-def test_a_rise_is_not_reported_by_who_asks_only_when_it_is_too_late():
-    rise = samples([100 + 10 * i for i in range(12)])
-    assert find_rise(rise, 1000 * MIB, MemoryConfig(warn_before_s=1000)).warns
-    assert not find_rise(rise, 1000 * MIB, MemoryConfig(warn_before_s=1e-9)).warns
 
 
 @pytest.mark.parametrize(

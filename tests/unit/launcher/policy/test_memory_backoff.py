@@ -23,7 +23,6 @@ from launcher.policy.memory_backoff import (
     TriedSettings,
     next_rung,
 )
-from launcher.policy.memory_trend import MemorySample, find_rise
 
 CONFIG = MemoryConfig()
 ALLOWED = MemoryConfig(change_learning=True)
@@ -181,37 +180,6 @@ def test_the_settings_in_force_are_read_from_the_configuration():
 MIB = 2**20
 
 
-def samples(used):
-    return [MemorySample(at=10.0 * i, used=u * MIB) for i, u in enumerate(used)]
-
-
-@pytest.mark.parametrize(
-    ("used", "warns"),
-    [
-        ([100 + 10 * i for i in range(12)], True),  # 1 MiB a second, 790 left
-        ([100 + 0.1 * i for i in range(12)], False),  # full in a day
-        ([100] * 12, False),
-        ([100, 400] * 6, False),  # comes and goes with each batch
-        ([100] * 11 + [900], False),  # one spike
-        ([100 + 10 * i + (40 if i % 3 == 0 else 0) for i in range(24)], True),  # a rise under a saw
-        ([500 - 10 * i for i in range(12)], False),
-        ([100, 200, 300], False),  # too few to say
-        ([990 + i for i in range(12)], True),
-    ],
-)
-def test_a_steady_rise_is_told_from_noise(used, warns):
-    trend = find_rise(samples(used), 1000 * MIB, MemoryConfig(warn_before_s=1000))
-    assert trend.warns is warns
-    assert trend.reason
-
-
-def test_a_rise_says_when_it_ends():
-    trend = find_rise(samples([100 + 10 * i for i in range(12)]), 1000 * MIB, CONFIG)
-    assert trend.full_in_s == pytest.approx(790)
-    assert trend.reason == "rises by 60.0 MiB a minute, full in 790 s"
-    assert not trend.warns
-
-
 def tried(ran_out, **settings):
     return TriedSettings(ran_out=ran_out, settings=dataclasses.replace(GPU, **settings))
 
@@ -320,29 +288,3 @@ def test_learning_gives_way_in_whole_tokens_and_samples_and_only_down():
     rungs = descend(RanOut.SERVER_HOST, spent, ALLOWED)
     assert rungs == [(NEW_TOKENS, 64), (SAMPLES, 2)]
     assert [type(value) for _, value in rungs] == [int, int]
-
-
-@pytest.mark.parametrize(
-    ("used", "limit", "warns", "full_in_s"),
-    [
-        ([100.0 + n for n in range(8)], 707.0, True, 600.0),
-        ([100.0 + n for n in range(8)], 707.1, False, 600.1),
-        ([100.0 + n for n in range(7)], 700.0, False, None),  # too few
-        ([100.0] * 8, 101.0, False, None),
-        ([100.0 - n for n in range(8)], 101.0, False, None),
-        ([100.0 + n for n in range(8)], 50.0, True, 0.0),
-        ([100.0 + n % 2 for n in range(12)], 101.0, False, None),
-        ([*(101.0 + n for n in range(9)), 100.0], 700.0, True, 600.0),  # 36 of 45 pairs rise: as many as must
-        ([102.0, 101.0, *(103.0 + n for n in range(7)), 100.0], 700.0, False, None),  # 35
-        ([100.0] * 4 + [101.0] * 4, 101.0, False, None),  # one step: no pair falls, 16 of 28 rise
-    ],
-)
-def test_a_rise_warns_at_its_bound(used, limit, warns, full_in_s):
-    samples = [MemorySample(at=float(second), used=value) for second, value in enumerate(used)]
-    found = find_rise(samples, limit, CONFIG)
-    assert found.warns is warns
-    assert found.full_in_s == (None if full_in_s is None else pytest.approx(full_in_s))
-
-
-def test_samples_of_one_moment_show_no_rise():
-    assert not find_rise([MemorySample(at=1.0, used=float(n)) for n in range(20)], 21.0, CONFIG).warns
