@@ -65,7 +65,7 @@ class ForeignTrainerActor(RunActor):
         if made is None:
             raise StateError("not started yet")
         status = TrainerStatus(
-            phase="train" if made.pid else "start",
+            phase="idle" if made.pause.waits_for else "train" if made.pid else "start",
             next_step=0 if made.steps.last_step is None else made.steps.last_step + 1,
             total_steps=made.steps.total or 0,
             steps_per_epoch=0,

@@ -27,6 +27,7 @@ from actors.foreign.foreign_steps import ForeignSteps
 from actors.foreign.mend_wait import MendWait
 from actors.foreign.step_doubts import StepDoubts
 from actors.foreign.step_source import StepSource
+from actors.foreign.trainer_pause import TrainerPause
 from actors.processes.guarded_process import Ended, GuardedProcess
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
@@ -42,16 +43,19 @@ from launcher.policy.incident_policy import OF_LEARNING, Ending
 from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.run_state import RunState
+from launcher.run_files.control_requests import FILE
 from launcher.run_files.journal import Journal, last_of, number_of
 from launcher.run_files.run_paths import RunPaths
 
 SUPERVISOR_LOST = "the actor that ran it ended, and the command with it"
+STEPS, REQUESTS = "GRPO_TRAINER_STEPS", "GRPO_TRAINER_REQUESTS"
 LOST = "its trainer's process has ended, and the command lives on"
 Made = TypeVar("Made")
 
 
 class ForeignSupervisor:
-    """`run` once. `waits_for`: what the command waits for that is not its own; "" where nothing is."""
+    """`run` once. `waits_for`: what the command waits for that is not its own; "" where nothing is. `pause`: that which
+    a person asked for."""
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class ForeignSupervisor:
         self._source = StepSource(self._adapter, paths.trainer_log)
         self._learning = LearningWatch(config.reward_health, history)
         self._doubts = StepDoubts(history, self._adapter.reads)
+        self.pause = TrainerPause(history)
         self.waits_for: Callable[[], str] = str
         self.since = clock()
 
@@ -105,9 +110,8 @@ class ForeignSupervisor:
         self._asked.set()
 
     def hold(self, reason: str) -> None:
-        """Raises RunError: a command has no step that it could be held before."""
-        if reason:
-            raise RunError("another project's trainer can't be paused", "stop the run; it resumes from its checkpoint")
+        """Raises RunError where the trainer can't be paused."""
+        self.pause.ask(reason, steps=self.steps.seen_now is not None)
 
     def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
         raise RunError("this run has no servers of the launcher's", "trainer.rung=servers has")
@@ -229,17 +233,24 @@ class ForeignSupervisor:
         self.steps.begin(step)
         self._checkpoints.started()
         self._source.begin(after=step)
+        self.pause.begin()
         facts = {"with_overrides": {}, "at_byte": self._source.at_byte}
         history.event("trainer.starting", subject=TRAINER, reason=f"{self._adapter.reads} is read", **facts)
         await history.flush()
         began, self._process = self._clock(), None
         self._process = await start(
-            self._adapter.command(path), self._paths, self._variables, stop_s=self._adapter.stop_s
+            self._adapter.command(path), self._paths, {**self._variables, **self._files()}, stop_s=self._adapter.stop_s
         )
         self.since = self._clock()
         if is_again:
             facts = {"pid": self._process.pid, "seconds": self.since - began}
             history.event("trainer.restarted", subject=TRAINER, reason="", **facts)
+
+    def _files(self) -> dict[str, str]:
+        """For a trainer that reports its steps itself: the file for them, and the one with what a person wants."""
+        if self._config.trainer.metrics is None or self._adapter.source is None:
+            return {}
+        return {STEPS: str(self._adapter.source.absolute()), REQUESTS: str((self._paths.keys / FILE).absolute())}
 
     async def _stop(self) -> None:
         if self._process is not None and (left := await self._process.end()):
@@ -254,7 +265,7 @@ class ForeignSupervisor:
         ending = asyncio.create_task(process.wait_ended())
         asked = asyncio.create_task(self._asked.wait())
         tree = TreeWatch(process, self._adapter.is_trainer)
-        watch = ProgressWatch(settings, tree, self._checkpoints.seen, self._clock, self.waits_for)
+        watch = ProgressWatch(settings, tree, self._checkpoints.seen, self._clock, self._waits)
         losing: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -285,6 +296,9 @@ class ForeignSupervisor:
         finally:
             for task in (ending, asked, *losing):
                 task.cancel()
+
+    def _waits(self) -> str:
+        return self.pause.waits_for or self.waits_for()
 
     async def _ended(self, process: GuardedProcess, ended: Ended | None) -> ForeignFault | RunOutcome:
         """`ended` None: its trainer has, and it has not."""
@@ -321,6 +335,9 @@ class ForeignSupervisor:
         now, seen_at = self._clock(), self.steps.seen_at
         before = self.since if seen_at is None else seen_at
         for number, one in enumerate(seen, 1):
+            if one.is_paused is not None:
+                self.pause.take(one.is_paused)
+                continue
             age_s = (now - before) * (1 - number / len(seen))
             if not self.steps.take(one, now - age_s, age_s=age_s):
                 continue

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
@@ -22,6 +22,8 @@ from launcher.run_files.journal import number_of
 
 STEP, MOST_REST = "*", 1 << 20
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+PAUSED = "grpo_paused"
+"""In an object of `trainer.metrics`: it is no step; the trainer waits for the end of a pause, or no longer does."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 """Of a terminal, which some loggers print into a pipe too."""
 LONGEST = 1 << 15
@@ -162,9 +164,21 @@ class CommandAdapter:
         settings = self._settings
         others = {key: record[key] for key in settings.finite_keys if record.get(key) is not None}
         at = number_of(record.get(settings.time_key))
-        return step_seen(
-            record.get(settings.step_key), record.get(settings.reward_key), others, at=at if at > 0 else None
+        seen = step_seen(
+            record.get(settings.step_key),
+            record.get(settings.reward_key),
+            others,
+            spread=self.spread_in(record),
+            at=at if at > 0 else None,
         )
+        is_paused = record.get(PAUSED)
+        return (
+            seen if seen is None or not isinstance(is_paused, bool) else dataclasses.replace(seen, is_paused=is_paused)
+        )
+
+    def spread_in(self, record: Mapping[str, object]) -> object:
+        """The standard deviation of the rewards in an object of `trainer.metrics`; None where it has none."""
+        return None
 
 
 def step_seen(

@@ -38,7 +38,7 @@ class TrainerCommand:
 class StepSeen:
     """One step that the trainer reported. `reward`: its mean, None where it has none. `spread`: the rewards' standard
     deviation, `at`: unix seconds, `total`: of all its steps, None where unknown. `nonfinite`: names of figures that are
-    NaN or infinite."""
+    NaN or infinite. `is_paused`: no step; after this one it waits for the end of a pause, or (False) does not."""
 
     step: int
     reward: float | None = None
@@ -46,6 +46,7 @@ class StepSeen:
     at: float | None = None
     nonfinite: tuple[str, ...] = ()
     total: int | None = None
+    is_paused: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""A script with TRL's GRPOTrainer, unchanged: steps from what transformers prints, checkpoints as its Trainer has them.
+"""A script with TRL's GRPOTrainer: steps from what transformers prints, checkpoints as its Trainer has them. With the
+LauncherCallback (launcher/adapters/trainer_callback.py) its steps come from `trainer.metrics` instead.
 
 Seen with TRL 1.16.0 and transformers 5.12.1. At each logging step the Trainer prints a dict without the step's number,
 and then its progress bar, which has it. `disable_tqdm` therefore can't be used. The script must pass
@@ -11,7 +12,7 @@ import ast
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.adapters.command_adapter import MOST_REST, CommandAdapter, step_seen
@@ -28,14 +29,14 @@ FINITE = ("loss", "grad_norm")
 
 
 class TrlAdapter(CommandAdapter):
-    """Raises ConfigError as CommandAdapter does; `trainer.metrics` and `trainer.pattern` have no use here."""
+    """Raises ConfigError as CommandAdapter does; `trainer.pattern` has no use here."""
 
     def __init__(self, settings: ForeignTrainerConfig) -> None:
-        for key in ("metrics", "pattern"):
-            if getattr(settings, key) is not None:
-                raise ConfigError(
-                    f"trainer.{key} is set with trainer.adapter=trl, which reads TRL's own output", "set null"
-                )
+        if settings.pattern is not None:
+            raise ConfigError(
+                "trainer.pattern is set with trainer.adapter=trl, which reads TRL's own output",
+                "set null, or trainer.metrics for a script with the LauncherCallback",
+            )
         if settings.checkpoints is None:
             raise ConfigError("trainer.checkpoints=null", "set it to the script's output_dir, e.g. out/checkpoint-*")
         super().__init__(
@@ -46,7 +47,8 @@ class TrlAdapter(CommandAdapter):
                 resume=settings.resume or "--resume_from_checkpoint *",
             )
         )
-        self.reads = "trainer.adapter=trl (a GRPOTrainer's log, with disable_tqdm=false)"
+        if self.source is None:
+            self.reads = "trainer.adapter=trl (a GRPOTrainer's log, with disable_tqdm=false)"
 
     def command(self, resume: Path | None) -> TrainerCommand:
         """Unbuffered, so that the figures and the bar, of two streams, come in their order."""
@@ -54,6 +56,8 @@ class TrlAdapter(CommandAdapter):
         return dataclasses.replace(made, variables={"PYTHONUNBUFFERED": "1", **made.variables})
 
     def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
+        if self.source is not None:
+            return super().read(text)
         found, end = [], 0
         for match in LOGGED.finditer(text):
             end = match.end()
@@ -63,6 +67,9 @@ class TrlAdapter(CommandAdapter):
             if step is not None:
                 found.append(step)
         return found, text[end:][-MOST_REST:]
+
+    def spread_in(self, record: Mapping[str, object]) -> object:
+        return record.get("reward_std")
 
     def problem_of(self, path: Path, step: int, last: Path) -> str:
         """The state is the last file that the Trainer writes into a checkpoint; it is not written in one piece."""

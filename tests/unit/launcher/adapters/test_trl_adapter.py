@@ -71,7 +71,7 @@ def test_a_checkpoint_is_whole_when_its_state_is(tmp_path, state, problem):
     assert problem in found.problem
 
 
-@pytest.mark.parametrize("settings", [{"pattern": "x"}, {"metrics": "m.jsonl"}, {"checkpoints": None}])
+@pytest.mark.parametrize("settings", [{"pattern": "x"}, {"checkpoints": None}])
 def test_settings_without_use_here_are_refused(tmp_path, settings):
     with pytest.raises(ConfigError, match=f"trainer.{next(iter(settings))}"):
         adapter(tmp_path, **settings)

@@ -1,0 +1,122 @@
+"""A pause of another project's trainer: PAUSED is what it reports itself, and one that waits is not hung."""
+
+import asyncio
+import sys
+import time
+
+import pytest
+
+from actors.foreign import foreign_supervisor
+from actors.foreign.foreign_supervisor import ForeignSupervisor
+from actors.supervision.run_history import RunHistory
+from launcher.adapters.command_adapter import PAUSED
+from launcher.base.errors import RunError
+from launcher.base.messages import TerminalStatus
+from launcher.config.compose import REPOSITORY
+from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.schema import RunConfig
+from launcher.policy.run_state import RunState
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
+from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
+
+PROGRAM = """
+import json, os, time
+from pathlib import Path
+
+def say(**figures):
+    with open(os.environ["GRPO_TRAINER_STEPS"], "a") as file:
+        print(json.dumps(figures), file=file)
+
+def wanted():
+    request = Path(os.environ["GRPO_TRAINER_REQUESTS"])
+    return request.exists() and json.loads(request.read_text())["wish"] == "pause"
+
+say(step=0, grpo_paused=False)
+for step in range(1, 7):
+    while step == 4 and not Path("go").exists():
+        time.sleep(0.01)
+    if wanted():
+        say(step=step - 1, grpo_paused=True)
+        while wanted():
+            time.sleep(0.01)
+        say(step=step - 1, grpo_paused=False)
+    say(step=step, reward=0.5)
+"""
+REASON = "a pause asked by a person"
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command="python train.py", python=sys.executable, cwd=str(tmp_path), metrics="steps.jsonl"
+    )
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    paths.keys.mkdir()
+    journal = Journal(paths.events, 1, time.time)
+    return ForeignSupervisor(config, paths, journal, RunHistory(journal), {})
+
+
+async def until(holds, running):
+    give_up_at = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < give_up_at and not running.done()
+        await asyncio.sleep(0.02)
+
+
+async def paused_once(supervisor, folder, paths, waited_for):
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.steps.last_step == 3, running)
+    ask(paths, RequestEntry(wish=ControlRequest.PAUSE, by="a person"))
+    supervisor.hold(REASON)
+    (folder / "go").touch()
+    await until(lambda: REASON in waited_for, running)  # at the looks that find a hang
+    states = [supervisor._history.state]
+    ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a person"))
+    supervisor.hold("")
+    return states, await running
+
+
+def test_a_trainer_that_waits_is_paused_and_owes_no_step(supervisor, tmp_path, monkeypatch):
+    paths, waited_for, watch = supervisor._paths, [], foreign_supervisor.ProgressWatch
+
+    def watched(*parts):
+        *others, waits_for = parts
+        return watch(*others, lambda: waited_for.append(waits_for()) or waited_for[-1])
+
+    monkeypatch.setattr(foreign_supervisor, "ProgressWatch", watched)
+    states, outcome = asyncio.run(paused_once(supervisor, tmp_path, paths, waited_for))
+    assert states == [RunState.PAUSED]
+    assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 6)
+    assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2, 3, 4, 5, 6]
+    said = [(line["state"], line["reason"]) for line in read_lines(paths.events) if "state" in line]
+    assert ("PAUSED", REASON) in said and said[said.index(("PAUSED", REASON)) + 1][0] == "RUNNING"
+
+
+def test_the_page_has_the_names_that_a_trainer_in_any_language_needs():
+    page = (REPOSITORY / "docs" / "adapters.md").read_text()
+    named = (foreign_supervisor.STEPS, foreign_supervisor.REQUESTS, PAUSED, f'"wish": "{ControlRequest.PAUSE}"')
+    assert [name for name in named if name not in page.partition("## A pause")[2]] == []
+
+
+async def asked_of_one_that_can_not(supervisor, folder):
+    supervisor.hold(REASON)  # no step yet: nothing is known of it
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: supervisor.steps.last_step == 3, running)
+    try:
+        supervisor.hold(REASON)
+    finally:
+        (folder / "go").touch()
+        await running
+
+
+def test_one_that_never_reported_that_it_can_wait_is_refused_with_what_to_do(supervisor, tmp_path):
+    lines = PROGRAM.replace("say(step=0, grpo_paused=False)", "")
+    (tmp_path / "train.py").write_text(lines)
+    with pytest.raises(RunError, match=r"can't be paused") as refused:
+        asyncio.run(asked_of_one_that_can_not(supervisor, tmp_path))
+    assert "LauncherCallback" in str(refused.value)
+    assert "run.paused" not in {line["event"] for line in read_lines(supervisor._paths.events)}
