@@ -1,6 +1,6 @@
 """What happened to a run, since which step, why, and how to resume: `python -m scripts.diagnose --help`.
 
-Reads logs of this launcher and of AReaL, WandB's CSV exports and offline files; see docs/diagnose.md.
+Reads logs of this launcher and of AReaL, WandB's CSV exports and offline files; see docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _diagnose(given: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; docs/diagnose.md names each of its flags."""
+    """The command line; docs/troubleshooting.md names each of its flags."""
     what = (
         "Finds what happened to a run: since which step, why, and how to resume.\n"
         "Logs of this launcher, of AReaL, and what WandB exports."

@@ -6,7 +6,7 @@ A test holds the page equal to what this prints, so that it can't fall behind th
 from __future__ import annotations
 
 import json
-from itertools import groupby
+import textwrap
 
 from launcher.config.compose import REPOSITORY, presets
 from launcher.config.schema import RunConfig
@@ -16,33 +16,49 @@ PAGE = REPOSITORY / "docs" / "configuration.md"
 
 HEAD = """# Configuration
 
-Every setting with its type, default and meaning. This page is written from `launcher/config/schema.py` by
-`python -m scripts.document_settings`.
+This page lists every setting of a run with its type, default, allowed values and meaning. It is written from
+`launcher/config/` by `python -m scripts.document_settings`.
 
-```
-python -m launcher conf=<preset> [key=value ...]
-python -m launcher conf=<preset> dry_run=true     # the plan of placement and memory; starts nothing
-python -m launcher conf=<preset> --cfg job        # every setting as composed
-python -m launcher conf=<preset> -m seed=1,2,3    # one run after the other
+```bash
+python -m launcher conf=arithmetic_cpu total_train_steps=20 actor.optimizer.lr=1e-4
 ```
 
-- A preset is a file `conf/conf/<preset>.yaml`; there are {presets}. One of your own begins with
-  `# @package _global_`, lies in `<folder>/conf/<name>.yaml`, and is chosen with `--config-dir <folder> conf=<name>`.
-- An unknown key, a value of the wrong type or out of its range, and settings that contradict each other end in one
-  message and exit code 2, before anything is started.
-- `as <key>` means: follows that setting until it is given a value of its own. *required* means that a preset or the
-  command line must give it. Times are seconds.
-- `${{repo:path}}` in a preset is a path below the folder that holds the `launcher` package; relative paths start from
+| command | what it does |
+|---|---|
+| `python -m launcher conf=<preset> [key=value ...]` | trains with a preset and your changes |
+| `python -m launcher conf=<preset> dry_run=true` | prints the plan of processes and memory; starts nothing |
+| `python -m launcher conf=<preset> --cfg job` | prints every setting as composed |
+| `python -m launcher conf=<preset> -m seed=1,2,3` | runs one trial for each value ([sweeps](clusters.md)) |
+| `python -m launcher init my_run.yaml conf=<preset>` | writes a preset of your own, with a comment at each value |
+
+## Rules
+
+- A preset is a file `conf/conf/<preset>.yaml`. These exist:
+  {presets}.
+- A preset of your own begins with `# @package _global_` and is the file `<folder>/conf/<name>.yaml`. Choose it with
+  `--config-dir <folder> conf=<name>`. One that `init` has written is found in the folder of the command.
+- The launcher refuses an unknown key, a value of the wrong type or out of range, and settings that contradict each
+  other. You get one message and exit code 2, and nothing is started.
+- A default `as <key>` follows that setting until it gets a value of its own. *required* means that a preset or the
+  command line must give a value.
+- Times are in seconds; `run.walltime` also takes Slurm's forms.
+- `${{repo:path}}` in a preset is a path below the folder that holds the `launcher` package. Relative paths start from
   the folder in which the command is given.
-- No held-out data: leave all of `valid_dataset` out. Arguments of SGLang that have no setting here:
-  `+sglang.extra_args.<name>=<value>`.
+- To train without held-out data, leave all of `valid_dataset` out.
+- Arguments of SGLang that have no setting here are given as `+sglang.extra_args.<name>=<value>`.
+- Checkpoints of `saver` are kept for good. Those of `recover` are for resuming, and older ones make room.
+- Names are AReaL's where AReaL has the setting.
 """
 
 
 def page() -> str:
     """The complete page."""
-    lines = [HEAD.format(presets=", ".join(f"`{name}`" for name in presets()))]
-    for section, settings in groupby(settings_of(RunConfig), key=_section):
+    listed = textwrap.fill(", ".join(f"`{name}`" for name in presets()), 112, subsequent_indent="  ")
+    lines = [HEAD.format(presets=listed)]
+    sections: dict[str, list[Setting]] = {}  # one heading each, though nested sections stand amid their parent's keys
+    for setting in settings_of(RunConfig):
+        sections.setdefault(_section(setting), []).append(setting)
+    for section, settings in sections.items():
         lines += [
             f"## {section or 'The run'}",
             "",

@@ -80,7 +80,7 @@ ON_A_GPU = (
     *("actor.gradient_checkpointing=true", "rollout.setup_timeout=600", "health.silence_s=15", "health.proof_s=45"),
 )
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Else a small trainer on the CPU finds what its steps need in what it has freed and kept (docs/game_day.md)."""
+"""Else a small trainer on the CPU finds what its steps need in what it has freed and kept (docs/supervision.md)."""
 KEYS = {
     "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers", "vocab": "vocab_size",
     "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "tied": "tie_word_embeddings",

@@ -1,6 +1,6 @@
 """Injects faults into a live run from outside: `python -m scripts.inject_fault --help`.
 
-See docs/game_day.md. Exit codes: 0 every fault fired; 1 one of them did not (the run had ended, it didn't come in
+See docs/supervision.md. Exit codes: 0 every fault fired; 1 one of them did not (the run had ended, it didn't come in
 time, it would have ended a last copy); 2 the command is wrong, or this run can't have such a fault: nothing was done.
 """
 

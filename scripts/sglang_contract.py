@@ -3,7 +3,7 @@
     python -m scripts.sglang_contract [PATH]
 
 PATH: a wheel, or the package's folder (default: the installed one). What is there under the same name may still behave
-otherwise; after an upgrade the tests with the real server decide (docs/servers.md).
+otherwise; after an upgrade the tests with the real server decide (docs/supervision.md).
 """
 
 from __future__ import annotations

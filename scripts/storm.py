@@ -1,6 +1,6 @@
 """Starts a run, injects faults at steps drawn from a seed, and reports how it recovered: `python -m scripts.storm`.
 
-The faults come from outside (docs/game_day.md). When the run has ended, the tool reports for each fault when it was
+The faults come from outside (docs/supervision.md). When the run has ended, the tool reports for each fault when it was
 detected and when the run had recovered, and for the run whether its ledger is consistent. Exit codes:
 0 FINISHED and nothing lost, doubled or stale in its ledger, which has what servers said of their weights, and all of
 that is known; 1 otherwise; 2 the command is wrong; 130 interrupted.

@@ -39,7 +39,7 @@ class _MissingKernel:
     def __call__(self, *_: object, **__: object) -> None:
         raise KernelMissing(
             f"{self.__name__} is a compiled kernel, and this SGLang server runs on the CPU without them; "
-            "use a model and options that torch alone can serve (docs/models.md, with torch_native attention)"
+            "use a model and options that torch alone can serve (docs/recipes.md, with torch_native attention)"
         )
 
 

@@ -1,7 +1,7 @@
 """The shape of a transformer from its config.json: its tensors, its parameters, and bytes of KV cache for each token.
 
 `FAMILIES` says in what the models that can be trained differ. Names and shapes as in transformers' modeling files;
-tests compare them with what transformers writes. docs/models.md has what was tried.
+tests compare them with what transformers writes. docs/recipes.md has what was tried.
 """
 
 from __future__ import annotations

@@ -205,7 +205,8 @@ def _complete_further(composed: DictConfig) -> None:
                 composed[key][name] = OmegaConf.merge(OmegaConf.structured(FurtherConfig), given)
             except ValidationError as error:
                 what = str(error).splitlines()[0]
-                raise ConfigError(f"{key}.{name}: {what}", f"correct {key}.{name} (docs/your_data.md)") from error
+                hint = f"correct {key}.{name} (docs/data_rewards_episodes.md)"
+                raise ConfigError(f"{key}.{name}: {what}", hint) from error
 
 
 def _completed(config: RunConfig) -> RunConfig:

@@ -26,39 +26,56 @@ def data_ending(path: str | Path) -> str:
 
 @dataclass
 class DatasetConfig:
-    """Records of any columns (docs/your_data.md)."""
+    """Records of any columns (docs/data_rewards_episodes.md)."""
 
-    path: str = setting(MISSING, f"hub name, a {', '.join(DATA_ENDINGS)} file, or a folder of those")
-    prompt_key: str = setting("question", "column of the question: a text; not read where messages_key is given")
+    path: str = setting(
+        MISSING, f"source of the records: a hub name, a {', '.join(DATA_ENDINGS)} file, or a folder of such files"
+    )
+    prompt_key: str = setting("question", "column of the question, a text; not read where messages_key is given")
     messages_key: str | None = setting(
-        None, "column of chat messages: a list of {role, content}; null: prompt_key's text is the user's message"
+        None, "column of chat messages, a list of {role, content}; null: the text in prompt_key is the user's message"
     )
     tools_key: str | None = setting(None, "column of the tools that the chat template writes; null: none")
     answer_key: str | None = setting(
         "answer", "column of the answer, of any type, which the reward function gets; null: there is none"
     )
     bad_records: str = setting(
-        "refuse", "a record that doesn't fit: end with its line, or skip and count it", OneOf(("refuse", "skip"))
+        "refuse",
+        "treatment of a record that does not fit; refuse: the run does not start and names the line; skip: the "
+        "record is skipped and counted",
+        OneOf(("refuse", "skip")),
     )
-    name: str | None = setting(None, "the hub's configuration name, e.g. main")
-    split: str = setting("train", "the hub's split")
-    batch_size: int = setting(16, "prompts per step", COUNT)
-    shuffle: bool = setting(True, "a new order, drawn from the seed, in each epoch")
-    max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is reported", COUNT)
-    max_items: int | None = setting(None, "the first n records only", COUNT)
-    weight: float = setting(1.0, "of training data: how often an epoch has each record (docs/your_data.md)", POSITIVE)
+    name: str | None = setting(None, "configuration name of a hub data set, e.g. main; null: none")
+    split: str = setting("train", "split of a hub data set")
+    batch_size: int = setting(16, "number of prompts per step", COUNT)
+    shuffle: bool = setting(True, "use a new order, drawn from the seed, in each epoch")
+    max_length: int | None = setting(
+        None,
+        "upper limit of a prompt's length, in tokens; longer prompts are left out, and their number is reported; "
+        "null: no limit",
+        COUNT,
+    )
+    max_items: int | None = setting(None, "number of first records that are used; null: all", COUNT)
+    weight: float = setting(
+        1.0, "how often each record of this training data set is in an epoch (docs/data_rewards_episodes.md)", POSITIVE
+    )
 
 
 @dataclass
 class HeldOutConfig(DatasetConfig):
     """Held-out records: columns as those of train_dataset."""
 
-    prompt_key: str = same_as("train_dataset.prompt_key", "column of the question")
-    messages_key: str | None = same_as("train_dataset.messages_key", "column of chat messages")
-    tools_key: str | None = same_as("train_dataset.tools_key", "column of the tools")
-    answer_key: str | None = same_as("train_dataset.answer_key", "column of the answer")
+    prompt_key: str = same_as("train_dataset.prompt_key", "column of the question, a text")
+    messages_key: str | None = same_as(
+        "train_dataset.messages_key", "column of chat messages, a list of {role, content}"
+    )
+    tools_key: str | None = same_as("train_dataset.tools_key", "column of the tools that the chat template writes")
+    answer_key: str | None = same_as("train_dataset.answer_key", "column of the answer, which the reward function gets")
     bad_records: str = same_as(
-        "train_dataset.bad_records", "refuse or skip a record that doesn't fit", OneOf(("refuse", "skip"))
+        "train_dataset.bad_records",
+        "treatment of a record that does not fit; refuse: the run does not start and names the line; skip: the "
+        "record is skipped and counted",
+        OneOf(("refuse", "skip")),
     )
 
 
@@ -72,7 +89,9 @@ FUNCTIONS = Matching(
 class FurtherConfig(HeldOutConfig):
     """One of several data sets, by a name of the user's."""
 
-    reward_fn: str | None = setting(None, "its own reward function; null: reward.fn", FUNCTIONS)
+    reward_fn: str | None = setting(
+        None, "reward function of this data set alone, by import path; null: reward.fn", FUNCTIONS
+    )
 
 
 FURTHER = ("train_datasets", "valid_datasets")
@@ -99,14 +118,20 @@ class ChatConfig:
     """How a record becomes the tokens of a prompt."""
 
     template: str | None = setting(
-        None, "a .jinja file, or one of the tokenizer's by name; null: its default; none: the question's text alone"
+        None,
+        "chat template: a .jinja file, or the name of one of the tokenizer's; null: the tokenizer's default; "
+        "none: the question's text alone",
     )
     template_kwargs: dict[str, Any] = setting(
-        {}, "variables of the template, e.g. `+chat.template_kwargs.enable_thinking=false`"
+        {}, "variables of the chat template, by name, e.g. `+chat.template_kwargs.enable_thinking=false`"
     )
-    system_prompt: str | None = setting(None, "the system message of each chat that has none of its own")
+    system_prompt: str | None = setting(
+        None, "system message of each chat that has none of its own; null: none is added"
+    )
     question_suffix: str | None = setting(
-        None, "text behind each question (of a chat: the user's last message), e.g. how the answer is to be marked"
+        None,
+        "text added after each question (in a chat, after the user's last message), e.g. how to mark the answer; "
+        "null: none",
     )
 
 
@@ -114,18 +139,23 @@ class ChatConfig:
 class RewardConfig:
     fn: str = setting(
         "actors.reward:gsm8k_reward",
-        "the reward function by import path, or several joined by + (docs/your_data.md)",
+        "reward function by import path, or several joined by + (docs/data_rewards_episodes.md)",
         FUNCTIONS,
     )
-    weights: list[float] = setting([], "of the functions in the order of fn; empty: 1 each")
+    weights: list[float] = setting([], "weights of several reward functions, in the order of reward.fn; empty: 1 each")
     canaries: str | None = setting(
-        None, "a .jsonl file of completions known to be good or bad; null: made of the data set's answers"
+        None, "a .jsonl file of completions known to be good or bad; null: they are made from the data set's answers"
     )
-    timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
-    setup_timeout: float = setting(120.0, "until a process has imported the function, or the episode's", DEADLINE)
-    workers: int = setting(1, "processes that score", COUNT)
+    timeout: float = setting(15.0, "deadline of scoring one completion, in seconds", DEADLINE)
+    setup_timeout: float = setting(
+        120.0,
+        "longest time that a process may take to import the reward function, or the episode's function, in seconds",
+        DEADLINE,
+    )
+    workers: int = setting(1, "number of processes that score completions", COUNT)
     max_growth_gb: float | None = setting(
         4.0,
-        "GB that a process may grow by after its first completions; then another takes its place; null: any",
+        "growth of a scoring process's memory, since its first completions, after which it is replaced, in GB; "
+        "null: any",
         POSITIVE,
     )

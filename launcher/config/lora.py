@@ -1,4 +1,4 @@
-"""The settings of LoRA: small adapters train, and the model's own weights stay (docs/lora.md). Names are AReaL's."""
+"""The settings of LoRA: small adapters train, and the model's own weights stay (docs/recipes.md). Names are AReaL's."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ INSTALL_PEFT = 'pip install -c constraints.txt -e ".[lora]"'
 class LoraConfig:
     """A part of `actor`."""
 
-    use_lora: bool = setting(False, "train adapters of low rank (LoRA, by PEFT) in place of the model's own weights")
+    use_lora: bool = setting(False, "train adapters of low rank (LoRA, by PEFT) instead of the model's own weights")
     lora_rank: int = setting(32, "rank of each adapter", COUNT)
-    lora_alpha: float = setting(16.0, "an adapter's product is multiplied by lora_alpha / lora_rank", POSITIVE)
+    lora_alpha: float = setting(
+        16.0, "scale of the adapters: the product of an adapter is multiplied by lora_alpha / lora_rank", POSITIVE
+    )
     target_modules: list[str] = setting(
-        [], "matrices with an adapter, by the end of their names, such as [q_proj,v_proj]; empty: all of a layer's"
+        [],
+        "matrices that get an adapter, by the end of their names, e.g. [q_proj,v_proj]; empty: all matrices of a layer",
     )
 
     @property

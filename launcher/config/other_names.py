@@ -27,7 +27,7 @@ OTHER_KEYS: Mapping[str, str] = {
     "data.val_files": "valid_dataset.path",
     "model": "actor.path",
     "custom_reward_function.path": "reward.fn=module:function",
-    "reward_model.path": "reward.fn=module:function, which may ask a model of yours (docs/your_data.md)",
+    "reward_model.path": "reward.fn=module:function, which may ask a model of yours (docs/data_rewards_episodes.md)",
     "actor_rollout_ref.model.path": "actor.path",
     "algorithm.filter_groups.enable": "actor.dynamic_sampling (docs/recipes.md)",
     "rollout.backend": "sglang.n_servers, sglang.tp_size and sglang.dp_size (rollouts are always SGLang's)",

@@ -20,18 +20,32 @@ EPS_OF_TOKENS = 1e-5
 class RewardNormConfig:
     """Rewards to advantages: less a mean, over a standard deviation about it (divisor n - 1)."""
 
-    mean_level: str | None = setting("group", "the mean is the group's or the batch's; null: none is taken off", LEVEL)
-    std_level: str | None = setting("group", "so is the standard deviation; null: not divided by any", LEVEL)
-    eps: float = setting(1e-6, "added to that standard deviation", POSITIVE)
+    mean_level: str | None = setting(
+        "group",
+        "whose mean is subtracted from a reward: that of its group or of the batch; null: no mean is subtracted",
+        LEVEL,
+    )
+    std_level: str | None = setting(
+        "group",
+        "by whose standard deviation a reward is divided: that of its group or of the batch; null: it is not divided",
+        LEVEL,
+    )
+    eps: float = setting(1e-6, "number added to this standard deviation", POSITIVE)
 
 
 @dataclass
 class AdvNormConfig:
     """After reward_norm, and after the KL of kl_ctl: the same over the tokens of the batch."""
 
-    mean_level: str | None = setting(None, "null: no mean is taken off", BATCH)
-    std_level: str | None = setting(None, "null: not divided by the standard deviation", BATCH)
-    eps: float = setting(EPS_OF_TOKENS, "added to that standard deviation", POSITIVE)
+    mean_level: str | None = setting(
+        None, "subtract the mean over the batch's tokens from the advantages; null: no mean is subtracted", BATCH
+    )
+    std_level: str | None = setting(
+        None,
+        "divide the advantages by the standard deviation over the batch's tokens; null: they are not divided",
+        BATCH,
+    )
+    eps: float = setting(EPS_OF_TOKENS, "number added to this standard deviation", POSITIVE)
 
 
 @dataclass
@@ -39,75 +53,93 @@ class RecipeConfig:
     """A part of `actor`."""
 
     ppo_n_minibatches: int = setting(
-        1, "optimizer steps for each batch: so many parts of it, one after another; above 1 adds a forward pass", COUNT
+        1, "optimizer steps per batch, each on one part of it; more than 1 adds a forward pass", COUNT
     )
     dynamic_sampling: int | None = setting(
         None,
-        "groups whose rewards are all equal are left out and replaced, by prompts of at most so many batches a step; "
-        "1: not replaced; null: they stay in the batch",
+        "leave out groups whose rewards are all equal and replace them, with the prompts of at most this many "
+        "batches a step; 1: not replaced; null: such groups stay in the batch",
         COUNT,
     )
     reward_norm: RewardNormConfig = part(RewardNormConfig)
     adv_norm: AdvNormConfig = part(AdvNormConfig)
     policy_loss: str = setting(
         "ppo",
-        "ppo: the clipped ratio times the advantage; cispo: the log-prob times both, the ratio without a gradient",
+        "policy loss; ppo: the clipped ratio times the advantage; cispo: the log-prob times the advantage and the "
+        "clipped ratio, which has no gradient",
         OneOf(("ppo", "cispo")),
     )
     importance_sampling_level: str = setting(
         "token",
-        "whose ratio is clipped; sequence: the geometric mean of its tokens' (GSPO)",
+        "ratio that is clipped; token: each token's own; sequence: the geometric mean over the sequence's tokens "
+        "(GSPO)",
         OneOf(("token", "sequence")),
     )
-    eps_clip: float = setting(0.2, "the ratio is clipped at 1 - eps_clip; 1: not from below", Between(0, 1))
-    eps_clip_higher: float | None = setting(0.28, "and at 1 + eps_clip_higher; null: as eps_clip", NATURAL)
+    eps_clip: float = setting(
+        0.2, "distance below 1 at which the ratio is clipped; 1: not clipped from below", Between(0, 1)
+    )
+    eps_clip_higher: float | None = setting(
+        0.28, "distance above 1 at which the ratio is clipped; null: the same as actor.eps_clip", NATURAL
+    )
     c_clip: float | None = setting(
-        None, "dual clip: where the advantage is negative, the ratio counts as at most this; null: no limit",
+        None,
+        "upper limit of the ratio where the advantage is negative (dual clip); null: no limit",
         Between(1, open_low=True),
-    )  # fmt: skip
+    )
     loss_aggregation: str = setting(
         "token_mean",
-        "over which the loss is a mean; constant_length: sums over max_new_tokens, a mean of sequences (Dr. GRPO)",
+        "how the loss is averaged; token_mean: over tokens; sequence_mean: over sequences; constant_length: each "
+        "sequence's sum is divided by actor.max_new_tokens, then a mean over sequences (Dr. GRPO)",
         OneOf(("token_mean", "sequence_mean", "constant_length")),
     )
     max_new_tokens: int = same_as(
-        "gconfig.max_new_tokens", "the length that constant_length and overlong_tokens are measured with", COUNT
+        "gconfig.max_new_tokens", "length that constant_length and actor.overlong_tokens refer to, in tokens", COUNT
     )
     overlong_reward_penalty: bool = setting(
-        False, "take a penalty off the reward of completions that are nearly too long"
+        False, "subtract a penalty from the reward of completions that are nearly too long"
     )
     overlong_tokens: int | None = setting(
-        None, "the last tokens before max_new_tokens, in which the penalty grows", COUNT
+        None, "length of the zone before actor.max_new_tokens in which the penalty grows, in tokens", COUNT
     )
-    overlong_penalty_factor: float | None = setting(None, "the penalty at max_new_tokens", POSITIVE)
+    overlong_penalty_factor: float | None = setting(
+        None, "penalty at actor.max_new_tokens, subtracted from the reward", POSITIVE
+    )
     mask_truncated_completions: bool = setting(
-        False, "leave completions that were cut at max_new_tokens out of the loss; their rewards count in means"
+        False, "leave completions cut at the length limit out of the loss; their rewards still count in the means"
     )
-    entropy_coeff: float = setting(0.0, "weight of the entropy, which the loss is lessened by", NATURAL)
+    entropy_coeff: float = setting(0.0, "weight of the entropy, which is subtracted from the loss", NATURAL)
     kl_ctl: float = setting(
         0.0,
-        "weight of the KL to the reference that is taken off the reward, token by token; above 0 loads the model",
+        "weight of the KL to the reference model that is subtracted from the reward at each token; above 0 the "
+        "reference model is loaded",
         NATURAL,
     )
-    kl_estimator: str = setting("k1", "Schulman's estimator of that KL", ESTIMATOR)
+    kl_estimator: str = setting("k1", "Schulman's estimator of the KL in the reward (actor.kl_ctl)", ESTIMATOR)
     kl_loss_coef: float = setting(
-        0.0, "weight of the KL to the reference as a term of the loss; above 0 loads the model", NATURAL
+        0.0,
+        "weight of the KL to the reference model as a term of the loss; above 0 the reference model is loaded",
+        NATURAL,
     )
-    kl_loss_type: str = setting("k3", "Schulman's estimator of that KL; the gradient of k1 has no KL in it", ESTIMATOR)
+    kl_loss_type: str = setting(
+        "k3",
+        "Schulman's estimator of the KL in the loss (actor.kl_loss_coef); the gradient of k1 contains no KL",
+        ESTIMATOR,
+    )
     recompute_logprob: bool = setting(
         False,
-        "old log-probs from the trainer instead of the server's; with ppo_n_minibatches=1 every ratio is then 1, "
-        "and nothing is clipped",
+        "take the old log-probs from the trainer instead of the server; with actor.ppo_n_minibatches=1 every "
+        "ratio is then 1 and nothing is clipped",
     )
     use_decoupled_loss: bool = setting(
         False,
-        "clip against the trainer's log-probs before the batch, and weigh each token's loss by how much more likely it "
-        "was to them than to the weights that made it (rollout.max_head_offpolicyness)",
+        "clip against the trainer's log-probs before the batch, and weight each token's loss by the ratio of "
+        "these log-probs to those of the weights that made the token (for rollout.max_head_offpolicyness)",
     )
-    behave_imp_weight_cap: float = setting(5.0, "largest of those weights", Between(1))
+    behave_imp_weight_cap: float = setting(5.0, "upper limit of the token weights of the decoupled loss", Between(1))
     behave_imp_weight_mode: str = setting(
         "token_truncate",
-        "what a larger one is; token_truncate: the cap (TIS); token_mask: 0 (MIS)",
+        "treatment of a token weight above actor.behave_imp_weight_cap; token_truncate: it becomes the limit "
+        "(TIS); token_mask: it becomes 0 (MIS)",
         OneOf(("token_truncate", "token_mask")),
     )
 

@@ -9,25 +9,30 @@ from launcher.config.settings import NATURAL, POSITIVE, Between, OneOf, part, se
 
 @dataclass
 class WandbConfig:
-    mode: str = setting("disabled", "where WandB's record is written", OneOf(("online", "offline", "disabled")))
-    project: str | None = setting(None, "null: experiment_name")
-    entity: str | None = setting(None, "WandB team or user; null: the login's")
-    name: str | None = setting(None, "null: trial_name")
-    group: str | None = setting(None, "null: none")
+    mode: str = setting(
+        "disabled",
+        "where WandB's record is written; offline: to the run's logs; disabled: nowhere",
+        OneOf(("online", "offline", "disabled")),
+    )
+    project: str | None = setting(None, "WandB project; null: experiment_name")
+    entity: str | None = setting(None, "WandB team or user; null: that of the login")
+    name: str | None = setting(None, "name of the run in WandB; null: trial_name")
+    group: str | None = setting(None, "WandB group; null: none")
     tags: list[str] = setting([], "WandB tags")
 
 
 @dataclass
 class TensorBoardConfig:
     path: str | None = setting(
-        None, "folder of TensorBoard's files, in one for each experiment and trial; null: none; needs tensorboardX"
+        None,
+        "folder for TensorBoard's files, with one folder for each experiment and trial; needs tensorboardX; null: none",
     )
 
 
 @dataclass
 class StatsLoggerConfig:
-    samples: int = setting(4, "completions of each step that samples.jsonl keeps; 0: none", NATURAL)
-    samples_mib: float = setting(64.0, "samples.jsonl and the file before it together hold no more (MiB)", POSITIVE)
+    samples: int = setting(4, "number of completions of each step that are kept in samples.jsonl; 0: none", NATURAL)
+    samples_mib: float = setting(64.0, "upper limit of samples.jsonl and the file before it together, in MiB", POSITIVE)
     wandb: WandbConfig = part(WandbConfig)
     tensorboard: TensorBoardConfig = part(TensorBoardConfig)
 
@@ -36,4 +41,6 @@ class StatsLoggerConfig:
 class WatchConfig:
     """A page in the browser, in a process beside the driver: docs/watch.md."""
 
-    port: int | None = setting(None, "port of the driver's loopback that serves it; null: none", Between(1, 65535))
+    port: int | None = setting(
+        None, "port on the driver's loopback interface that serves the live page; null: no page", Between(1, 65535)
+    )

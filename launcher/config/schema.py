@@ -61,169 +61,271 @@ FOLDER_NAME = Matching(
 
 @dataclass
 class ClusterConfig:
-    fileroot: str = setting("outputs/grpo", "folder for the checkpoints and logs of all runs")
-    n_nodes: int = setting(1, "machines of the run; of a running cluster, so many must be there", COUNT)
+    fileroot: str = setting("outputs/grpo", "folder below which the checkpoints and logs of all runs are written")
+    n_nodes: int = setting(
+        1, "number of machines of the run; a Ray cluster that is joined must have at least this many", COUNT
+    )
     n_gpus_per_node: int | None = setting(
-        None, "GPUs of each machine that the run may use; null: as many as are found", NATURAL
+        None, "number of GPUs of each machine that the run may use; null: all that are found", NATURAL
     )
     address: str = setting(
-        "local", "a running Ray cluster, or `local` for one of the run's own", Matching(*CLUSTER_ADDRESS)
+        "local",
+        "address of the Ray cluster to join; local: the run starts a cluster of its own on this machine",
+        Matching(*CLUSTER_ADDRESS),
     )
     placement: str = setting(
-        "PACK", "PACK: as few nodes as possible; SPREAD: servers and ranks over all nodes", OneOf(("PACK", "SPREAD"))
+        "PACK",
+        "how Ray spreads the run; PACK: over as few nodes as possible; SPREAD: servers and trainer ranks over all "
+        "nodes",
+        OneOf(("PACK", "SPREAD")),
     )
-    placement_timeout: float = setting(60.0, "the cluster must have room for the complete run by then", DEADLINE)
+    placement_timeout: float = setting(
+        60.0, "longest wait for the cluster to have room for the complete run, in seconds", DEADLINE
+    )
     detached: bool = setting(False, "the run outlives its driver; not with address=local (scripts/run_control.py)")
     lease_s: float = setting(
         15.0,
-        "a trainer, server or supervisor without contact to its cluster for so long ends itself; "
-        "what is lost with a node is started again only after that",
-        Between(5, 600, why="as less would be a slow answer, and more a long wait for each lost node"),
+        "time without contact to its cluster after which a trainer, server or supervisor ends itself, in seconds; "
+        "what is lost with a node is started again only after this time",
+        Between(
+            5,
+            600,
+            why="since a shorter lease ends processes for a slow answer, and a longer one delays a repair",
+        ),
     )
     metrics_port: int | None = setting(
         None,
-        "port of Ray's metrics for Prometheus, on every interface, where the run starts its cluster; null: any",
+        "port of Ray's metrics for Prometheus, open on every interface, where the run starts its own cluster; "
+        "null: any free port",
         Between(1, 65535),
     )
     node_wait_s: float = setting(
-        600.0, "for a node with room for the trainer, or for a single server; then the run halts", DEADLINE
+        600.0,
+        "longest wait for a node with room for the trainer, or for the only server, in seconds; then the run halts",
+        DEADLINE,
     )
 
 
 @dataclass
 class GenerationConfig:
     n_samples: int = setting(
-        8, "completions per prompt; an advantage is a reward against the mean of its group", Between(2)
+        8, "completions per prompt; the advantage of one is its reward compared with the mean of this group", Between(2)
     )
-    max_new_tokens: int = setting(512, "a completion is cut here", COUNT)
-    min_new_tokens: int = setting(0, "no completion ends before", NATURAL)
-    temperature: float = setting(1.0, "of sampling; the log-probs that training uses are at it", TEMPERATURE)
-    top_p: float = setting(1.0, "share of the probability that sampling draws from", SHARE)
-    top_k: int = setting(-1, "tokens that sampling draws from; -1: all", AnyOf((OneOf((-1,)), COUNT)))
+    max_new_tokens: int = setting(512, "upper limit of a completion's length, in tokens; a longer one is cut", COUNT)
+    min_new_tokens: int = setting(0, "lower limit of a completion's length, in tokens", NATURAL)
+    temperature: float = setting(
+        1.0, "sampling temperature; training uses the log-probs at this temperature", TEMPERATURE
+    )
+    top_p: float = setting(
+        1.0, "share of the probability mass that sampling draws from, the likeliest tokens first", SHARE
+    )
+    top_k: int = setting(
+        -1, "number of likeliest tokens that sampling draws from; -1: all", AnyOf((OneOf((-1,)), COUNT))
+    )
 
 
 @dataclass
 class RolloutConfig:
-    max_concurrent_rollouts: int = setting(16, "prompts in flight at once, with all samples in one request", COUNT)
+    max_concurrent_rollouts: int = setting(
+        16, "prompts in flight at the same time; one request asks for all samples of a prompt", COUNT
+    )
     max_head_offpolicyness: int = setting(
-        0, "versions that a token's weights may be behind: so many batches are made ahead; 0: none", NATURAL
+        0,
+        "upper limit of how many versions a token's weights may be behind the trainer's, which is also the number "
+        "of batches made ahead; 0: none",
+        NATURAL,
     )
     finish_s: float = setting(
         0.5,
-        "before new weights are loaded, what is being made ahead may finish for so long; then it is continued on them",
+        "time that completions made ahead get to finish before new weights are loaded, in seconds; unfinished "
+        "ones are continued on the new weights",
         Between(0, 86_400),
     )
-    request_timeout: float = setting(3600.0, "of one request: all samples of a prompt", DEADLINE)
+    request_timeout: float = setting(
+        3600.0, "deadline of one request, which asks for all samples of a prompt, in seconds", DEADLINE
+    )
     stream_interval: int = setting(
-        64, "tokens after which a server sends what it has of a completion: another one continues from there", COUNT
+        64,
+        "number of tokens after which a server sends its part of a completion; another server continues after the "
+        "last token sent",
+        COUNT,
     )
     hedge_after_s: float | None = setting(
         0.5,
-        "without tokens for any of its requests a server is silent: another one is asked too; null: never",
+        "shortest silence of a server, without a token for any of its requests, before another server is asked as "
+        "well, in seconds; null: never asked",
         POSITIVE,
     )
-    hedge_factor: float = setting(3.0, "and for so many times the wait that is usual with it", Between(1))
-    request_retries: int = setting(3, "attempts after the first, each for the samples still missing", NATURAL)
-    retry_wait_initial: float = setting(0.2, "first wait of the exponential backoff; also its jitter", POSITIVE)
-    retry_wait_max: float = setting(10.0, "longest wait of the backoff", POSITIVE)
-    prompt_attempts: int = setting(3, "failed tries of one prompt in one step after which the run halts", COUNT)
+    hedge_factor: float = setting(
+        3.0,
+        "the silence after which another server is asked as well, as a multiple of the usual wait for this "
+        "server's tokens; rollout.hedge_after_s is the least",
+        Between(1),
+    )
+    request_retries: int = setting(
+        3, "attempts of a request after the first one; each asks only for the samples that are still missing", NATURAL
+    )
+    retry_wait_initial: float = setting(
+        0.2,
+        "first wait before a request is repeated, which doubles with each retry, in seconds; also the size of the "
+        "random part of the wait",
+        POSITIVE,
+    )
+    retry_wait_max: float = setting(10.0, "longest wait before a request is repeated, in seconds", POSITIVE)
+    prompt_attempts: int = setting(3, "failed attempts of one prompt in one step after which the run halts", COUNT)
     episode: str | None = setting(
         None,
-        "who plays a sample of several turns, by import path (docs/episodes.md); null: one answer, scored by reward.fn",
+        "function that plays samples of several turns, by import path (docs/data_rewards_episodes.md); null: each "
+        "sample is one answer, scored by reward.fn",
         Matching(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function, e.g. my_agents:solve"),
     )
     episode_timeout: float = setting(
-        600.0, "of an episode's own code and tools; the time that the model takes is not counted", DEADLINE
+        600.0,
+        "time that an episode's own code and tools may take, in seconds; the model's time is not counted",
+        DEADLINE,
     )
-    episode_workers: int = setting(1, "processes that play episodes, each many at a time", COUNT)
-    max_turns: int = setting(16, "answers of the model in one episode; further ones are empty", COUNT)
+    episode_workers: int = setting(1, "number of processes that play episodes; each plays many at the same time", COUNT)
+    max_turns: int = setting(16, "upper limit of the model's answers in one episode; further answers are empty", COUNT)
     setup_timeout: float = setting(
         300.0,
-        "a starting server must have answered a generation by then",
-        Between(10, 86_400, why="as SGLang can't start in less, and more than a day would never fire"),
+        "longest time from a server's start to its first generated answer, in seconds",
+        Between(10, 86_400, why="since SGLang can't start in less, and a deadline of more than a day would never fire"),
     )
 
 
 @dataclass
 class SGLangConfig:
-    model_path: str = same_as("actor.path", "what the server starts from; the trainer's weights follow")
-    dtype: str = same_as("actor.dtype", "of weights and arithmetic in the server", DTYPE)
-    device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
-    n_servers: int = setting(1, "servers that share the rollouts", COUNT)
-    drain_timeout: float = setting(
-        60.0, "a server that is taken out of the run ends its requests until then; what it has not moves", DEADLINE
+    model_path: str = same_as(
+        "actor.path",
+        "model folder or Hugging Face name that a server starts from; the trainer's weights are loaded afterwards",
     )
-    tp_size: int = setting(1, "GPUs over which one server's weights are split", COUNT)
-    dp_size: int = setting(1, "copies of the weights behind one server's address, each over tp_size GPUs", COUNT)
-    context_length: int | None = setting(None, "prompt + completion; null: the model's own", COUNT)
+    dtype: str = same_as("actor.dtype", "number format of the weights and the arithmetic in a server", DTYPE)
+    device: str = setting("auto", "device of the servers; auto: a GPU where one is found, else the CPU", DEVICE)
+    n_servers: int = setting(1, "number of servers that share the rollouts", COUNT)
+    drain_timeout: float = setting(
+        60.0,
+        "time that a server leaving the run gets to finish its requests, in seconds; other servers continue the "
+        "unfinished ones",
+        DEADLINE,
+    )
+    tp_size: int = setting(1, "number of GPUs over which one copy of a server's weights is split", COUNT)
+    dp_size: int = setting(
+        1, "number of copies of the weights behind one server's address, each over tp_size GPUs", COUNT
+    )
+    context_length: int | None = setting(
+        None, "upper limit of prompt and completion together, in tokens; null: the model's own limit", COUNT
+    )
     mem_fraction_static: float = setting(
-        0.8, "share of the GPU's free memory for weights and KV cache; not used on the CPU", FRACTION
+        0.8, "share of the GPU's free memory for weights and KV cache; unused on the CPU", FRACTION
     )
     max_total_tokens: int | None = setting(
-        None, "size of the token pool; needed on the CPU, where nothing else bounds it", COUNT
+        None,
+        "size of a server's token pool (KV cache), in tokens; required on the CPU, where nothing else limits it; "
+        "null: set by mem_fraction_static",
+        COUNT,
     )
     memory_limit_gib: float | None = setting(
-        None, "on the CPU: of each process of a server, kept by the kernel (RLIMIT_DATA); null: none", POSITIVE
+        None,
+        "memory limit of each process of a CPU server, enforced by the kernel (RLIMIT_DATA), in GiB; null: no limit",
+        POSITIVE,
     )
-    max_running_requests: int | None = setting(None, "requests decoded together; null: SGLang's choice", COUNT)
+    max_running_requests: int | None = setting(
+        None, "upper limit of the sequences that a server decodes at the same time; null: SGLang's choice", COUNT
+    )
     cuda_graph_max_bs_decode: int | None = setting(
-        None, "sequences that have a CUDA graph when decoded together; null: all that are in flight", COUNT
+        None, "largest decode batch that gets a CUDA graph, in sequences; null: all sequences in flight", COUNT
     )
-    random_seed: int = same_as("seed", "SGLang's own seed", SEED)
-    attention_backend: str | None = setting(None, "null: SGLang's choice (torch_native on the CPU)")
+    random_seed: int = same_as("seed", "seed of SGLang's sampling", SEED)
+    attention_backend: str | None = setting(
+        None, "SGLang's attention backend; null: SGLang's choice, torch_native on the CPU"
+    )
     host: str = setting("127.0.0.1", "address that the servers listen on")
-    port: int | None = setting(None, "of the first server, the next ones following; null: free ones", Between(1, 65535))
-    log_level: str = setting("info", "of llm_server-<i>.log", OneOf(("debug", "info", "warning", "error", "critical")))
-    num_cpus: float = setting(1.0, "CPUs that Ray reserves for one server (bookkeeping, not a limit)", NATURAL)
-    gpu_fraction: float = setting(1.0, "share of a GPU that Ray reserves for one server (not a limit)", SHARE)
-    threads: int | None = setting(None, "OMP_NUM_THREADS of a CPU server; null: the reserved CPUs", COUNT)
+    port: int | None = setting(
+        None, "port of the first server; the next servers take the following ports; null: free ports", Between(1, 65535)
+    )
+    log_level: str = setting(
+        "info",
+        "log level of the servers, written to llm_server-<i>.log",
+        OneOf(("debug", "info", "warning", "error", "critical")),
+    )
+    num_cpus: float = setting(1.0, "number of CPUs that Ray reserves for one server; bookkeeping, not a limit", NATURAL)
+    gpu_fraction: float = setting(
+        1.0, "share of a GPU that Ray reserves for one server; bookkeeping, not a limit", SHARE
+    )
+    threads: int | None = setting(
+        None, "number of threads of a CPU server (OMP_NUM_THREADS); null: as many as sglang.num_cpus", COUNT
+    )
     extra_args: dict[str, Any] = setting(
-        {}, "SGLang arguments not named here, e.g. `+sglang.extra_args.watchdog_timeout=60`"
+        {}, "further SGLang arguments, by name, e.g. `+sglang.extra_args.watchdog_timeout=60`"
     )
 
 
 @dataclass
 class MicroBatchConfig:
-    max_tokens_per_mb: int = setting(16384, "tokens, padding included, of one forward and backward pass", COUNT)
+    max_tokens_per_mb: int = setting(
+        16384, "upper limit of one micro-batch, which is one forward and backward pass, in tokens with padding", COUNT
+    )
 
 
 @dataclass
 class ActorConfig(LoraConfig, RecipeConfig):
-    path: str = setting(MISSING, "the model that learns: Hugging Face name or folder")
-    dtype: str = setting("bfloat16", "of forward and backward; master weights are always float32", DTYPE)
-    device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
-    dp_size: int = setting(1, "trainer ranks: FSDP2 over so many GPUs (NCCL) or CPU processes (gloo)", COUNT)
-    gather_dtype: str = setting(
-        "float32", "in which trainer ranks gather weights; bfloat16: half the traffic, with actor.dtype=bfloat16", DTYPE
+    path: str = setting(MISSING, "model that is trained: a folder or a Hugging Face name")
+    dtype: str = setting(
+        "bfloat16", "number format of the forward and backward pass; master weights are always float32", DTYPE
     )
-    attn_implementation: str = setting("sdpa", "as transformers names it")
-    gradient_checkpointing: bool = setting(False, "compute activations twice instead of keeping them")
+    device: str = setting("auto", "device of the trainer; auto: a GPU where one is found, else the CPU", DEVICE)
+    dp_size: int = setting(
+        1, "number of trainer ranks; FSDP2 shards the model over as many GPUs (NCCL) or CPU processes (gloo)", COUNT
+    )
+    gather_dtype: str = setting(
+        "float32",
+        "number format in which trainer ranks gather weights; bfloat16 halves the traffic and needs "
+        "actor.dtype=bfloat16",
+        DTYPE,
+    )
+    attn_implementation: str = setting("sdpa", "attention implementation, by its name in transformers")
+    gradient_checkpointing: bool = setting(
+        False, "compute activations again in the backward pass instead of keeping them: slower, with less memory"
+    )
     mb_spec: MicroBatchConfig = part(MicroBatchConfig)
     optimizer: OptimizerConfig = part(OptimizerConfig)
     weight_update_mode: str = setting(
         "disk",
-        "how weights reach the servers: memory-backed files, tensors of this machine, or a group (NCCL, on a CPU gloo)",
+        "way of new weights to the servers; disk: memory-backed files; tensor: tensors shared on one machine; "
+        "xccl: a process group (NCCL, gloo on a CPU)",
         OneOf(("disk", "tensor", "xccl")),
     )
-    weight_update_timeout: float = setting(120.0, "a server must have confirmed new weights by then", DEADLINE)
-    num_cpus: float = setting(1.0, "CPUs that Ray reserves for each trainer rank (bookkeeping, not a limit)", NATURAL)
-    gpu_fraction: float = setting(1.0, "share of a GPU that Ray reserves for each trainer rank", SHARE)
-    threads: int | None = setting(None, "torch's threads on the CPU; null: the reserved CPUs", COUNT)
+    weight_update_timeout: float = setting(
+        120.0, "longest time that a server may take to load and confirm new weights, in seconds", DEADLINE
+    )
+    num_cpus: float = setting(
+        1.0, "number of CPUs that Ray reserves for each trainer rank; bookkeeping, not a limit", NATURAL
+    )
+    gpu_fraction: float = setting(
+        1.0, "share of a GPU that Ray reserves for each trainer rank; bookkeeping, not a limit", SHARE
+    )
+    threads: int | None = setting(None, "number of torch's threads on the CPU; null: as many as actor.num_cpus", COUNT)
 
 
 @dataclass
 class RefConfig:
-    path: str = same_as("actor.path", "the reference model of the KL")
-    dtype: str = same_as("actor.dtype", "of the reference model", DTYPE)
+    path: str = same_as("actor.path", "reference model of the KL term: a folder or a Hugging Face name")
+    dtype: str = same_as("actor.dtype", "number format of the reference model", DTYPE)
 
 
 @dataclass
 class FreqConfig:
     """Due when any of the given intervals has passed; null switches one off."""
 
-    freq_epochs: int | None = setting(None, "due every n epochs; null: not by epochs", COUNT)
-    freq_steps: int | None = setting(None, "due every n steps; null: not by steps", COUNT)
-    freq_secs: int | None = setting(None, "due every n seconds; null: not by time", COUNT)
+    freq_epochs: int | None = setting(
+        None, "interval of the checkpoints or evaluations, in epochs; null: not by epochs", COUNT
+    )
+    freq_steps: int | None = setting(
+        None, "interval of the checkpoints or evaluations, in steps; null: not by steps", COUNT
+    )
+    freq_secs: int | None = setting(
+        None, "interval of the checkpoints or evaluations, in seconds; null: not by time", COUNT
+    )
 
 
 @dataclass
@@ -236,29 +338,42 @@ class RecoverConfig(FreqConfig):
     """Checkpoints to resume from; older ones make room."""
 
     freq_secs: int | None = setting(
-        600, "due every n seconds, the most that a lost machine costs; null: not by time", COUNT
+        600,
+        "interval of the checkpoints, in seconds: the most work that the loss of a machine costs; null: not by time",
+        COUNT,
     )
     first_steps: int | None = setting(
-        2, "one besides after so many steps, which shows early what can't be saved; null: none", COUNT
+        2,
+        "step after which one additional checkpoint is written, to show early if the state can't be saved; null: none",
+        COUNT,
     )
     mode: str = setting(
         "auto",
-        "auto: resume if there is a checkpoint; on: there must be one; off: start from the beginning",
+        "where a run begins; auto: at its newest checkpoint, if there is one; on: there must be a checkpoint; "
+        "off: at the beginning",
         OneOf(("auto", "on", "off")),
     )
     keep_last: int = setting(
         3,
-        "newest checkpoints to resume from that stay; so do the best, and up to three to go back to from a collapse",
+        "number of newest checkpoints that are kept to resume from; the best one and up to three for a collapse "
+        "are kept besides",
         COUNT,
     )
     url: str | None = setting(
         None,
-        "where every checkpoint is copied to, beside the run, and fetched from where the disk is empty: "
-        "s3://bucket/folder, gs://…, file:///…; null: nowhere",
+        "address that every checkpoint is copied to while the run goes on, and fetched from if the disk has none: "
+        "s3://bucket/folder, gs://…, file:///…; null: no copies",
     )
-    url_timeout: float = setting(600.0, "after the last step, so long for the copies that are still missing", DEADLINE)
-    memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")
-    memory_share: float = setting(0.1, "of the time that steps wait for it, at most; else not each is kept", SHARE)
+    url_timeout: float = setting(600.0, "longest wait for unfinished copies after the last step, in seconds", DEADLINE)
+    memory: bool = setting(
+        True, "keep the state after each step in memory as well, so that a killed trainer loses no step"
+    )
+    memory_share: float = setting(
+        0.1,
+        "upper limit of the share of time that steps wait for the state kept in memory; where it would be "
+        "exceeded, not every step's state is kept",
+        SHARE,
+    )
 
 
 @dataclass
@@ -274,40 +389,53 @@ class HardwareConfig:
     that isn't this one: `cluster.n_nodes` of them with `cluster.n_gpus_per_node` GPUs."""
 
     auto: bool = setting(
-        False, "hardware=auto sets it: memory settings that fill the GPUs found, but for those on the command line"
+        False,
+        "fit the memory settings to the GPUs found; settings on the command line are kept (written as hardware=auto)",
     )
-    gpu_name: str | None = setting(None, "null: as found")
-    gpu_memory_gib: float | None = setting(None, "memory of one GPU; null: as found", POSITIVE)
-    n_cpus_per_node: int | None = setting(None, "CPUs of each machine; null: as found", COUNT)
-    memory_gib_per_node: float | None = setting(None, "host memory of each machine; null: as found", POSITIVE)
+    gpu_name: str | None = setting(None, "name of the GPUs to plan for; null: as found")
+    gpu_memory_gib: float | None = setting(None, "memory of one GPU to plan for, in GiB; null: as found", POSITIVE)
+    n_cpus_per_node: int | None = setting(None, "number of CPUs of each machine to plan for; null: as found", COUNT)
+    memory_gib_per_node: float | None = setting(
+        None, "host memory of each machine to plan for, in GiB; null: as found", POSITIVE
+    )
 
 
 @dataclass
 class SweepConfig:
     """Of `-m`: each combination of values is a separate run."""
 
-    parallel: int | None = setting(None, "trials side by side; null: as many as this machine has room for", COUNT)
-    retry: bool = setting(False, "run trials again that halted, other than for memory; FINISHED ones never are")
+    parallel: int | None = setting(
+        None, "number of trials that run at the same time; null: as many as the machine has room for", COUNT
+    )
+    retry: bool = setting(
+        False, "run trials again that halted for another reason than memory; finished trials are never run again"
+    )
 
 
 @dataclass
 class RunConfig:
-    experiment_name: str = setting(MISSING, "folder name shared by an experiment's trials", FOLDER_NAME)
-    trial_name: str = setting("trial0", "folder name of this run", FOLDER_NAME)
-    seed: int = setting(1, "of the order of prompts, and of the sampling of servers (sglang.random_seed)", SEED)
-    total_train_epochs: int = setting(1, "passes over the data set", COUNT)
-    total_train_steps: int | None = setting(None, "at most so many steps; null: all of all epochs", COUNT)
+    experiment_name: str = setting(MISSING, "name of the folder that all trials of an experiment share", FOLDER_NAME)
+    trial_name: str = setting("trial0", "name of this run's folder below the experiment's", FOLDER_NAME)
+    seed: int = setting(
+        1, "seed of the order of the prompts; also of the servers' sampling, unless sglang.random_seed is set", SEED
+    )
+    total_train_epochs: int = setting(1, "number of passes over the training data", COUNT)
+    total_train_steps: int | None = setting(
+        None, "upper limit of the number of steps; null: all steps of all epochs", COUNT
+    )
     keep_alive: bool = setting(
         False, "a small parent process begins the run again when its driver is killed (restart.driver)"
     )
-    dry_run: bool = setting(False, "resolve, validate, print the plan, start nothing")
-    tokenizer_path: str = same_as("actor.path", "Hugging Face name or folder")
+    dry_run: bool = setting(False, "check the settings and print the plan; nothing is started")
+    tokenizer_path: str = same_as("actor.path", "tokenizer: a folder or a Hugging Face name")
     cluster: ClusterConfig = part(ClusterConfig)
     hardware: HardwareConfig = part(HardwareConfig)
     train_dataset: DatasetConfig = part(DatasetConfig)
-    train_datasets: dict[str, Any] = setting({}, "further ones by name, e.g. `+train_datasets.code.path=…`")
+    train_datasets: dict[str, Any] = setting(
+        {}, "further training data sets, by name, e.g. `+train_datasets.code.path=…`"
+    )
     valid_dataset: DatasetConfig | None = None
-    valid_datasets: dict[str, Any] = setting({}, "further held-out ones by name, each with its curve")
+    valid_datasets: dict[str, Any] = setting({}, "further held-out data sets, by name; each has a curve of its own")
     chat: ChatConfig = part(ChatConfig)
     gconfig: GenerationConfig = part(GenerationConfig)
     rollout: RolloutConfig = part(RolloutConfig)

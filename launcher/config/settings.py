@@ -65,9 +65,9 @@ COUNT = Between(1)
 NATURAL = Between(0)
 POSITIVE = Between(0, open_low=True)
 SHARE = Between(0, 1, open_low=True)
-SEED = Between(0, 2**31 - 1, why="as SGLang's has 32 bits, and each restart of a server adds to it")
-TEMPERATURE = Between(1e-6, why="as SGLang takes the likeliest token below it")
-DEADLINE = Between(0, 86_400, open_low=True, why="as one of more than a day would never fire")
+SEED = Between(0, 2**31 - 1, why="since SGLang's seed has 32 bits and each restart of a server adds to it")
+TEMPERATURE = Between(1e-6, why="since SGLang takes the likeliest token below that")
+DEADLINE = Between(0, 86_400, open_low=True, why="since a deadline of more than a day would never fire")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,27 +14,76 @@ from launcher.config.settings import COUNT, DEADLINE, NATURAL, POSITIVE, SHARE, 
 class HealthConfig:
     """When a server or the trainer is hung. Time counts only while it was observed and was given the CPU."""
 
-    look_interval_s: float = setting(0.25, "between two observations of a process, its probes and its tokens", POSITIVE)
-    probe_interval_s: float = setting(1.0, "between two probes of a server: a generation of one token", POSITIVE)
-    probe_busy_interval_s: float = setting(5.0, "the same while it makes tokens for others", POSITIVE)
+    look_interval_s: float = setting(
+        0.25, "interval between two observations of a process, its probes and its tokens, in seconds", POSITIVE
+    )
+    probe_interval_s: float = setting(
+        1.0, "interval between two probes of an idle server, in seconds; a probe generates one token", POSITIVE
+    )
+    probe_busy_interval_s: float = setting(
+        5.0, "interval between two probes of a server that generates for others, in seconds", POSITIVE
+    )
     stopped_s: float = setting(
-        1.2, "a server with a process stopped (SIGSTOP) for so long is hung; longer, to stop one on purpose", POSITIVE
+        1.2,
+        "time that a process of a server may be stopped (SIGSTOP) before the server counts as hung, in seconds; "
+        "raise it to stop one on purpose",
+        POSITIVE,
     )
-    silence_s: float = setting(3.0, "without an answer, a token or CPU time: one of three votes for a hang", POSITIVE)
-    silence_factor: float = setting(10.0, "or so many of its usual answer times, where that is longer", POSITIVE)
-    silence_max_s: float = setting(60.0, "but not longer than this", DEADLINE)
-    lone_probe_factor: float = setting(5.0, "patience, times silence, where no client is known to wait", Between(1))
-    proof_s: float = setting(10.0, "an answer, a token or an observation older than that is no evidence", POSITIVE)
-    slow_factor: float = setting(2.5, "times slower than it used to be, and than its peers are: slow", Between(1))
-    trainer_silence_s: float = setting(10.0, "a stopped trainer that doesn't answer for so long is hung", POSITIVE)
-    trainer_factor: float = setting(10.0, "median steps without progress after which a trainer is hung", Between(1))
-    trainer_min_s: float = setting(60.0, "but not before", POSITIVE)
+    silence_s: float = setting(
+        3.0,
+        "least silence of a server that counts as a sign of a hang, in seconds; the signs are a missing answer, "
+        "no token while requests wait, and no CPU time, and two of them must agree",
+        POSITIVE,
+    )
+    silence_factor: float = setting(
+        10.0,
+        "allowed silence of a server as a multiple of its usual answer time, where that is longer than "
+        "health.silence_s",
+        POSITIVE,
+    )
+    silence_max_s: float = setting(
+        60.0, "upper limit of the silence allowed by health.silence_factor, in seconds", DEADLINE
+    )
+    lone_probe_factor: float = setting(
+        5.0, "factor by which the allowed silence is longer while no client is known to wait", Between(1)
+    )
+    proof_s: float = setting(
+        10.0, "age after which an answer, a token or an observation no longer counts as evidence, in seconds", POSITIVE
+    )
+    slow_factor: float = setting(
+        2.5,
+        "slowdown, against its own usual speed and against the other servers' slowdown, from which a server is "
+        "reported as slow",
+        Between(1),
+    )
+    trainer_silence_s: float = setting(
+        10.0,
+        "time that a stopped trainer may leave questions unanswered before it counts as hung, in seconds",
+        POSITIVE,
+    )
+    trainer_factor: float = setting(
+        10.0,
+        "time without progress after which a trainer counts as hung, as a multiple of its median step time; "
+        "health.trainer_min_s is the least",
+        Between(1),
+    )
+    trainer_min_s: float = setting(
+        60.0, "least time without progress before a trainer counts as hung, in seconds", POSITIVE
+    )
     trainer_first_s: float = setting(
-        1800.0, "the same before there is a median, in a checkpoint, and while servers load weights", DEADLINE
+        1800.0,
+        "time without progress after which a trainer counts as hung while no median step time is known, in a "
+        "checkpoint, and while servers load weights, in seconds",
+        DEADLINE,
     )
-    supervisor_silence_s: float = setting(30.0, "a supervisor that answers no call for so long is replaced", POSITIVE)
+    supervisor_silence_s: float = setting(
+        30.0, "time that a supervisor may leave calls unanswered before it is replaced, in seconds", POSITIVE
+    )
     monitor_silence_s: float = setting(
-        600.0, "without a HealthMonitor, however often it is started: another attempt", DEADLINE
+        600.0,
+        "time without a working HealthMonitor, restarts included, after which the run begins another attempt, in "
+        "seconds",
+        DEADLINE,
     )
 
 
@@ -43,29 +92,64 @@ class RewardHealthConfig:
     """When rewards show that something broke. Drops are in shares of the range of the rewards seen."""
 
     zero_alert_steps: int | None = setting(
-        5, "steps of zeros in a row (more where they are usual): alert; null: never", COUNT
+        5,
+        "steps in a row with only zero rewards after which an alert is sent, more where such steps are usual; "
+        "null: never",
+        COUNT,
     )
-    zero_breaker_steps: int | None = setting(10, "and: stop training and find the cause; null: never", COUNT)
-    fall_threshold: float | None = setting(5.0, "standard errors of a fall that stops training; null: never", POSITIVE)
-    fall_min_drop: float = setting(0.05, "no fall is smaller", Between(0, 1))
-    baseline_steps: int = setting(50, "steps before a suspected onset that it is compared with", COUNT)
-    warmup_steps: int = setting(15, "at least so many of them", Between(2))
-    window_steps: int = setting(60, "how long ago an onset may lie", COUNT)
-    noise_floor: float = setting(0.05, "least standard deviation that a step's mean reward is credited with", POSITIVE)
-    outlier_clip: float = setting(4.0, "standard deviations that one step counts at most", POSITIVE)
-    probation_steps: int = setting(50, "after a restore, with tighter thresholds", NATURAL)
-    probation_factor: float = setting(0.8, "by which they are tighter", SHARE)
-    canary_tolerance: float = setting(1e-6, "difference of a known answer's reward that is none", NATURAL)
-    canary_silent_rounds: int = setting(2, "in a row in which one is not scored: broken", COUNT)
-    canary_clear_rounds: int = setting(5, "in a row, all sound, after which a broken one is believed again", COUNT)
-    verifier_patience_s: float = setting(600.0, "that a broken reward function may take to be repaired", DEADLINE)
-    mend_wait_s: float = setting(
-        60.0,
-        "before another project's trainer, whose rewards fell for a cause outside its weights, is tried again; doubles "
-        "with each try",
+    zero_breaker_steps: int | None = setting(
+        10,
+        "steps in a row with only zero rewards after which training stops and the cause is searched, more where "
+        "such steps are usual; null: never",
+        COUNT,
+    )
+    fall_threshold: float | None = setting(
+        5.0, "size of a fall of the rewards that stops training, in standard errors; null: never", POSITIVE
+    )
+    fall_min_drop: float = setting(
+        0.05, "smallest fall of the rewards that counts, as a share of the range of the rewards seen", Between(0, 1)
+    )
+    baseline_steps: int = setting(50, "number of steps before a suspected onset that form the baseline", COUNT)
+    warmup_steps: int = setting(15, "least number of baseline steps before a fall can be found", Between(2))
+    window_steps: int = setting(60, "upper limit of how far back the onset of a fall is searched, in steps", COUNT)
+    noise_floor: float = setting(
+        0.05,
+        "least standard deviation that is assumed for a step's mean reward, as a share of the range of the "
+        "rewards seen",
         POSITIVE,
     )
-    mend_patience_s: float = setting(7200.0, "that the mend of such a cause may take; then the run halts", DEADLINE)
+    outlier_clip: float = setting(
+        4.0, "largest deviation that one step adds to the evidence for a fall, in standard deviations", POSITIVE
+    )
+    probation_steps: int = setting(
+        50, "number of steps after a restore in which the thresholds for falls and zeros are tighter", NATURAL
+    )
+    probation_factor: float = setting(
+        0.8, "factor by which these thresholds are multiplied during reward_health.probation_steps", SHARE
+    )
+    canary_tolerance: float = setting(
+        1e-6, "difference of a known answer's score from the expected one that is still accepted", NATURAL
+    )
+    canary_silent_rounds: int = setting(
+        2, "rounds in a row without a score for a known answer after which the reward function counts as broken", COUNT
+    )
+    canary_clear_rounds: int = setting(
+        5, "rounds in a row with correct scores after which a broken reward function is trusted again", COUNT
+    )
+    verifier_patience_s: float = setting(
+        600.0, "longest pause while a reward function is broken, in seconds; then the run halts", DEADLINE
+    )
+    mend_wait_s: float = setting(
+        60.0,
+        "first wait before another project's trainer is started again after its rewards fell for a cause outside "
+        "its weights, in seconds; it doubles with each attempt",
+        POSITIVE,
+    )
+    mend_patience_s: float = setting(
+        7200.0,
+        "longest wait until such a cause outside the weights is mended, in seconds; then the run halts",
+        DEADLINE,
+    )
 
 
 @dataclass
@@ -78,37 +162,70 @@ class GateConfig:
     """
 
     max_failed_share: float | None = setting(
-        0.5, "of the requests: what comes through then is no fair sample; null: any", Between(0, 1)
+        0.5,
+        "upper limit of the share of a batch's requests that may fail; beyond it the rest is no fair sample and "
+        "the batch is rejected; null: any",
+        Between(0, 1),
     )
     distance_float32: float | None = setting(
-        1e-5, "largest, where server and trainer both are float32; null: not checked", POSITIVE
+        1e-5,
+        "upper limit of the distance between the server's and the trainer's log-probs where both are float32, in "
+        "nats; null: not checked",
+        POSITIVE,
     )
-    distance_bfloat16: float | None = setting(3e-3, "largest, where one isn't; null: not checked", POSITIVE)
-    distance_factor: float = setting(4.0, "or, in bfloat16, so many of the run's usual distances", Between(1))
-    distance_unknown: float = setting(0.1, "largest before a usual one is known; twice it of older weights", POSITIVE)
+    distance_bfloat16: float | None = setting(
+        3e-3,
+        "upper limit of the same distance where one of the two is not float32, in nats; gate.distance_factor may "
+        "raise it; null: not checked",
+        POSITIVE,
+    )
+    distance_factor: float = setting(
+        4.0, "factor on the run's usual distance of log-probs, which may raise the limit in bfloat16", Between(1)
+    )
+    distance_unknown: float = setting(
+        0.1,
+        "upper limit of the distance of log-probs in bfloat16 before a usual one is known, in nats; doubled for "
+        "older weights",
+        POSITIVE,
+    )
     older_weights: bool | None = setting(
         None,
-        "with rollout.max_head_offpolicyness, the weights of so many versions are kept in the host's memory, and "
-        "tokens are compared with those of their own; null: where the trainer is on a CPU; "
-        "false, or several trainer ranks: by gate.distance_unknown only",
+        "keep as many older versions of the weights in host memory as rollout.max_head_offpolicyness allows, to "
+        "compare each token with the weights that made it; null: where the trainer is on a CPU; false, or several "
+        "trainer ranks: older tokens are checked by gate.distance_unknown only",
     )
     max_reward_jump: float | None = setting(
-        0.5, "of the mean reward, as a share of the range of rewards; null: not checked", Between(0, 1)
+        0.5,
+        "upper limit of a batch's deviation from the usual mean reward, as a share of the range of rewards; null: "
+        "not checked",
+        Between(0, 1),
     )
     reward_jump_noise: float = setting(
-        5.0, "and so many standard deviations of a step's mean, as the run has them: small batches vary", NATURAL
+        5.0,
+        "least deviation of a batch's mean reward that can reject it, in the run's own standard deviations of a "
+        "step's mean",
+        NATURAL,
     )
     max_share_jump: float | None = setting(
-        0.5, "rise of the share of completions cut at the limit, or blank; null: not checked", Between(0, 1)
+        0.5,
+        "upper limit of the rise in the share of completions that are cut at the length limit, or blank; null: "
+        "not checked",
+        Between(0, 1),
     )
     compared_rejections: int = setting(
-        2, "batches in a row that a jump alone turns away; a change that stays is no accident", NATURAL
+        2,
+        "upper limit of batches in a row that are rejected only because they differ from the usual; after that "
+        "the change is accepted",
+        NATURAL,
     )
-    usual_steps: int = setting(20, "last steps whose medians are usual", COUNT)
-    usual_min_steps: int = setting(5, "before which nothing is compared", COUNT)
-    canaries: int = setting(6, "known answers scored with each batch; 0: none", NATURAL)
+    usual_steps: int = setting(20, "number of last steps whose medians count as usual", COUNT)
+    usual_min_steps: int = setting(5, "number of steps before which no batch is compared with the usual", COUNT)
+    canaries: int = setting(6, "number of known answers that are scored with each batch; 0: none", NATURAL)
     recorded: int = setting(
-        48, "completions of healthy steps kept, to be scored and answered again when rewards are low; 0: none", NATURAL
+        48,
+        "number of completions of healthy steps that are kept, to be scored and generated again when rewards are "
+        "low; 0: none",
+        NATURAL,
     )
 
 
@@ -118,30 +235,43 @@ class AlertsConfig:
 
     webhook: str | None = setting(
         None,
-        "URL that gets each as JSON, recorded nowhere; null: none",
+        "URL that each message is sent to as JSON; it is written to no file; null: none",
         Matching(r"https?://\S+|env:[A-Za-z_]\w*", "a URL, or env:NAME, the environment variable that holds it"),
     )
-    wandb: bool = setting(True, "as a WandB alert too, where WandB is on")
-    timeout: float = setting(10.0, "of one message", DEADLINE)
+    wandb: bool = setting(True, "send each message as a WandB alert too, where WandB is on")
+    timeout: float = setting(10.0, "deadline of sending one message, in seconds", DEADLINE)
 
 
 @dataclass
 class RestartConfig:
     """How often a repair is tried before the next larger one; a step further than ever before refills all."""
 
-    window_s: float = setting(3600.0, "without a failure, after which earlier ones are forgotten", POSITIVE)
-    wait_initial_s: float = setting(1.0, "before the second try; doubles with each", POSITIVE)
-    wait_max_s: float = setting(60.0, "longest wait between two tries", POSITIVE)
-    retry: int = setting(3, "tries of the smallest repair: weights loaded again, a batch dropped", COUNT)
-    server: int = setting(3, "restarts of one server", COUNT)
-    fleet: int = setting(2, "restarts of all servers", COUNT)
-    restore: int = setting(3, "restores of the trainer; then the run halts", COUNT)
-    cluster: int = setting(3, "new local Ray clusters in place of one that was lost; then the run halts", NATURAL)
-    driver: int = setting(3, "new drivers in place of one that was killed (keep_alive); then the run halts", NATURAL)
-    attempt: int = setting(
-        6, "new attempts of a run that halted for what may pass by itself; then it stays halted", NATURAL
+    window_s: float = setting(
+        3600.0, "time without a failure after which earlier failures are forgotten, in seconds", POSITIVE
     )
-    attempt_wait_s: float = setting(30.0, "before the first of them; doubles with each, up to window_s / 2", POSITIVE)
+    wait_initial_s: float = setting(
+        1.0, "wait before the second attempt of a repair, in seconds; it doubles with each further attempt", POSITIVE
+    )
+    wait_max_s: float = setting(60.0, "longest wait between two attempts of a repair, in seconds", POSITIVE)
+    retry: int = setting(
+        3,
+        "attempts of the smallest repair, such as loading weights again or dropping a batch, before a larger one",
+        COUNT,
+    )
+    server: int = setting(3, "restarts of one server before a larger repair", COUNT)
+    fleet: int = setting(2, "restarts of all servers before a larger repair", COUNT)
+    restore: int = setting(3, "restores of the trainer before the run halts", COUNT)
+    cluster: int = setting(3, "new local Ray clusters in place of lost ones before the run halts", NATURAL)
+    driver: int = setting(3, "new drivers in place of killed ones (keep_alive) before the run ends", NATURAL)
+    attempt: int = setting(
+        6, "further attempts of a run that halted for a cause that may pass by itself, before it stays halted", NATURAL
+    )
+    attempt_wait_s: float = setting(
+        30.0,
+        "wait before the first further attempt of a run that halted, in seconds; it doubles with each one, up to "
+        "half of restart.window_s",
+        POSITIVE,
+    )
 
 
 @dataclass
@@ -156,14 +286,14 @@ class RecoveryConfig:
     )
     standby_trainers: int | None = setting(
         None,
-        "processes with everything imported, and on a CPU the model and the prompts loaded, which take over when the "
-        "trainer or one of its ranks ends; of each rank one. null: 1 where memory allows",
-        Between(0, 1, why="as the one that ended is the next to stand by"),
+        "number of parked trainer processes for each rank, which have everything imported (on a CPU also the "
+        "model and the prompts loaded) and take over when the trainer or a rank ends; null: 1 where memory allows",
+        Between(0, 1, why="since the process that ended is the next one to be parked"),
     )
     quarantine_gpus: bool = setting(
         True,
-        "a GPU whose fault ended a server is used no more by this run where another one is free, nor after a resume; "
-        "false: it is, also what was set aside before",
+        "set a GPU aside whose fault ended a server, also after a resume, where another one is free; false: use "
+        "every GPU, also those set aside before",
     )
 
 
@@ -171,29 +301,46 @@ class RecoveryConfig:
 class DeadlineConfig:
     """When the machine is taken away: the run saves before, and ends with exit code 75; the same command resumes it."""
 
-    walltime: str | None = setting(None, "from the start of the command to the end of its job; null: none", Duration())
+    walltime: str | None = setting(
+        None, "time from the start of the command to the end of its job; null: no limit", Duration()
+    )
     notice_s: float = setting(
-        120.0, "left after SIGUSR1 (Slurm's --signal=B:USR1@120), or after a preemption notice", POSITIVE
+        120.0,
+        "time that is left after SIGUSR1 (Slurm's --signal=B:USR1@120) or after a preemption notice, in seconds",
+        POSITIVE,
     )
     preemption_notice: str | None = setting(
         None,
-        "a file that is there, or a URL that says so, once the machine is to be taken away; null: none",
+        "file whose existence, or URL whose answer, announces that the machine will be taken away; null: none",
         Matching(r"https?://[^\s/]\S*|(?!\w+:)\S.*", "an http or https URL, or a file's path"),
     )
-    notice_interval_s: float = setting(5.0, "between two looks for that notice", POSITIVE)
-    margin_s: float = setting(30.0, "beyond twice the last save and the last update, to end all processes in", NATURAL)
+    notice_interval_s: float = setting(
+        5.0, "interval between two checks for the preemption notice, in seconds", POSITIVE
+    )
+    margin_s: float = setting(
+        30.0,
+        "time to end all processes before a deadline, in seconds; twice the last save and the last weight update "
+        "are added",
+        NATURAL,
+    )
 
 
 @dataclass
 class RestoreConfig:
     """Which checkpoint is good enough to go back to."""
 
-    good_after_steps: int = setting(10, "healthy steps after which a checkpoint is certified good", COUNT)
-    onset_margin_steps: int = setting(2, "before the estimated onset that are not trusted either", NATURAL)
-    same_place_steps: int = setting(20, "onsets no further apart are at the same place", NATURAL)
-    same_place_collapses: int = setting(3, "this many at the same place halt the run", COUNT)
+    good_after_steps: int = setting(10, "number of healthy steps after which a checkpoint is certified good", COUNT)
+    onset_margin_steps: int = setting(
+        2, "number of steps before the estimated onset of a damage that are not trusted either", NATURAL
+    )
+    same_place_steps: int = setting(
+        20, "largest distance of two onsets that count as the same place, in steps", NATURAL
+    )
+    same_place_collapses: int = setting(3, "number of collapses at the same place that halts the run", COUNT)
     begin_anew: bool = setting(
-        True, "from the first weights, where no checkpoint is from before the onset and the run had learned nothing yet"
+        True,
+        "begin again from the first weights where no checkpoint is older than the onset and the run had learned "
+        "nothing yet",
     )
 
 
@@ -201,22 +348,47 @@ class RestoreConfig:
 class DiskConfig:
     """When a disk that is full, read-only, broken or stalled pauses the run, and when the run resumes."""
 
-    probe_interval_s: float = setting(1.0, "between two probes of each disk: a file of 4 KiB, synced", POSITIVE)
-    stall_s: float = setting(30.0, "a probe that does not return for so long: the disk is stalled", DEADLINE)
-    settle_s: float = setting(2.0, "in which a disk must work again before the run resumes", POSITIVE)
-    settle_max_s: float = setting(60.0, "the same doubles with each trouble that follows at once, up to this", POSITIVE)
-    forget_s: float = setting(300.0, "after which the next trouble does not follow at once", POSITIVE)
-    patience_s: float = setting(86_400.0, "that a person may take to repair it; then the run halts", DEADLINE)
+    probe_interval_s: float = setting(
+        1.0, "interval between two probes of each disk, in seconds; a probe writes and syncs a file of 4 KiB", POSITIVE
+    )
+    stall_s: float = setting(
+        30.0, "time without return of a probe after which the disk counts as stalled, in seconds", DEADLINE
+    )
+    settle_s: float = setting(2.0, "time that a disk must work again before the run resumes, in seconds", POSITIVE)
+    settle_max_s: float = setting(
+        60.0, "upper limit of disk.settle_s, which doubles with each trouble that follows at once, in seconds", POSITIVE
+    )
+    forget_s: float = setting(
+        300.0, "time after a trouble from which the next one does not count as following at once, in seconds", POSITIVE
+    )
+    patience_s: float = setting(
+        86_400.0, "longest pause until a person has repaired the disk, in seconds; then the run halts", DEADLINE
+    )
 
 
 @dataclass
 class MemoryConfig:
     """Which settings are lowered when memory runs out, rung by rung; kept for the host and for later attempts."""
 
-    give_way: bool = setting(True, "false: a run that runs out of memory ends under the settings that it was given")
-    mem_fraction_static: list[float] = setting([0.8, 0.7, 0.6, 0.5, 0.4], "of a GPU server, from the top down")
-    min_concurrent_rollouts: int = setting(2, "max_concurrent_rollouts is halved down to it", COUNT)
-    change_learning: bool = setting(False, "then max_new_tokens and n_samples too, which changes what is learned")
-    min_new_tokens: int = setting(64, "max_new_tokens is halved down to it", COUNT)
-    sample_interval_s: float = setting(10.0, "between two samples of how much memory is used", POSITIVE)
-    remember: bool = setting(True, "what gave way is kept below cluster.fileroot, and used by the next attempt")
+    give_way: bool = setting(
+        True,
+        "lower memory settings after an out-of-memory error; false: the run ends and keeps the settings that it "
+        "was given",
+    )
+    mem_fraction_static: list[float] = setting(
+        [0.8, 0.7, 0.6, 0.5, 0.4],
+        "values of sglang.mem_fraction_static that a GPU server is lowered to, from high to low",
+    )
+    min_concurrent_rollouts: int = setting(2, "lower limit to which rollout.max_concurrent_rollouts is halved", COUNT)
+    change_learning: bool = setting(
+        False,
+        "after the other memory settings, lower gconfig.max_new_tokens and gconfig.n_samples too, which changes "
+        "what is learned",
+    )
+    min_new_tokens: int = setting(64, "lower limit to which gconfig.max_new_tokens is halved, in tokens", COUNT)
+    sample_interval_s: float = setting(
+        10.0, "interval between two measurements of the memory in use, in seconds", POSITIVE
+    )
+    remember: bool = setting(
+        True, "keep lowered memory settings below cluster.fileroot and use them in the next attempt"
+    )

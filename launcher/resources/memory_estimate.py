@@ -34,6 +34,7 @@ BUCKET_BYTES = GIB
 """As `actors.serving.weight_buckets` has it; a test holds them equal."""
 
 CUDA_CONTEXT_BYTES = 600 * MIB
+"""A usual value, not a reading: nothing was measured on a GPU."""
 
 
 class Item(NamedTuple):

@@ -104,7 +104,7 @@ def _sizes_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageError
         if tokens is not None and tokens > shape.positions:
             yield UnsupportedSetting(
                 f"{key}: sequences of {tokens} tokens, but {config.actor.path} takes {shape.positions}",
-                f"at most {shape.positions} for prompt and completion together (why so few: docs/models.md)",
+                f"at most {shape.positions} for prompt and completion together (why so few: docs/recipes.md)",
             )
     if strange := sorted(set(config.actor.target_modules) - shape.matrices.keys()):
         yield UnsupportedSetting(

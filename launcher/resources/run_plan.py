@@ -121,7 +121,7 @@ def noted(plan: RunPlan, note: str) -> RunPlan:
 def _why_no_standby(config: RunConfig, plan: RunPlan) -> str:
     """Where nobody has asked for one; "" where its memory decides."""
     if plan.devices[0] == "cpu":
-        return "on the CPU its start takes time from the steps (docs/benchmarks.md)"
+        return "on the CPU its start takes time from the steps (docs/measurements.md)"
     if config.cluster.address != "local":
         return "the memory of a running cluster's machines is not known here"
     if plan.shape is None:

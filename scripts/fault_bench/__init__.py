@@ -1,4 +1,4 @@
-"""What faults cost, in one command with a time budget: `python -m scripts.fault_bench --help`, docs/fault_bench.md.
+"""What faults cost, in one command with a time budget: `python -m scripts.fault_bench --help`, docs/measurements.md.
 
 A *cell* is one measurement: a name, an arm, how it is run, its marks. Most call what measures already:
 

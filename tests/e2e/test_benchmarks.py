@@ -1,4 +1,4 @@
-"""Each command behind a figure of README.md and docs/fault_bench.md, at its smallest and on the real SGLang: it ends
+"""Each command behind a figure of README.md and docs/measurements.md, at its smallest and on the real SGLang: it ends
 with a point of that figure. One that nobody ran had stopped working unnoticed. What they measure here is worth nothing.
 
 `python -m scripts.storm` is run by tests/e2e/test_storm.py.

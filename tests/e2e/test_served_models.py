@@ -1,6 +1,6 @@
 """A tiny random model of each family takes a GRPO step, the real SGLang loads its weights, and both say the same.
 
-`pytest tests/e2e/test_served_models.py --long -rP` prints the distances that docs/models.md has.
+`pytest tests/e2e/test_served_models.py --long -rP` prints the distances; docs/recipes.md has the largest.
 """
 
 import random

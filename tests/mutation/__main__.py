@@ -28,7 +28,7 @@ from _pytest.runner import runtestprotocol
 
 from tests.mutation.mutations import Mutant, mutants
 from tests.mutation.targets import TARGETS
-from tests.mutation.verdicts import DOUBTED, LIVES, Outcome, page, read, without_reason, write
+from tests.mutation.verdicts import DOUBTED, LIVES, PAGE, Outcome, page, read, without_reason, write
 
 QUIET = ["-s", "-p", "no:cacheprovider", "-p", "no:terminal", "-o", "timeout=0"]
 SLOWER, PATIENCE_S = 4, 10.0
@@ -186,7 +186,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants whose name contains this; nothing is written then")
     parser.add_argument("--results", type=Path, default=Path("mutation-results"), help="a folder (%(default)s)")
     parser.add_argument("--again", action="store_true", help="only those that are new, lived or timed out")
-    parser.add_argument("--page", action="store_true", help="write docs/testing_mutants.md from the results")
+    parser.add_argument("--page", action="store_true", help="write tests/mutation/README.md from the results")
     given = parser.parse_args()
     for path in given.files:
         child = os.fork()  # so that one module's imports are not the next one's
@@ -195,8 +195,7 @@ def main() -> int:
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
             return 1
     if given.page:
-        at = Path("docs/testing_mutants.md")
-        at.write_text(page(given.results, at.read_text()))
+        PAGE.write_text(page(given.results, PAGE.read_text()))
     unlisted = [] if given.only else [line for path in given.files for line in without_reason(path, given.results)]
     print("\n".join(unlisted))
     return 1 if unlisted else 0

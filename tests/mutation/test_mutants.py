@@ -13,7 +13,7 @@ import pytest
 from tests.mutation import mutations
 from tests.mutation.mutations import mutants
 from tests.mutation.targets import TARGETS
-from tests.mutation.verdicts import KNOWN, Outcome, listed, page, write
+from tests.mutation.verdicts import KNOWN, PAGE, Outcome, listed, page, write
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -73,7 +73,7 @@ def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
 
 
 def test_the_page_keeps_what_it_says_of_a_module_that_was_not_run_again(tmp_path):
-    shown = (REPOSITORY / "docs" / "testing_mutants.md").read_text()
+    shown = PAGE.read_text()
     assert page(tmp_path, shown) == shown
     path, killed = "launcher/policy/run_state.py", Outcome.KILLED
     write(path, tmp_path, {"a": killed, "b": killed, "c": Outcome.SURVIVED})

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.mutation.targets import TARGETS
 
 KNOWN = Path(__file__).with_name("survivors.toml")
+PAGE = Path(__file__).with_name("README.md")
 COMMAND = "python -m tests.mutation"
 
 
@@ -106,17 +107,16 @@ def _cell(text: str) -> str:
 
 TEXT = """# Mutants
 
-Which small changes of the code no test notices. A mutant is the module with one comparison, operand, number or
-statement changed or removed; a test that fails kills it. Text is not changed. An equivalent mutant does what the code
-does: no test could kill it. `tests/mutation/survivors.toml` lists equivalents and survivors, each with its reason;
-`python -m pytest --long tests/mutation` fails where another one survives.
+This page lists the small changes of the code that no test notices. A mutant is a module in which one comparison,
+operand, number or statement is changed or removed; text is not changed. A test that fails kills the mutant. An
+equivalent mutant behaves as the code does, and no test could kill it. `survivors.toml` lists the equivalents and the
+survivors, each with its reason; `python -m pytest --long tests/mutation` fails where another mutant survives.
 
     {command} launcher/policy/routing.py actors/data/prompt_queue.py --page
 
-runs the named modules and writes this page from all results that are there; the row of a module without any stays, and
-is of the module as it was when it was run. The tests of each module are in `tests/mutation/targets.py`: those that take
-seconds, also where others train a model or start servers. `--again` tries only those that are new, lived or timed out.
-Servers and other processes that a test starts run the code without the change.
+This command tries the mutants of the named modules and writes this page from all results. The row of a module without
+results stays as it is. `targets.py` names the tests of each module. `--again` tries only mutants that are new, survived
+or timed out. Processes that a test starts run the code without the change.
 
 | file | mutants | killed | equivalent | survivors | killed of those that are not equivalent |
 |---|---|---|---|---|---|

@@ -8,7 +8,7 @@ import time
 import pytest
 
 QUIET_S = 0.11
-"""What `_work` takes on the two quiet cores whose durations docs/testing.md has."""
+"""What `_work` takes on the two quiet cores whose durations docs/measurements.md has."""
 AGAIN_S = 30.0
 _measured: list[float] = []  # when, and the factor
 

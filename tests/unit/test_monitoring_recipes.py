@@ -30,7 +30,7 @@ def test_a_query_names_figures_that_are_exported(expression):
 
 
 def test_every_figure_is_on_the_page_of_metrics():
-    page = (REPOSITORY / "docs" / "metrics.md").read_text()
+    page = (REPOSITORY / "docs" / "watch.md").read_text()
     assert set(re.findall(r"^\| `ray_(grpo_\w+)`", page, re.MULTILINE)) == set(GAUGES)
 
 

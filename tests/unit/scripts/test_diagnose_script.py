@@ -16,7 +16,7 @@ from scripts.benchmark.made_data.made_logs import Made, RunMaker
 from scripts.ending import WRONG
 from tests.unit.launcher.diagnosis.test_diagnose_causes import export, made_run
 
-DOCS = REPOSITORY / "docs" / "diagnose.md"
+DOCS = REPOSITORY / "docs" / "troubleshooting.md"
 KEYS = {
     "format", "verdict", "is_failure", "headline", "onset", "other_falls", "cause", "cause_where", "cause_is_sure",
     "causes", "last_good_checkpoint", "trusted_until_step", "change", "settings", "commands", "timeline", "notes",

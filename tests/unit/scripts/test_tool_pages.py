@@ -12,8 +12,7 @@ from launcher.config.compose import REPOSITORY, compose
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
-TROUBLE = REPOSITORY / "docs" / "troubleshooting"
-PAGES = [REPOSITORY / "docs" / "health_and_report.md", *sorted(TROUBLE.glob("*.md"))]
+PAGES = [REPOSITORY / "docs" / f"{name}.md" for name in ("watch", "troubleshooting")]
 TOOLS = {
     "check_health",
     "check_ledger",
@@ -22,7 +21,9 @@ TOOLS = {
     "list_checkpoints",
     "report",
     "resume_training",
+    "run_control",
     "setup_recovery",
+    "watch",
 }
 KEYS = {setting.key for setting in settings_of(RunConfig)}
 SECTIONS = {key.partition(".")[0] for key in KEYS if "." in key}

@@ -1,4 +1,4 @@
-"""docs/models.md names each family that can be trained, and says of the others what the launcher says."""
+"""docs/recipes.md names each family that can be trained, and says of the others what the launcher says."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from launcher.checkpoints.model_files import unsupported
 from launcher.checkpoints.model_shape import MODEL_TYPES
 
-PAGE = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "recipes.md").read_text()
 TRAINED = re.findall(r"^\| `(\w+)` \| [A-Z]", PAGE, re.MULTILINE)
 REFUSED = re.findall(r"^\| `(\w+)` \| (a \1 .*) \|$", PAGE, re.MULTILINE)
 

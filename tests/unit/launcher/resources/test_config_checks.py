@@ -54,7 +54,7 @@ CLUSTER = compose(["conf=gsm8k_h200_cluster"])
         ({"rollout__request_retries": -1}, "rollout.request_retries=-1: allowed: at least 0"),
         ({"rollout__request_timeout": 0.0}, "rollout.request_timeout=0.0"),
         ({"rollout__request_timeout": float("inf")}, "would never fire"),
-        ({"rollout__request_timeout": 1e9}, "at most 86400, as one of more than a day would never fire"),
+        ({"rollout__request_timeout": 1e9}, "at most 86400, since a deadline of more than a day would never fire"),
         ({"rollout__setup_timeout": 2.0}, "rollout.setup_timeout=2.0: allowed: at least 10"),
         ({"actor__weight_update_timeout": float("inf")}, "actor.weight_update_timeout=inf"),
         ({"reward__fn": "gsm8k_reward"}, "reward.fn=gsm8k_reward: allowed: module:function"),

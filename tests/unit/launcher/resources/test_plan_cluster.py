@@ -179,7 +179,7 @@ def test_the_page_shows_what_is_printed():
     plan = with_standby_trainer(CLUSTER, planned_hardware(CLUSTER, NO_GPU), plan_of(CLUSTER))
     text = printed(CLUSTER, plan).replace(CLUSTER.cluster.fileroot, "outputs/grpo")
     lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
-    assert f"```\n{lines}\n```" in (REPOSITORY / "docs/placement.md").read_text()
+    assert f"```\n{lines}\n```" in (REPOSITORY / "docs/gpu.md").read_text()
 
 
 def test_a_server_over_two_nodes_is_told_as_one():

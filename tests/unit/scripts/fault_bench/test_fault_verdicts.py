@@ -150,7 +150,7 @@ def test_a_folder_holds_raw_points_a_table_and_a_picture(tmp_path):
 
 
 def test_every_cell_is_on_its_page_and_has_a_name_of_its_own():
-    page = (REPOSITORY / "docs" / "fault_bench.md").read_text()
+    page = (REPOSITORY / "docs" / "measurements.md").read_text()
     assert len(BY_NAME) == len(CELLS)
     assert [cell.name for cell in CELLS if f"`{cell.name}`" not in page] == []
     assert {mark.detector for cell in CELLS for mark in cell.marks if mark.role is MarkRole.MUST_MISS} == {
