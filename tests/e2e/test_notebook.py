@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,13 +28,13 @@ def test_the_notebook_is_whole_and_holds_no_output():
     assert [cell["outputs"] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"] == [[]] * len(CELLS)
 
 
-def test_its_cells_run_in_order_and_the_killed_trainer_costs_no_step(tmp_path):
+def test_its_cells_run_in_order_and_the_killed_trainer_costs_no_step(tmp_path, request):
     program = tmp_path / "cells.py"
     program.write_text("\n\n".join(CELLS))
     cells = subprocess.Popen(
         [sys.executable, "-u", str(program)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -44,6 +45,8 @@ def test_its_cells_run_in_order_and_the_killed_trainer_costs_no_step(tmp_path):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(cells.pid, signal.SIGKILL)  # the run that a failed cell has left; its processes end with it
+    if made := re.search(r"its files are in (\S+)$", shown, re.MULTILINE):
+        request.addfinalizer(lambda: shutil.rmtree(made[1], ignore_errors=True))
     assert cells.returncode == 0, shown
     assert "FINISHED" in shown
     assert "incident.began | trainer_crash" in shown
