@@ -28,7 +28,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 
 from actors.cluster.failed_start import error_in_logs, remedy_of_start
 from actors.cluster.joined_cluster import HeadWatch
-from actors.processes.process_guard import GUARD, SENTINEL
+from actors.processes.process_host import HOST
 from actors.processes.process_tree import Process, bearing, descendants, dying_with, name, send, wait_ended
 from launcher.base.errors import ResourceError
 from launcher.base.private_folders import make_private, parent_of_rays_folder
@@ -56,8 +56,8 @@ TOO_SOON_S = 10.0
 """A try that fails sooner has not failed for the load, and is repeated once."""
 KILLED_S = 3.0
 """For the end of what was killed."""
-STRAGGLERS_S, GUARDS_S = 3.0, 10.0
-"""For what a cluster leaves to end by itself: actors take milliseconds, a sentinel seconds where its guard hangs."""
+STRAGGLERS_S, HOSTS_S = 3.0, 10.0
+"""For what a cluster leaves to end by itself: actors take milliseconds, a host seconds where its server is large."""
 LOOK_S = 0.1
 MARK = "GRPO_CLUSTER"
 """In the environment of all that a local cluster starts, and of all that those start: its own name."""
@@ -274,14 +274,14 @@ def _logs() -> Path | None:
     return None if node is None else Path(node.get_logs_dir_path())
 
 
-def end_leftovers(mark: str, *, patience_s: float = STRAGGLERS_S, guards_s: float = GUARDS_S) -> list[int]:
+def end_leftovers(mark: str, *, patience_s: float = STRAGGLERS_S, hosts_s: float = HOSTS_S) -> list[int]:
     """Wait for all that bears a cluster's mark to end, and kill what does not; returns the pids.
 
-    Actors end when their raylet does, and guards then end the servers. What would stay: an actor that is stopped, and a
+    Actors end when their raylet does, and hosts then end the servers. What would stay: an actor that is stopped, and a
     worker that is starting while Ray's own processes are killed, which searches for them for a minute.
     """
-    killed = _end_within(patience_s, lambda: [one for one in bearing(mark) if one not in _guards_and_guarded(mark)])
-    return killed + _end_within(guards_s, lambda: bearing(mark))
+    killed = _end_within(patience_s, lambda: [one for one in bearing(mark) if one not in _hosts_and_hosted(mark)])
+    return killed + _end_within(hosts_s, lambda: bearing(mark))
 
 
 def _end_within(patience_s: float, find: Callable[[], Collection[Process]]) -> list[int]:
@@ -293,9 +293,9 @@ def _end_within(patience_s: float, find: Callable[[], Collection[Process]]) -> l
     return [process.pid for process in killed]
 
 
-def _guards_and_guarded(mark: str) -> set[Process]:
-    guards = [process for process in bearing(mark) if name(process) in (GUARD, SENTINEL)]
-    return {process for guard in guards for process in (guard, *descendants(guard.pid))}
+def _hosts_and_hosted(mark: str) -> set[Process]:
+    hosts = [process for process in bearing(mark) if name(process) == HOST]
+    return {process for host in hosts for process in (host, *descendants(host.pid))}
 
 
 def _connect(config: RunConfig, paths: RunPaths, *, num_cpus: float, folder: Path | None) -> None:

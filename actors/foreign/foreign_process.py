@@ -1,4 +1,4 @@
-"""Starts another project's trainer under the guard, and looks at its process tree."""
+"""Starts another project's trainer in a process host, and looks at its process tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actors.cluster.fencing import raylet_pid
 from actors.processes.exit_watch import process_ended
-from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
+from actors.processes.hosted_process import HostedProcess, ProcessLaunch
 from actors.processes.process_tree import (
     Process,
     command_line,
@@ -35,7 +35,7 @@ from launcher.run_files.run_id import mark_in
 from launcher.run_files.run_paths import RunPaths
 
 OF_PYTHON_AND_THREADS = ("PYTHONPATH", "OMP_NUM_THREADS")
-"""Ray and the guard change these in their own processes; the command gets what its user had."""
+"""Ray and the host change these in their own processes; the command gets what its user had."""
 MARK = "GRPO_TRAINER"
 TREE_EVERY_S = 1.0
 GONE_S = 0.5
@@ -54,11 +54,11 @@ def mark_of(paths: RunPaths) -> str:
 
 async def start(
     command: TrainerCommand, paths: RunPaths, variables: Mapping[str, str], *, stop_s: float
-) -> GuardedProcess:
+) -> HostedProcess:
     """In a session of its own; ended with this process and with its raylet. Raises ServerError, and RunError
     where what it must not find can't be removed, or what it must find can't be written.
 
-    `env` of coreutils changes into the folder and becomes the command: the guard has a folder and a PYTHONPATH of
+    `env` of coreutils changes into the folder and becomes the command: the host has a folder and a PYTHONPATH of
     its own. Other variables are not among its words, which the process list shows.
     """
     for path in (*command.removes, *command.writes):
@@ -72,7 +72,7 @@ async def start(
     setting = [f"{name}={given[name]}" for name in OF_PYTHON_AND_THREADS if name in given]
     env = shutil.which("env") or "/usr/bin/env"
     raylet = raylet_pid()
-    return await GuardedProcess.launch(
+    return await HostedProcess.launch(
         ProcessLaunch(
             command=(env, "-C", str(command.cwd), *unset, *setting, *command.words),
             environment={**own, **given},
@@ -94,10 +94,10 @@ def _set(path: Path, text: str | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def kill(process: GuardedProcess) -> None:
+def kill(process: HostedProcess) -> None:
     """End the command and all below it, without its time to save, and at once: the kernel takes a while to free the
-    memory of each. Its guard ends what is begun meanwhile."""
-    for one in descendants(process.guard_pid):
+    memory of each. Its host ends what is begun meanwhile."""
+    for one in descendants(process.host_pid):
         send(one, signal.SIGKILL)
 
 
@@ -138,7 +138,7 @@ class TreeWatch:
     `has_lost_trainer`: they were in it and are gone, while the command lives on: for GONE_S, in which what they said
     arrives, and a command whose trainer is done ends by itself; by SIGKILL, which has no last words, at once."""
 
-    def __init__(self, process: GuardedProcess, is_trainer: Callable[[Sequence[str]], bool]) -> None:
+    def __init__(self, process: HostedProcess, is_trainer: Callable[[Sequence[str]], bool]) -> None:
         self._process = process
         self._is_trainer = is_trainer
         self.ranks: list[Process] = []
@@ -154,7 +154,7 @@ class TreeWatch:
         is_there = any(command_line(rank) for rank in self.ranks)  # that of one that has ended is empty
         is_gone = not is_there and (bool(self.ranks) or now - self._trainer_at > GONE_S)
         if is_gone or now - self._seen_at >= TREE_EVERY_S:
-            tree = descendants(self._process.guard_pid)
+            tree = descendants(self._process.host_pid)
             looks = [process_state(one.pid) for one in tree]
             self.ranks = self._ranks_in(tree)
             is_there = bool(self.ranks)
@@ -175,10 +175,10 @@ class TreeWatch:
             self._killed.add(rank)
 
     def _ranks_in(self, tree: Sequence[Process]) -> list[Process]:
-        """Without workers that they forked, which have their command line: their children, and the guard's once they
+        """Without workers that they forked, which have their command line: their children, and the host's once they
         are gone. A process that ends has no command line for a moment, and still its children."""
         alike = {one.pid: one for one in tree if self._is_trainer(command_line(one))}
-        workers_of = {*alike, self._process.guard_pid}
+        workers_of = {*alike, self._process.host_pid}
         parents = {pid: int(fields[1]) for pid in alike if (fields := stat_fields(pid)) is not None}
         return [alike[pid] for pid, parent in parents.items() if parent not in workers_of and _lives(parent)]
 

@@ -28,7 +28,7 @@ from actors.foreign.mend_wait import MendWait
 from actors.foreign.step_doubts import StepDoubts
 from actors.foreign.step_source import StepSource
 from actors.foreign.trainer_pause import TrainerPause
-from actors.processes.guarded_process import Ended, GuardedProcess
+from actors.processes.hosted_process import Ended, HostedProcess
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
@@ -90,7 +90,7 @@ class ForeignSupervisor:
         self._incidents = IncidentTracker(history, self._artifacts)
         shared = (self._adapter, history, self._incidents, self.steps, self._checkpoints)
         self._mend = MendWait(config, paths, *shared, self._asked, clock, variables)
-        self._process: GuardedProcess | None = None
+        self._process: HostedProcess | None = None
         self._source = StepSource(self._adapter, paths.trainer_log)
         self._learning = LearningWatch(config.reward_health, history)
         self._doubts = StepDoubts(history, self._adapter.reads)
@@ -300,7 +300,7 @@ class ForeignSupervisor:
     def _waits(self) -> str:
         return self.pause.waits_for or self.waits_for()
 
-    async def _ended(self, process: GuardedProcess, ended: Ended | None) -> ForeignFault | RunOutcome:
+    async def _ended(self, process: HostedProcess, ended: Ended | None) -> ForeignFault | RunOutcome:
         """`ended` None: its trainer has, and it has not."""
         if ended is None:  # nothing of it has anything left to save
             kill(process)

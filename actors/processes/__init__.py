@@ -1,6 +1,5 @@
-"""Processes of this machine: start them under a guard, watch their end, signal exactly the one that is meant.
+"""Processes of this machine: run them in a host, watch their end, signal exactly the one that is meant.
 
-Standard library only in `process_guard`, `guard_options`, `log_drain`, `process_tree` and `exit_notifier`, which run
-with `python -S`, and in `forked_start`; the others may import `launcher.base`. Begin with `process_guard`, which draws
-the tree of processes around a server.
+Standard library only in `process_host`, `log_drain` and `process_tree`, which run with `python -S`; the others may
+import `launcher.base`. Begin with `process_host`, which draws the tree of processes around a server.
 """

@@ -5,8 +5,8 @@
 
 So a disk that is full, read-only or stalled neither blocks nor ends who prints. While it refuses, the buffer keeps the
 newest output, and what it had to drop is counted and said in the log when the disk takes lines again. Standard library
-only: the guard of a server runs it. The guard lives as long as the server, whoever else is killed, and a server without
-its guard is ended: no pipe is left without a reader.
+only: a process host runs it. The host lives as long as its server, whoever else is killed, and a server without its
+host is ended: no pipe is left without a reader.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ AGAIN_S = 0.5
 
 
 class LogDrain:
-    """`entrance` for the process that prints, once; then `begin`. `dropped`: bytes that found no room in the buffer.
+    """`entrance` for the process that prints, once; then `begin`, or `cancel` where nothing prints. `dropped`: bytes
+    that found no room in the buffer."""
 
-    `source`: the reading end of a pipe that is printed to already; it has no `entrance` then.
-    """
-
-    def __init__(self, log: Path, *, buffer_bytes: int = BUFFER_BYTES, source: int | None = None) -> None:
+    def __init__(self, log: Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
         self._log = log
         self._buffer_bytes = buffer_bytes
-        self._source, self._entrance = printing_pipe() if source is None else (source, -1)
+        source, self._entrance = os.pipe()
+        with contextlib.suppress(OSError):  # not granted: the kernel's default stays
+            fcntl.fcntl(self._entrance, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._source: int | None = source
+        self._threads: list[threading.Thread] = []
+        self._gives_up = False
         self._chunks: deque[bytes] = deque()
         self._held = 0
         self._is_writing = False
@@ -65,8 +68,15 @@ class LogDrain:
 
     def begin(self) -> None:
         """From now on the pipe is emptied, until its last writer has ended."""
-        for work in (self._read, self._write):
-            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    def cancel(self) -> None:
+        """In place of `begin`."""
+        if self._source is not None:
+            os.close(self._source)
+            self._source = None
 
     def settle(self, timeout_s: float = SETTLE_S) -> None:
         """Returns when all that was printed so far is in the log, or after `timeout_s`."""
@@ -76,20 +86,25 @@ class LogDrain:
                 self._changed.wait(0.001)
 
     def finish(self) -> None:
-        """Before this process ends. A disk that refuses is not waited for, as nobody knows for how long."""
+        """Once nobody prints any more. A disk that refuses is not waited for, as nobody knows for how long. Then both
+        threads have ended, except where a disk does not even answer."""
         self.settle()
         give_up_at = time.monotonic() + LAST_S
         with self._changed:
             while self._is_behind() and not self._why and time.monotonic() < give_up_at:
                 self._changed.wait(0.01)
+            self._gives_up = True
+        for thread in self._threads:
+            thread.join(2 * AGAIN_S)
 
     def _is_behind(self) -> bool:
         unread = array.array("i", [0])
-        with contextlib.suppress(OSError):  # closed by the reader: nothing is unread
+        if self._source is not None:
             fcntl.ioctl(self._source, termios.FIONREAD, unread)
         return bool(unread[0] or self._chunks or self._is_writing)
 
     def _read(self) -> None:
+        assert self._source is not None
         something = select.poll()
         something.register(self._source, select.POLLIN)
         while True:
@@ -97,6 +112,9 @@ class LogDrain:
             with self._changed:  # what is read is seen by `settle` in the pipe or in the buffer, and never in neither
                 data = os.read(self._source, CHUNK)
                 if not data:
+                    os.close(self._source)
+                    self._source = None
+                    self._changed.notify_all()
                     return
                 self._chunks.append(data)
                 self._held += len(data)
@@ -110,6 +128,8 @@ class LogDrain:
         while True:
             with self._changed:
                 while not self._chunks:
+                    if self._source is None:
+                        return
                     self._changed.wait()
                 data = self._chunks.popleft()
                 self._held -= len(data)
@@ -123,8 +143,8 @@ class LogDrain:
                 self._close()  # a parked trainer is known by having no log open
 
     def _put(self, data: bytes) -> None:
-        """Returns when the disk has taken it."""
-        while data:
+        """Returns when the disk has taken it, or is not to be asked again."""
+        while data and not (self._why and self._gives_up):
             try:
                 if self._file is None:
                     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -157,14 +177,6 @@ class LogDrain:
         with self._changed:
             self.dropped -= dropped
         self._why = ""
-
-
-def printing_pipe() -> tuple[int, int]:
-    """Where to read, and where to print, with room for what is printed meanwhile."""
-    source, entrance = os.pipe()
-    with contextlib.suppress(OSError):  # not granted: the kernel's default stays
-        fcntl.fcntl(entrance, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return source, entrance
 
 
 def write_to(log: Path) -> None:

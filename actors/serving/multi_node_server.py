@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
+from actors.serving.server_host import ServerHost
 from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec
 from actors.serving.sglang_command import NodeSpan, meeting_address
 from launcher.base.errors import LauncherError
@@ -61,7 +62,7 @@ class MultiNodeServer(ServerIncarnation):
 
     @classmethod
     async def launch_over(
-        cls, workers: WorkerNodes, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder
+        cls, workers: WorkerNodes, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder, host: ServerHost
     ) -> ServerIncarnation:
         """Start all parts side by side; each waits for the others. Raises as `ServerIncarnation.launch`."""
         span = NodeSpan(n_nodes=1 + len(workers.actors), node_rank=0, address=meeting_address(workers.address))
@@ -72,7 +73,7 @@ class MultiNodeServer(ServerIncarnation):
             for rank, actor in enumerate(workers.actors, start=1)
         ]
         try:
-            server = await cls.launch(replace(spec, span=span), owners, order)
+            server = await cls.launch(replace(spec, span=span), owners, order, host)
         except BaseException:
             for part in parts:
                 part.cancel()

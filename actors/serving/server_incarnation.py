@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
+from actors.processes.hosted_process import Ended, HostedProcess, ProcessLaunch
 from actors.processes.process_tree import set_niceness
 from actors.serving.auth_middleware import VARIABLE
 from actors.serving.group_address import LOOPBACK
 from actors.serving.readiness_proof import SHORT, ReadinessProof
+from actors.serving.server_host import ServerHost
 from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
-from actors.serving.server_template import ServerTemplate
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_command import (
     CPU_ENTRY,
@@ -29,7 +29,7 @@ from actors.serving.sglang_command import (
     choose_port,
     command,
     environment,
-    limited,
+    memory_limit,
     url,
 )
 from launcher.base.errors import RequestFailed, ResourceError, ServerError
@@ -97,7 +97,7 @@ class ServerIncarnation:
     `in_background`: it was started at a low priority, which only a process that may raise it again gives."""
 
     def __init__(
-        self, spec: ServerSpec, process: GuardedProcess, order: LaunchOrder, *, port: int, log_start: int
+        self, spec: ServerSpec, process: HostedProcess, order: LaunchOrder, *, port: int, log_start: int
     ) -> None:
         self._spec = spec
         self._process = process
@@ -111,7 +111,7 @@ class ServerIncarnation:
 
     @classmethod
     async def launch(
-        cls, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder, template: ServerTemplate | None = None
+        cls, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder, host: ServerHost
     ) -> ServerIncarnation:
         """Raises ResourceError where the port is in use or CUDA's tools can't be had, ServerError where it fails."""
         port = choose_port(spec.config, spec.index)
@@ -119,7 +119,7 @@ class ServerIncarnation:
         model = str(Path(order.model_path).absolute()) if Path(order.model_path).is_dir() else order.model_path
         words = command(
             spec.config,
-            entry=limited(spec.config, spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY), device=device),
+            entry=spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY),
             device=device,
             index=spec.index,
             generation=order.generation,
@@ -131,35 +131,31 @@ class ServerIncarnation:
         log_start = _mark(spec.log, order.generation, words)
         tools = _tools() if device == "cuda" else {}
 
-        def make() -> ProcessLaunch:
-            # short: the path of a socket in it may have 107 characters
-            scratch = Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
-            own = environment(
-                spec.config,
-                os.environ,
-                device=device,
-                gpu_ids=spec.gpu_ids,
-                scratch=scratch,
-                model_path=model,
-                meets_at=spec.meets_at,
-            )
-            return ProcessLaunch(
-                command=words,
-                environment={**own, **tools, VARIABLE: str(spec.keys)},
-                log=spec.log,
-                mark=server_mark(spec.log),
-                watch=owners,
-                grace_s=GRACE_S,
-                vital=VITAL,
-                files=SHARED_MEMORY,
-                scratch=scratch,
-            )
-
-        if template is not None and template.forks(words):
-            niceness = BACKGROUND if order.in_background else None
-            process = await template.start(make, model_path=model, niceness=niceness)
-        else:
-            process = await GuardedProcess.launch(make())
+        # short: the path of a socket in it may have 107 characters
+        scratch = Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
+        own = environment(
+            spec.config,
+            os.environ,
+            device=device,
+            gpu_ids=spec.gpu_ids,
+            scratch=scratch,
+            model_path=model,
+            meets_at=spec.meets_at,
+        )
+        launch = ProcessLaunch(
+            command=words,
+            environment={**own, **tools, VARIABLE: str(spec.keys)},
+            log=spec.log,
+            mark=server_mark(spec.log),
+            watch=owners,
+            grace_s=GRACE_S,
+            vital=VITAL,
+            files=SHARED_MEMORY,
+            scratch=scratch,
+            memory_limit=memory_limit(spec.config, device=device),
+        )
+        niceness = BACKGROUND if order.in_background else None
+        process = await host.start(launch, model_path=model, niceness=niceness)
         server = cls(spec, process, order, port=port, log_start=log_start)
         if server.in_background:
             set_niceness(server.pid, BACKGROUND)

@@ -14,6 +14,7 @@ import ray
 
 from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.serving.group_address import group_address
+from actors.serving.server_host import ServerHost
 from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec
 from actors.serving.sglang_command import NodeSpan
 from launcher.base.errors import ServerError
@@ -46,6 +47,7 @@ class ServerWorkerNode:
             meets_at=group_address(config),
         )
         self._owners = [pid for pid in (os.getpid(), raylet_pid()) if pid is not None]
+        self._host = ServerHost(within_s=config.rollout.setup_timeout)
         self._part: ServerIncarnation | None = None
         self._turn = asyncio.Lock()  # a stop that overtook a start would leave what it starts
 
@@ -54,7 +56,7 @@ class ServerWorkerNode:
         async with self._turn:
             await self._end()
             spec = replace(self._spec, config=replace(config, host=NOBODYS, port=None), span=span)
-            self._part = await ServerIncarnation.launch(spec, self._owners, order)
+            self._part = await ServerIncarnation.launch(spec, self._owners, order, self._host)
             return self._part.pid
 
     async def wait_exit(self) -> ServerExit:

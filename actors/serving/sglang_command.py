@@ -80,12 +80,11 @@ def command(
     return [*entry, *(word for key, value in options.items() for word in words_of(key, value))]
 
 
-def limited(config: SGLangConfig, entry: tuple[str, ...], *, device: str) -> tuple[str, ...]:
-    """`entry` under `sglang.memory_limit_gib`. Not on a GPU: CUDA reserves address space as large as its memory."""
+def memory_limit(config: SGLangConfig, *, device: str) -> int | None:
+    """In bytes for each of its processes. None on a GPU: CUDA reserves address space as large as its memory."""
     if config.memory_limit_gib is None or device != "cpu":
-        return entry
-    limit = str(int(config.memory_limit_gib * 2**30))
-    return (sys.executable, "-S", "-m", "actors.processes.memory_limit", limit, *entry)
+        return None
+    return int(config.memory_limit_gib * 2**30)
 
 
 def words_of(key: str, value: object) -> Iterator[str]:

@@ -9,7 +9,7 @@ lacks on a machine without CUDA, and makes it start in a fifth of the time and d
 - Decode attention is computed for all requests in one call (`batched_decode.py`).
 - Scheduler and detokenizer are forked from this process, with everything imported, instead of spawned, while this
   process has a single thread.
-- With `--orders` it is a *template*: it imports everything, and servers are forked of it (`server_template.py`).
+- With `--orders` it is the host of an actor: it imports everything, and servers are forked of it (`server_host.py`).
 
 Measured on two cores, 0.4 M parameters. From command to first token: 46 → 9 s of processor time, nearly all of it
 imports; 42 → 10 s on the clock at load 3, 85 → 21 s at load 6. A generated token: 285 → 200 µs of the scheduler's
@@ -32,8 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.processes.exit_notifier import hold_one
-from actors.processes.forked_start import ORDERS, serve_orders
+from actors.processes.process_host import ORDERS, serve
 from actors.serving import auth_middleware, sgl_kernel_stand_in
 from actors.serving.sglang_features import sglang_folder
 
@@ -120,7 +119,6 @@ def fork_children() -> None:
         set_start_method("fork" if single_threaded else method, force=force)
 
     multiprocessing.set_start_method = choose
-    os.register_at_fork(after_in_child=hold_one)
 
 
 def keep_the_rendezvous_private(server_args: Any) -> None:
@@ -146,20 +144,19 @@ def import_sglang(model_path: str | None) -> None:
     gc.enable()
 
 
-def be_forked(orders: int) -> list[str]:
-    """Import all, and fork servers from then on; returns in each, with its arguments (forked_start.py)."""
-    import_sglang(argument(sys.argv[1:], "--model-path"))
-    words = serve_orders(orders)
+def be_forked(words: Sequence[str]) -> list[str]:
+    """Import all, and fork servers from then on; returns in each, with its arguments (process_host.py)."""
+    command = serve(words, preload=lambda: import_sglang(argument(words, "--model-path")))
     from sglang.srt.model_loader import weight_utils
 
-    weight_utils.temp_dir = tempfile.gettempdir()  # read at import: the template's
-    return list(words[words.index(__spec__.name) + 1 :])
+    weight_utils.temp_dir = tempfile.gettempdir()  # read at import: the host's
+    return command[command.index(__spec__.name) + 1 :]
 
 
 def main() -> None:
-    """Serve until asked to stop. `sys.argv` holds SGLang's arguments, or the template's."""
-    if (orders := argument(sys.argv[1:], ORDERS)) is not None:
-        sys.argv[1:] = be_forked(int(orders))
+    """Serve until asked to stop. `sys.argv` holds SGLang's arguments, or the host's."""
+    if ORDERS in sys.argv:
+        sys.argv[1:] = be_forked(sys.argv)
     arguments = with_cpu_arguments(sys.argv[1:])
     auth_middleware.keys_or_exit()
     import_sglang(argument(arguments, "--model-path"))
@@ -173,7 +170,6 @@ def main() -> None:
     auth_middleware.protect(http.app)
     keep_the_rendezvous_private(server_args)
     fork_children()
-    hold_one()
     try:
         run_server(server_args)
     finally:
@@ -182,9 +178,6 @@ def main() -> None:
 
 if __name__ in ("__main__", "__mp_main__"):
     prepare()
-
-if __name__ == "__mp_main__":  # a child that was spawned
-    hold_one()
 
 if __name__ == "__main__":
     main()

@@ -1,18 +1,12 @@
 """Runs SGLang on a GPU as its own entry does: `python -m actors.serving.sglang_gpu <SGLang's own arguments>`.
 
-Added are the lock that reports a death early (`exit_notifier.py`), in the scheduler and the detokenizer too, which
-import this module when they are spawned, and the middleware that checks keys. It has not been run on a GPU.
+Added is the middleware that checks keys. It has not been run on a GPU.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-
-from actors.processes.exit_notifier import hold_one
-
-if __name__ in ("__main__", "__mp_main__"):
-    hold_one()
 
 
 def main() -> None:

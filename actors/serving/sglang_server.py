@@ -10,7 +10,7 @@ its raylet.
 READY means that it generated tokens, and that they came from the weight version asked for. Later versions are
 confirmed to the trainer's pool (actors/rollout/server_pool.py).
 
-`start` and `stop` act; `wait_ready` and `wait_exit` wait for the server's answers and for its guard, which reports its
+`start` and `stop` act; `wait_ready` and `wait_exit` wait for the server's answers and for its host, which reports its
 end within milliseconds; `info` never waits.
 """
 
@@ -32,8 +32,8 @@ from actors.serving.group_address import group_address
 from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
+from actors.serving.server_host import ServerHost
 from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec, exit_words
-from actors.serving.server_template import ServerTemplate
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
@@ -60,16 +60,14 @@ class SGLangProcess:
         *,
         owners: tuple[int, ...],
         workers: WorkerNodes | None = None,
-        template: ServerTemplate | None = None,
+        host: ServerHost | None = None,
     ) -> None:
-        """`workers`: the other nodes, where the server spans several. `template`: another than SGLang's."""
+        """`workers`: the other nodes, where the server spans several. `host`: one that forks others than SGLang's."""
         self._spec = spec
         self._owners = owners
-        self._template = template or ServerTemplate(within_s=spec.setup_timeout_s)
+        self._host = host or ServerHost(within_s=spec.setup_timeout_s)
         self._launch_server = (
-            partial(ServerIncarnation.launch, template=self._template)
-            if workers is None
-            else partial(MultiNodeServer.launch_over, workers)
+            ServerIncarnation.launch if workers is None else partial(MultiNodeServer.launch_over, workers)
         )
         self._workers = workers
         self._info = ServerInfo(
@@ -93,7 +91,7 @@ class SGLangProcess:
         self, *, generation: int, model_path: str, weight_version: int, in_background: bool = False
     ) -> ServerInfo:
         """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING; one that waits for its
-        template has no pid yet. `in_background`: at a low priority until it is READY, where this process may raise it
+        host has no pid yet. `in_background`: at a low priority until it is READY, where this process may raise it
         again.
 
         Raises ResourceError where its port is in use, ServerError where the one before has not ended.
@@ -118,7 +116,7 @@ class SGLangProcess:
         self._launch = _task(self._begin(self._launch, order))
         self._ready = _task(self._become_ready(self._launch))
         self._begun.set()
-        imports = _task(self._template.imports())
+        imports = _task(self._host.importing.wait())
         await asyncio.wait([self._launch, imports], return_when=asyncio.FIRST_COMPLETED)
         imports.cancel()
         if self._launch.done():
@@ -148,7 +146,7 @@ class SGLangProcess:
         launch, generation = self._launch, self._info.generation
         self._stopped.add(generation)
         if launch is not None:
-            self._template.stop_waiting()
+            self._host.stop_waiting()
             await asyncio.wait([launch])
             if launch.exception() is None:
                 await launch.result().end()
@@ -162,9 +160,9 @@ class SGLangProcess:
         return self._info
 
     async def close(self) -> None:
-        """Stop it, and end what the next one would have been forked of."""
+        """Stop it, and end its host."""
         await self.stop()
-        await self._template.end()
+        await self._host.end()
 
     # ── within one incarnation ──
 
@@ -172,7 +170,7 @@ class SGLangProcess:
         try:
             if earlier is not None and earlier.exception() is None:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
-            server = await self._launch_server(self._spec, self._owners, order)
+            server = await self._launch_server(self._spec, self._owners, order, self._host)
         except LauncherError as error:
             self._info = replace(self._info, state=ServerState.FAILED, reason=error.message)
             raise

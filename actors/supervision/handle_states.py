@@ -33,7 +33,7 @@ class ServerStarting(Incarnation):
 class ServerRunning(Incarnation):
     """Its start has ended. `failed_start`: with what error; `late_at`: when the start of an adopted one is given up.
 
-    `gone_since`: its process is gone, and its guard has not reported the reason yet. `was_ready`: before the publish
+    `gone_since`: its process is gone, and its host has not reported the reason yet. `was_ready`: before the publish
     that is under way.
     """
 

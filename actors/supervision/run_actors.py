@@ -93,7 +93,7 @@ class RunActors:
                 ray.kill(ended)
 
     def end(self) -> None:
-        """The Coordinator first, so that nobody repairs what is being ended; the guards end every server's tree."""
+        """The Coordinator first, so that nobody repairs what is being ended; the hosts end every server's tree."""
         if self._monitor is not None and self._config.alerts.webhook is not None:
             ray.wait([self._monitor.send_alerts.remote()], timeout=self._config.alerts.timeout)
         for actor in reversed(self._all):

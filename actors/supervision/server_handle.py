@@ -186,7 +186,7 @@ class ServerHandle:
         return replace(verdict, health=Health.SUSPECT) if self._awaits_reason(verdict) else verdict
 
     def _awaits_reason(self, verdict: Verdict) -> bool:
-        """Its process is gone. Its guard knows why, and may be a moment late: the reason decides what is to be changed
+        """Its process is gone. Its host knows why, and may be a moment late: the reason decides what is to be changed
         before the next start."""
         if verdict.health is not Health.DEAD or verdict.cause is not Cause.SERVER_CRASH:
             return False
@@ -272,7 +272,7 @@ class ServerHandle:
             self._changed.set()
 
     def _was_ordered(self, end: ServerExit) -> bool:
-        """As its guard reports, whoever ordered it; the time decides where nobody was left to learn how it ended."""
+        """As its host reports, whoever ordered it; the time decides where nobody was left to learn how it ended."""
         ordered_at = self._end_ordered_at.get(end.generation, float("inf"))
         return end.was_told or (end.exit_code is None and end.monotonic > ordered_at)
 

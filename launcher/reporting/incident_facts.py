@@ -168,7 +168,7 @@ def _seconds(begin: float, end: float | None) -> float | None:
 
 
 def _onset(event: Record, death_s: float, steps: StepTimes, span: Span) -> float:
-    """The earliest known: the observer's `at`, the death that its guard saw, the last sign of life of what hangs, the
+    """The earliest known: the observer's `at`, the death that its host saw, the last sign of life of what hangs, the
     commit of the first bad step."""
     reported_at = as_unix_time(event.get("time"))
     since_s = as_float(event.get("monotonic")) - as_float(event.get("at"))

@@ -1,6 +1,6 @@
 """Measures the most memory that each trial holds while it runs, from outside.
 
-All processes of the run on this machine: its driver's descendants, and below the guards that write its servers' logs
+All processes of the run on this machine: its driver's descendants, and below the hosts that write its servers' logs
 the servers themselves, which have left the driver's tree. Shared pages count by their share (PSS). Of a trial's GPUs
 it is what NVML reports, of any process. A peak between two samples is not seen. What was seen is kept in a file, so
 that a sweep that is killed doesn't lose it. Trials in another cluster run elsewhere: of them nothing is known here.
@@ -21,7 +21,7 @@ from launcher.base.durable import replace_file
 from launcher.resources.hardware import memory_in_use
 from launcher.run_files.run_paths import RunPaths
 
-GUARD = "actors.processes.process_guard"
+HOST = "process-host"  # actors/processes/process_host.py, which this layer does not import
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class Peaks:
 def look_at(driver: int, paths: RunPaths, gpus: Sequence[int]) -> Peak:
     """What the run of this driver holds now."""
     servers: dict[int, int] = {}
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.process_iter(["name", "cmdline"]):
         words = process.info["cmdline"] or []
-        if GUARD in words and any(word.startswith(f"{paths.logs}/") for word in words):
+        if process.info["name"] == HOST and any(word.startswith(f"{paths.logs}/") for word in words):
             servers |= _memory_of_tree(process.pid)
     in_use = memory_in_use() if gpus else {}
     used = [in_use.get(f"GPU {gpu} memory", (0.0, 0.0))[0] for gpu in gpus]

@@ -1,7 +1,7 @@
 """Finds the processes of a live run, each verified to belong to it.
 
     .run.lock ─► driver: it holds that file open ─► its descendants: raylet, trainer, supervisors by their Ray titles
-    /proc     ─► guards: started with this run's own llm_server-<i>.log ─► their children, the servers
+    /proc     ─► hosts: started with this run's own llm_server-<i>.log ─► their children, the servers
 
 A process is its pid and its start time (`process_tree.Process`); every signal checks both again.
 """
@@ -9,7 +9,6 @@ A process is its pid and its start time (`process_tree.Process`); every signal c
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 import socket
@@ -17,7 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.processes.forked_start import ORDERS
+import psutil
+
+from actors.processes.process_host import HOST, ORDERS
 from actors.processes.process_tree import (
     PROC,
     Process,
@@ -32,7 +33,6 @@ from actors.serving.server_incarnation import server_mark
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 
-GUARD = "actors.processes.process_guard"
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
 """Their classes, of which Ray makes their titles."""
 TRAINER = "Trainer"
@@ -155,46 +155,43 @@ def _first_to_log(trainers: Sequence[Process], paths: RunPaths) -> Process | Non
 
 
 def find_servers(paths: RunPaths) -> Iterator[LiveServer]:
-    """Those whose guard says that it writes this run's logs, STARTING ones too."""
-    guards: dict[int, dict[Process, list[str]]] = {}
+    """Those whose host says that it writes this run's logs, STARTING ones too."""
+    hosts: dict[int, Process] = {}
     for process in all_processes():
-        words = command_line(process)
-        if GUARD in words and "--log" in words and ORDERS not in words:  # not a template's
-            log = words[words.index("--log") + 1]
-            index = _index_of(log, paths)
-            if index is not None and words[words.index("--mark") + 1] == server_mark(Path(log)):
-                guards.setdefault(index, {})[process] = words
-    for index, group in sorted(guards.items()):
-        if server := _server_below(index, group):
+        words = command_line(process) if name(process) == HOST else []
+        log = Path(words[words.index(ORDERS) + 2]) if ORDERS in words else Path()
+        index = _index_of(log, paths)
+        if index is not None:
+            variable, _, value = server_mark(log).partition("=")
+            if environment(process).get(variable) == value:
+                hosts[index] = process
+    for index, host in sorted(hosts.items()):
+        if server := _server_below(index, host):
             yield server
 
 
-def _index_of(log: str, paths: RunPaths) -> int | None:
-    match = re.fullmatch(r"llm_server-(\d+)\.log", Path(log).name)
-    return int(match[1]) if match and paths.server_log(int(match[1])) == Path(log) else None
+def _index_of(log: Path, paths: RunPaths) -> int | None:
+    match = re.fullmatch(r"llm_server-(\d+)\.log", log.name)
+    return int(match[1]) if match and paths.server_log(int(match[1])) == log else None
 
 
-def _server_below(index: int, guards: Mapping[Process, list[str]]) -> LiveServer | None:
-    """The guard's oldest child that isn't a guard; orphans that it adopted are younger. Its arguments are among the
-    guard's: a server that was forked has its template's."""
-    heads = [child for guard in guards for child in children(guard.pid) if child not in guards and not _is_guard(child)]
+def _server_below(index: int, host: Process) -> LiveServer | None:
+    """The host's oldest child; orphans that it adopted are younger."""
+    heads = children(host.pid)
     if not heads:
         return None
     http = min(heads, key=lambda head: (head.started, head.pid))
-    members = {process for guard in guards for process in descendants(guard.pid)}
-    tree = tuple(process for process in members if process not in guards and not _is_guard(process))
-    return LiveServer(index=index, http=http, url=_url(next(iter(guards.values()))), tree=tree)
+    return LiveServer(index=index, http=http, url=_url(http), tree=tuple(descendants(host.pid)))
 
 
-def _is_guard(process: Process) -> bool:
-    return GUARD in command_line(process)
-
-
-def _url(words: list[str]) -> str:
-    """Where it listens by its own arguments, of which the last count; empty where they don't say."""
-    said = {key: value for key, value in itertools.pairwise(words) if key in {"--host", "--port"}}
-    host = {"0.0.0.0": "127.0.0.1"}.get(said.get("--host", "127.0.0.1"), said.get("--host", "127.0.0.1"))
-    return f"http://{host}:{said['--port']}" if "--port" in said else ""
+def _url(http: Process) -> str:
+    """Where it listens; empty until it does. A forked server's arguments are not in its command line."""
+    with contextlib.suppress(psutil.Error):
+        for found in psutil.Process(http.pid).net_connections("tcp"):
+            if found.status == psutil.CONN_LISTEN:
+                host, port = found.laddr
+                return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return ""
 
 
 # ── /proc ──

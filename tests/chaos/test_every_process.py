@@ -13,6 +13,7 @@ from functools import partial
 import psutil
 import pytest
 
+from actors.processes.process_host import HOST
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.run_files.journal import read_lines
@@ -94,11 +95,12 @@ def role_of(process):
         words, title = process.cmdline(), process.name()
     except psutil.NoSuchProcess:
         return ""
+    if title == HOST:
+        return "host"
     text = " ".join(words)
     for name, sign in {
         "driver": "tests.programs.supervised_run",
         "stand-in": "tests.programs.stand_in_server",
-        "guard": "actors.processes.process_guard",
         "reward worker": "reward_worker",
         "gcs": "gcs_server",
         "raylet": "raylet/raylet",

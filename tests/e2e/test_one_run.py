@@ -62,7 +62,7 @@ def test_whoever_is_killed_the_run_is_repaired_until_ray_itself_is_lost(start):
         run.wait_steps(run.steps_done() + 2)
 
         server = run.server_pids()["server-0"]
-        kill_each(run, "guard", "SGLangServer")
+        kill_each(run, "host", "SGLangServer")
         run.wait_until(lambda: run.server_pids()["server-0"] != server, "SGLang serves again")
         run.wait_steps(run.steps_done() + 2)
         run.wait_until(lambda: all(is_over for _, _, is_over in run.incidents().values()), "all is repaired")

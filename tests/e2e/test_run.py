@@ -75,7 +75,7 @@ class Command:
 
 
 def family_of(*pids: int) -> list[psutil.Process]:
-    """The processes and all their descendants; the server's guard is not the driver's child."""
+    """The processes and all their descendants; the server's host is not the driver's child."""
     heads = [psutil.Process(pid) for pid in pids]
     return [process for head in heads for process in (head, *head.children(recursive=True))]
 

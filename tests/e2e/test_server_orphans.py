@@ -13,7 +13,7 @@ MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
 
 @pytest.mark.parametrize("victims", [["actor", "raylet"], ["driver"]], ids=" ".join)
 def test_nothing_outlives_its_owner(tmp_path, victims):
-    """A server for each, with its template; that of the next victim lives on."""
+    """A server for each, with its host; that of the next victim lives on."""
     with Driven(tmp_path, model_path=str(MODEL), entry=None, servers=len(victims)) as driven:
         for index, victim in enumerate(victims):
             shared_memory = driven.shared_memory(index)

@@ -1,4 +1,4 @@
-"""The real SGLang on the CPU, under its guard: one server for all tests here, restarted twice.
+"""The real SGLang on the CPU, in its host: one server for all tests here, restarted twice.
 
 Each test leaves it READY at a version that it says itself.
 """
@@ -346,7 +346,7 @@ def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_continues_it
 
 
 def test_a_server_that_is_forked_again_after_a_sigkill_says_what_it_said(serving):
-    """And it is of the same template: only an exec draws the random addresses of a process's auxv anew."""
+    """And it is of the same host: only an exec draws the random addresses of a process's auxv anew."""
     version = serving.next_version()
     serving.run(
         lambda client: client.update_weights_from_disk(
@@ -354,16 +354,16 @@ def test_a_server_that_is_forked_again_after_a_sigkill_says_what_it_said(serving
         )
     )
     greedy = dataclasses.asdict(dataclasses.replace(endless(), temperature=0.0))
-    template, first = serving.template, serving.server.info()
+    host, first = serving.forked_of, serving.server.info()
     said = serving.generate(**greedy)
     os.kill(first.pid, signal.SIGKILL)
     serving.run(lambda _: serving.server.wait_exit())
     serving.start(generation=first.generation + 1)
     second = serving.server.info()
     assert (second.state, second.weight_version) == (ServerState.READY, version)
-    assert second.pid not in (first.pid, template.pid)
-    assert serving.template == template == identify(template.pid)
-    auxv = [Path(f"/proc/{pid}/auxv").read_bytes() for pid in (template.pid, second.pid, os.getpid())]
+    assert second.pid not in (first.pid, host.pid)
+    assert serving.forked_of == host == identify(host.pid)
+    auxv = [Path(f"/proc/{pid}/auxv").read_bytes() for pid in (host.pid, second.pid, os.getpid())]
     assert auxv[0] == auxv[1] != auxv[2]
     again = serving.generate(**greedy)
     assert len(said.token_ids) == greedy["max_new_tokens"]

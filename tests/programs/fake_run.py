@@ -1,13 +1,13 @@
 """A run as the injector sees it, made of real processes: `python -m tests.programs.fake_run FOLDER`, see --help.
 
 A driver that holds the run's lock; below it a raylet, a trainer, a health monitor and a coordinator under their Ray
-titles; guarded servers that do nothing (`tests.programs.fake_tree`, with a child called sglang::scheduler by its
+titles; servers in their hosts that do nothing (`tests.programs.fake_tree`, with a child called sglang::scheduler by its
 command). It writes `server.ready` for each server, and a line of the ledger whenever it reads a line from its standard
 input.
 """
 
 import argparse
-import json
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from actors.processes.process_tree import identify
+from actors.processes.hosted_process import HostedProcess, ProcessLaunch
 from actors.serving.server_incarnation import server_mark
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, append_line
@@ -26,7 +26,8 @@ from tests.support.machine import factor
 SLEEP = "import ctypes, time\nctypes.CDLL(None).prctl(1, 9)\nwhile True: time.sleep(1000)"
 """It dies with its parent, as Ray's workers do in the end."""
 SERVER = f"""
-import subprocess, sys
+import socket, subprocess, sys
+listens = socket.create_server(("127.0.0.1", 0))
 part = lambda title: subprocess.Popen([title, "-S", "-c", {SLEEP!r}], executable=sys.executable)
 parts = [part("sglang::scheduler"), part("sglang::detokenizer")]
 parts[0].wait()
@@ -68,17 +69,18 @@ def titled(title: str, code: str = SLEEP, *words: str) -> subprocess.Popen[bytes
     )
 
 
-def guarded_server(paths: RunPaths, index: int) -> dict:
-    """Start one below its guard; what the guard says of it."""
-    report, theirs = os.pipe()
-    command = [sys.executable, "-S", "-m", "actors.processes.process_guard", "--report", str(theirs)]
+async def hosted_server(paths: RunPaths, index: int) -> HostedProcess:
+    """Start one in its host."""
     log = paths.server_log(index)
-    command += ["--watch", str(identify(os.getpid())), "--log", str(log), "--mark", server_mark(log)]
-    command += ["--grace-s", "0", "--", sys.executable, "-S", "-c", SERVER, "--host", "127.0.0.1", "--port", "1"]
-    subprocess.run(command, pass_fds=[theirs], check=True)
-    os.close(theirs)
-    with os.fdopen(report, closefd=False) as lines:
-        return json.loads(lines.readline())
+    launch = ProcessLaunch(
+        command=[sys.executable, "-S", "-c", SERVER],
+        environment=dict(os.environ),
+        log=log,
+        mark=server_mark(log),
+        watch=[os.getpid()],
+        grace_s=0.0,
+    )
+    return await HostedProcess.launch(launch)
 
 
 def all_up(paths: RunPaths, servers: int) -> bool:
@@ -103,9 +105,10 @@ def main() -> None:
         journal = Journal(paths.events, lock.next_attempt())
         actors = [titled(name) for name in ("ray::HealthMonitorActor", "ray::CoordinatorActor.run")]
         actors.append(titled("ray::Trainer.run", TRAINER, str(paths.trainer_log), *mib, str(factor())))
+        hosts = asyncio.Runner()
         for index in range(given.servers):
-            started = guarded_server(paths, index)
-            journal.record("server.ready", subject=f"server-{index}", pid=started["server"])
+            server = hosts.run(hosted_server(paths, index))
+            journal.record("server.ready", subject=f"server-{index}", pid=server.pid)
         while not all_up(paths, given.servers):
             time.sleep(0.01)
         print("up", flush=True)

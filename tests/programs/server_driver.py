@@ -21,15 +21,24 @@ import ray
 
 from actors.cluster.fencing import raylet_pid
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT, start_patiently
-from actors.processes.forked_start import ORDERS
-from actors.processes.process_tree import Process, command_line, descendants, identify, open_files, send, wait_ended
+from actors.processes.process_host import HOST, ORDERS
+from actors.processes.process_tree import (
+    Process,
+    command_line,
+    descendants,
+    identify,
+    name,
+    open_files,
+    send,
+    wait_ended,
+)
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_server import SGLangServer
 from launcher.base.addresses import free_port
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.run_processes import GUARD, all_processes
+from scripts.faults.run_processes import all_processes
 
 PROMISE_S = 10.0
 """P8 (docs/design.md): within this time no process of the server is left."""
@@ -130,27 +139,26 @@ class Driven:
         shutil.rmtree(self._ray_folder, ignore_errors=True)
 
     def server_tree(self, index: int) -> list[Process]:
-        """A server's processes, its template's, and the guards of both: who writes its log, and all below."""
+        """A server's host, who writes its log, and all below."""
         top = identify(self._servers[index]["pid"])
         assert top is not None
         found = dict[Process, None]()
         for process in all_processes():
-            words = command_line(process)
-            log = Path(words[words.index("--log") + 1]) if GUARD in words else Path()
+            words = command_line(process) if name(process) == HOST else []
+            log = Path(words[words.index(ORDERS) + 2]) if ORDERS in words else Path()
             if log.name == f"llm_server-{index}.log" and log.is_relative_to(self._folder):
                 found |= dict.fromkeys([process, *descendants(process.pid)])
         assert top in found
         return list(found)
 
     def is_forked(self, index: int) -> bool:
-        """Whether the server has its template's command, and another process has it too: the template."""
-        commands = [command_line(process) for process in self.server_tree(index)]
-        return sum(ORDERS in words and GUARD not in words for words in commands) == 2
+        """Whether the server has its host's command."""
+        return ORDERS in command_line(Process(self._servers[index]["pid"], 0))
 
     def kill(self, victim: str, index: int) -> list[Process]:
         """SIGKILL it; returns what of the server's tree is left after `PROMISE_S`. "actor" is the first server's."""
         tree = self.server_tree(index)
-        assert len(tree) >= 5, "sentinel, guard, server and at least two more"
+        assert len(tree) >= 4, "host, server and at least two more"
         os.kill(self.pids[victim], signal.SIGKILL)
         wait_ended(tree, PROMISE_S)
         return [process for process in tree if identify(process.pid) == process]

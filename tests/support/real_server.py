@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.processes.process_tree import Process
+from actors.serving.server_host import ServerHost
 from actors.serving.server_incarnation import ServerSpec
-from actors.serving.server_template import ServerTemplate
 from actors.serving.sglang_client import Sampling, SGLangClient
 from actors.serving.sglang_server import SGLangProcess
 from launcher.config.schema import GenerationConfig, SGLangConfig
@@ -39,8 +39,8 @@ class Serving:
         self.log = folder / "llm_server-0.log"
         self.keys = ServerKeys.make(folder / "keys")
         spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=deadline_s())
-        self._source = ServerTemplate(within_s=deadline_s())
-        self.server = SGLangProcess(spec, owners=(os.getpid(),), template=self._source)
+        self._source = ServerHost(within_s=deadline_s())
+        self.server = SGLangProcess(spec, owners=(os.getpid(),), host=self._source)
         self.loop = asyncio.Runner()
         self.version = 3
         self.generation = 0
@@ -61,13 +61,13 @@ class Serving:
             await self.server.wait_ready()
 
         with mock.patch.dict(os.environ):
-            os.environ.pop("PYTEST_CURRENT_TEST", None)  # each test's is another, and so would each template be
+            os.environ.pop("PYTEST_CURRENT_TEST", None)  # each test's is another, and so would each host be
             self.run(work)
 
     @property
-    def template(self) -> Process | None:
-        """What the server was forked of; None where it was run as a program."""
-        return self._source._template and self._source._template.identity
+    def forked_of(self) -> Process | None:
+        """Its host; None where it was run as a program."""
+        return self._source._host._identity if self._source._host and self._source._forks else None
 
     @property
     def url(self) -> str:

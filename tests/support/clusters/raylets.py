@@ -34,7 +34,7 @@ class Raylet:
     name: str
 
     def family(self) -> list[psutil.Process]:
-        """The raylet, its helpers, its workers and what those have started, the guards too."""
+        """The raylet, its helpers, its workers and what those have started, the hosts too."""
         with contextlib.suppress(psutil.Error):
             return psutil.Process(self.process.pid).children(recursive=True)
         return []

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -19,6 +20,12 @@ from tests.support.fault_game import REPOSITORY, deadline_s, gone, wait_for_stat
 # ── finding ──
 
 
+def listens(url):
+    with socket.socket() as trial:
+        host, _, port = url.removeprefix("http://").partition(":")
+        return trial.connect_ex((host, int(port))) == 0
+
+
 @pytest.mark.slow
 def test_a_run_is_found_with_all_its_processes(game):
     found = find_run(game.paths)
@@ -27,7 +34,7 @@ def test_a_run_is_found_with_all_its_processes(game):
     assert set(found.supervisors) == {"health_monitor", "coordinator"}
     assert [server.index for server in found.servers] == [0, 1]
     for server in found.servers:
-        assert server.url == "http://127.0.0.1:1"
+        assert listens(server.url)
         assert server.part("http") == (server.http,)
         assert len(server.part("tree")) == 3
         assert [title(p) for part in ("scheduler", "detokenizer") for p in server.part(part)] == [

@@ -33,23 +33,23 @@ def test_only_processes_of_the_cluster_are_ended():
     mark = secrets.token_hex(8)
     mine, others = start(mark), start(secrets.token_hex(8))
     try:
-        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=0.0) == [mine.pid]
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, hosts_s=0.0) == [mine.pid]
         assert mine.wait(30) == -9
         assert others.poll() is None
-        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=0.0) == []
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, hosts_s=0.0) == []
     finally:
         end((mine, others))
 
 
-def test_a_guard_has_longer_to_end_its_server_than_a_worker_to_end_itself():
+def test_a_host_has_longer_to_end_its_server_than_a_worker_to_end_itself():
     mark = secrets.token_hex(8)
-    started = [start(mark), start(mark, b"server-guard")]
+    started = [start(mark), start(mark, b"process-host")]
     try:
-        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=0.0) == [one.pid for one in started]
-        started += [start(mark), start(mark, b"server-guard")]
-        *_, worker, guard = started
-        threading.Timer(0.5, guard.kill).start()
-        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=60.0) == [worker.pid]
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, hosts_s=0.0) == [one.pid for one in started]
+        started += [start(mark), start(mark, b"process-host")]
+        *_, worker, host = started
+        threading.Timer(0.5, host.kill).start()
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, hosts_s=60.0) == [worker.pid]
         assert bearing(f"{MARK}={mark}") == []
     finally:
         end(started)

@@ -16,7 +16,7 @@ from actors.processes.process_tree import command_line, descendants, stat_fields
 from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.run_files.run_paths import RunPaths
 
-GUARD = """
+HOST = """
 import ctypes, subprocess, sys, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 subprocess.Popen(["sh", "-c", f"{sys.executable} -u train.py; sleep 600"])
@@ -30,9 +30,9 @@ def is_trainer(words):
 
 
 @pytest.fixture
-def guard(tmp_path):
+def host(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
-    process = subprocess.Popen([sys.executable, "-c", GUARD], cwd=tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", HOST], cwd=tmp_path)
     yield process
     for one in descendants(process.pid):
         os.kill(one.pid, signal.SIGKILL)
@@ -40,8 +40,8 @@ def guard(tmp_path):
     process.wait()
 
 
-def alike(guard):
-    return [one for one in descendants(guard.pid) if is_trainer(command_line(one))]
+def alike(host):
+    return [one for one in descendants(host.pid) if is_trainer(command_line(one))]
 
 
 def wait_until(holds):
@@ -52,43 +52,43 @@ def wait_until(holds):
     return found
 
 
-def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(guard, monkeypatch):
+def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(host, monkeypatch):
     monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 0.0)
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
-    watch = TreeWatch(SimpleNamespace(guard_pid=guard.pid, pid=guard.pid), is_trainer)
+    watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
     watch.look()
     assert not watch.has_lost_trainer, "one that has not begun is not lost"
-    pair = wait_until(lambda: found if len(found := alike(guard)) == 2 else None)
+    pair = wait_until(lambda: found if len(found := alike(host)) == 2 else None)
     watch.look()
     monkeypatch.setattr(foreign_process, "GONE_S", 60.0)
     watch.look()
     assert not watch.has_lost_trainer
     (rank,) = [one for one in pair if int(stat_fields(one.pid)[1]) not in {other.pid for other in pair}]
     os.kill(rank.pid, signal.SIGKILL)
-    wait_until(lambda: len(alike(guard)) == 1)
+    wait_until(lambda: len(alike(host)) == 1)
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
     watch.look()
     assert watch.has_lost_trainer
 
 
-def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(guard, monkeypatch):
-    watch = TreeWatch(SimpleNamespace(guard_pid=guard.pid, pid=guard.pid), is_trainer)
-    pair = wait_until(lambda: found if len(found := alike(guard)) == 2 else None)
+def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(host, monkeypatch):
+    watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
+    pair = wait_until(lambda: found if len(found := alike(host)) == 2 else None)
     watch.look()
     monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 600.0)
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
     (rank,) = [one for one in pair if int(stat_fields(one.pid)[1]) not in {other.pid for other in pair}]
     os.kill(rank.pid, signal.SIGKILL)
-    wait_until(lambda: len(alike(guard)) == 1)
+    wait_until(lambda: len(alike(host)) == 1)
     watch.look()
     assert watch.has_lost_trainer
 
 
-def test_a_lost_command_is_killed_with_all_below_it_without_its_guard(guard):
-    wait_until(lambda: len(alike(guard)) == 2)
-    (shell,) = [one for one in descendants(guard.pid) if command_line(one)[0] == "sh"]
-    kill(SimpleNamespace(guard_pid=guard.pid, pid=shell.pid))
-    wait_until(lambda: not descendants(guard.pid))
+def test_a_lost_command_is_killed_with_all_below_it_without_its_host(host):
+    wait_until(lambda: len(alike(host)) == 2)
+    (shell,) = [one for one in descendants(host.pid) if command_line(one)[0] == "sh"]
+    kill(SimpleNamespace(host_pid=host.pid, pid=shell.pid))
+    wait_until(lambda: not descendants(host.pid))
 
 
 TORCHRUN = """
@@ -119,10 +119,10 @@ def test_a_trainer_that_is_killed_is_lost_at_once_and_one_that_may_have_last_wor
         await asyncio.wait_for(ending, 60)
 
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {TORCHRUN!r}])"
-    with subprocess.Popen([sys.executable, "-c", starts], cwd=tmp_path) as guard:
+    with subprocess.Popen([sys.executable, "-c", starts], cwd=tmp_path) as host:
         try:
-            watch = TreeWatch(SimpleNamespace(guard_pid=guard.pid, pid=guard.pid), is_trainer)
-            wait_until(lambda: alike(guard))
+            watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
+            wait_until(lambda: alike(host))
             watch.look()
             asyncio.run(ends())
             watch.look()
@@ -131,7 +131,7 @@ def test_a_trainer_that_is_killed_is_lost_at_once_and_one_that_may_have_last_wor
             watch.look()
             assert watch.has_lost_trainer
         finally:
-            for one in descendants(guard.pid):
+            for one in descendants(host.pid):
                 os.kill(one.pid, signal.SIGKILL)
 
 

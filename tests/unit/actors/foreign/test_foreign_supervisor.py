@@ -1,5 +1,5 @@
 """The supervisor with a stand-in for AReaL's launcher and trainer (tests/programs/areal_stand_in.py): real processes,
-the guard, no Ray. With the driver and Ray: tests/ray/foreign/test_foreign_areal.py."""
+a process host, no Ray. With the driver and Ray: tests/ray/foreign/test_foreign_areal.py."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ def config(tmp_path):
 
 
 def rank(paths):
-    """The trainer; its worker has the same command line, and the trainer for a parent, or the guard."""
+    """The trainer; its worker has the same command line, and the trainer for a parent, or the host."""
     alike = {one.pid for one in bearing(mark_of(paths)) if command_line(one)[1:3] == ["-u", "train.py"]}
     shells = {one.pid for one in bearing(mark_of(paths)) if command_line(one)[1:2] == ["-c"]}
     return next((pid for pid in alike if (fields := stat_fields(pid)) and int(fields[1]) in shells), None)

@@ -15,7 +15,7 @@ from actors.foreign import mend_wait
 from actors.foreign.foreign_process import mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.reward_check import Objection, objection
-from actors.processes.guarded_process import ReportPipe
+from actors.processes.hosted_process import ProcessHost
 from actors.processes.process_tree import bearing
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.trainer_adapter import adapter_of
@@ -198,16 +198,16 @@ def test_a_reward_function_that_is_broken_before_the_first_step_starts_nothing(c
 
 def test_a_stop_that_comes_as_the_check_has_just_started_does_not_wait_for_its_end(config, paths, monkeypatch):
     config.trainer.reward_check = "sleep 3600"
-    take = ReportPipe._take
+    take = ProcessHost._take
 
     async def run():
         asked = asyncio.Event()
 
-        def taken(pipe):
+        def taken(host, told):
             asked.set()
-            take(pipe)
+            take(host, told)
 
-        monkeypatch.setattr(ReportPipe, "_take", taken)
+        monkeypatch.setattr(ProcessHost, "_take", taken)
         async with asyncio.timeout(scaled(20)):
             return await objection(config, paths, adapter_of(config.trainer), asked, {})
 

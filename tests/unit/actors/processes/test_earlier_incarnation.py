@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.foreign.foreign_process import mark_of
-from actors.processes.guarded_process import end_bearing
+from actors.processes.hosted_process import end_earlier
 from actors.serving.server_incarnation import server_mark
 from launcher.run_files.run_paths import RunPaths
 
@@ -28,7 +28,7 @@ def test_another_run_at_the_same_path_is_left_alone(paths, mark):
             paths.run_id.write_text(f"{run}\n")
             name, _, value = mark(paths).partition("=")
             left.append(subprocess.Popen(["sleep", "600"], env={**os.environ, name: value}))
-        end_bearing(mark(paths))
+        end_earlier(mark(paths))
         theirs, mine = left
         assert mine.wait() < 0
         assert theirs.poll() is None

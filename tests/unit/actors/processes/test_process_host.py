@@ -1,0 +1,459 @@
+"""The host with real process trees: whoever is killed, nothing is left."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from actors.processes import process_tree
+from actors.processes.hosted_process import PLAIN, ProcessHost, ProcessLaunch
+from actors.processes.process_host import HOST
+from actors.processes.process_tree import Process, bearing, descendants, identify, send, wait_ended
+from launcher.base.errors import ServerError
+from tests.support.hosts import has_looked
+from tests.support.machine import scaled
+
+TREE = 5
+"""Server, child, grandchild and two daemons."""
+deadline_s = partial(scaled, 30.0)
+ENTRY = (sys.executable, "-S", "-m", "tests.programs.forked_program")
+"""Of a host that forks."""
+
+
+class World:
+    """A tree in a host, and the owner that it belongs to. `forks`: its head is a fork of the host."""
+
+    def __init__(self, folder: Path, *, forks: bool = False) -> None:
+        self.owner = subprocess.Popen(["sleep", "1000"])
+        self.file = folder / "held open"
+        self.scratch = folder / "scratch"
+        self.log = folder / "log"
+        self.mark = f"HOST_TEST={folder}"
+        self.forks = forks
+        self.variables: dict[str, str] = {}
+        self.host: ProcessHost | None = None
+
+    def made(self, *words: str, grace_s: float = 0.0, vital: str = "", memory_limit: int | None = None):
+        head = ENTRY if self.forks else (sys.executable, "-S", "-m") if not words else ()
+        tree = ("tests.programs.fake_tree", str(self.file), *([vital] if vital else []))
+        return ProcessLaunch(
+            command=(*head, *(words or tree)),
+            environment={**os.environ, **self.variables, "TMPDIR": str(self.scratch)},
+            log=self.log,
+            mark=self.mark,
+            watch=[self.owner.pid],
+            grace_s=grace_s,
+            vital=vital,
+            files=str(self.file.parent / "held"),
+            scratch=self.scratch,
+            memory_limit=memory_limit,
+        )
+
+    async def begin(self, **variables: str) -> None:
+        self.variables = variables
+        self.host = await ProcessHost.begin(self.made(), ENTRY if self.forks else PLAIN)
+
+    async def launch(self, *words: str, **how) -> None:
+        if self.host is None or self.host.is_gone():
+            await self.begin(**self.variables)
+        self.process = await asyncio.wait_for(self.host.start(self.made(*words, **how)), deadline_s())
+
+    async def all_up(self) -> list[Process]:
+        """The whole tree below the host, once it is there, one daemon without a mark, and has made its file."""
+        async with asyncio.timeout(deadline_s()):
+            while True:
+                tree = descendants(self.process.host_pid)
+                marked = [process for process in bearing(self.mark) if process in tree]
+                if len(tree) == TREE > len(marked) and self.file.exists():
+                    return tree
+                await asyncio.sleep(0.01)
+
+    async def is_watched(self, process: Process) -> None:
+        """Until the host has a pidfd of it."""
+        async with asyncio.timeout(deadline_s()):
+            while process.pid not in pidfds(self.process.host_pid):
+                await asyncio.sleep(0.01)
+
+    async def nothing_left(self, tree: list[Process]) -> None:
+        async with asyncio.timeout(deadline_s()):
+            assert await self.process.wait_swept() == []
+        assert [process for process in tree if identify(process.pid) == process] == []
+
+    async def gone(self) -> None:
+        """All that bears the mark, the host too."""
+        async with asyncio.timeout(deadline_s()):
+            await self.host.end()
+            while bearing(self.mark):
+                await asyncio.sleep(0.01)
+
+
+def pidfds(pid: int) -> set[int]:
+    """Whose pidfds a process has, pidfd_open(2)."""
+    found = set()
+    for file in (process_tree.PROC / str(pid) / "fdinfo").iterdir():
+        with contextlib.suppress(OSError):  # it was closed since
+            found |= {int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("Pid:")}
+    return found
+
+
+@pytest.fixture(params=["run", "forked"])
+def world(tmp_path, request):
+    world = World(tmp_path, forks=request.param == "forked")
+    yield world
+    end(world)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Whose head is run as a program."""
+    world = World(tmp_path)
+    yield world
+    end(world)
+
+
+@pytest.fixture
+def forked(tmp_path):
+    world = World(tmp_path, forks=True)
+    yield world
+    end(world)
+
+
+def end(world):
+    world.owner.kill()
+    world.owner.wait()
+    for process in bearing(world.mark):
+        send(process, signal.SIGKILL)
+
+
+async def until(holds):
+    async with asyncio.timeout(deadline_s()):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+VICTIMS = {
+    "owner": lambda world: world.owner.pid,
+    "host": lambda world: world.process.host_pid,
+    "server": lambda world: world.process.pid,
+}
+
+
+def how_it_ends(world: World, victim: str) -> tuple[int | None, str]:
+    """Exit code and cause of the server, when the victim was killed."""
+    return {
+        "owner": (-9, f"the process that it belongs to (pid {world.owner.pid}) is gone"),
+        "host": (None, f"its host (pid {world.process.host_pid}) was killed"),
+        "server": (-9, ""),
+    }[victim]
+
+
+async def test_a_command_that_ends_at_once_was_started_and_has_its_exit_code(run):
+    for _ in range(5):
+        await run.launch("false")
+        assert (await run.process.wait_ended()).exit_code == 1
+        await run.nothing_left([])
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_whoever_is_killed_nothing_is_left(world, victim):
+    """But a daemon with neither its parent nor its environment, where the host itself is killed: nobody could tell
+    whose it is."""
+    await world.launch()
+    tree = await world.all_up()
+    await has_looked(world.process.host_pid)
+    bare = [process for process in tree if process not in bearing(world.mark)]
+    os.kill(VICTIMS[victim](world), signal.SIGKILL)
+    await world.nothing_left([process for process in tree if process not in bare or victim != "host"])
+    await world.gone()
+    for process in bare:
+        assert send(process, signal.SIGKILL) is (victim == "host")
+    ended = world.process.ended
+    assert (ended.exit_code, ended.cause) == how_it_ends(world, victim)
+    assert not world.scratch.exists()
+    assert not world.file.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=["SIGTERM", "no socket"])
+async def test_a_host_that_is_asked_to_end_leaves_nothing(world, number):
+    await world.launch()
+    tree = await world.all_up()
+    if number is None:
+        await world.host.end()
+    else:
+        os.kill(world.process.host_pid, number)
+    await world.nothing_left(tree)
+    assert world.process.ended.cause == "told to stop"
+    await world.gone()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forks", ["run", "forked"])
+def test_a_stopped_host_is_no_way_out(tmp_path, forks):
+    """SIGSTOP on the host, then its actor dies: the kernel wakes the host as the socket ends."""
+    mark = f"HOST_TEST={tmp_path}"
+    with elsewhere(tmp_path, tmp_path / "ours_file", forks) as actor:
+        assert actor.stdout.readline() == "up\n"
+        (host,) = [process for process in bearing(mark) if process_tree.name(process) == HOST]
+        tree = descendants(host.pid)
+        assert len(tree) == TREE
+        send(host, signal.SIGSTOP)
+        actor.kill()
+        assert wait_ended([host, *tree], deadline_s())
+
+
+@contextlib.contextmanager
+def elsewhere(folder, file, forks="run", before=()):
+    """An actor with a tree in its host (tests/programs/hosted_elsewhere.py)."""
+    words = [*before, sys.executable, "-m", "tests.programs.hosted_elsewhere", str(folder), str(file), forks]
+    with subprocess.Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as actor:
+        try:
+            yield actor
+        finally:
+            actor.kill()
+
+
+async def test_ending_ends_the_whole_tree_and_can_be_repeated(world):
+    await world.launch()
+    tree = await world.all_up()
+    assert await world.process.end() == []
+    await world.nothing_left(tree)
+    assert await world.process.end() == []
+    assert world.process.ended.cause == "told to stop"
+
+
+async def test_within_its_grace_a_server_ends_in_its_own_way(run):
+    script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up'); time.sleep(1000)"
+    await run.launch(sys.executable, "-S", "-u", "-c", script, grace_s=deadline_s())
+    async with asyncio.timeout(deadline_s()):
+        while not run.log.exists() or "up" not in run.log.read_text():
+            await asyncio.sleep(0.01)
+    await run.process.end()
+    assert run.process.ended.exit_code == 5
+
+
+@pytest.mark.parametrize(("script", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11)])
+async def test_a_servers_own_end_is_told_with_its_exit_code(run, script, code):
+    await run.launch(sys.executable, "-S", "-c", script)
+    before = time.monotonic()
+    ended = await run.process.wait_ended()
+    await run.nothing_left([])
+    assert (ended.exit_code, ended.cause) == (code, "")
+    assert before - deadline_s() < ended.monotonic <= time.monotonic()
+
+
+@pytest.mark.parametrize("number", ["SIGQUIT", "SIGINT", "SIGHUP", "SIGUSR1"])
+async def test_signals_to_the_servers_parent_are_not_meant_for_the_host(run, number):
+    """SGLang's scheduler sends its parent SIGQUIT when it fails: the host, once the server has ended."""
+    script = f"import os, signal; os.kill(os.getppid(), signal.{number}); raise SystemExit(3)"
+    await run.launch(sys.executable, "-S", "-c", script)
+    await run.nothing_left([])
+    assert run.process.ended.exit_code == 3
+
+
+async def vital_child(run, script):
+    await run.launch(sys.executable, "-S", "-c", script, vital="vital::")
+    async with asyncio.timeout(deadline_s()):
+        while not (found := [p for p in descendants(run.process.pid) if process_tree.name(p) == "vital::one"]):
+            await asyncio.sleep(0.01)
+    await run.is_watched(found[0])
+    return found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["server", "child"])
+async def test_the_death_of_a_vital_child_ends_the_server(run, victim):
+    """SGLang's main process lingers for seconds after its scheduler's death."""
+    child = await vital_child(run, VITAL_CHILD)
+    os.kill(run.process.pid if victim == "server" else child.pid, signal.SIGKILL)
+    ended = await run.process.wait_ended()
+    await run.nothing_left([child])
+    cause = "" if victim == "server" else f"its vital::one (pid {child.pid}) is gone"
+    assert (ended.exit_code, ended.cause) == (-9, cause)
+
+
+@pytest.mark.slow
+async def test_a_process_that_dies_is_told_where_a_pidfd_would_not_yet(run):
+    """A process whose first thread has ended is still there, and its pidfd silent: what tells of it is its state."""
+    child = await vital_child(run, CHILD_THAT_LINGERS)
+    assert not process_tree.is_dying(child)
+    send(child, signal.SIGUSR1)
+    async with asyncio.timeout(deadline_s()):
+        ended = await run.process.wait_ended()
+    await run.nothing_left([child])
+    assert ended.cause == f"its vital::one (pid {child.pid}) is gone"
+
+
+VITAL_CHILD = """
+import ctypes, os, time
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(15, b"vital::one", 0, 0, 0)
+time.sleep(1000)
+"""
+CHILD_THAT_LINGERS = """
+import ctypes, os, signal, threading, time
+if os.fork() == 0:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    signal.signal(signal.SIGUSR1, lambda *_: ctypes.CDLL(None).pthread_exit(0))
+    ctypes.CDLL(None).prctl(15, b"vital::one", 0, 0, 0)
+time.sleep(1000)
+"""
+
+
+async def test_a_memory_limit_is_the_kernels_own(run):
+    script = "print(len(bytearray(10**6)), flush=True); bytearray(2**29)"
+    await run.launch(sys.executable, "-S", "-c", script, memory_limit=2**28)
+    await run.nothing_left([])
+    said = run.log.read_text()
+    assert said.startswith("1000000\n") and said.endswith("MemoryError\n")
+
+
+async def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
+    """Who made the other's file, and whether it is open, can't be seen in a container that shares its folder alone."""
+    earlier, others = world.file.with_name("held before"), world.file.with_name("held by another")
+    earlier.touch()
+    await world.launch()
+    tree = await world.all_up()
+    others.touch()
+    await has_looked(world.process.host_pid)
+    (world.scratch / "left").write_text("behind")
+    os.kill(world.process.pid, signal.SIGKILL)
+    await world.nothing_left(tree)
+    assert not world.file.exists()
+    assert not world.scratch.exists()
+    assert earlier.exists()
+    assert others.exists()
+
+
+async def test_a_file_of_the_tree_that_another_process_holds_open_stays(world):
+    await world.launch()
+    tree = await world.all_up()
+    with world.file.open():
+        await has_looked(world.process.host_pid)
+        os.kill(world.process.pid, signal.SIGKILL)
+        await world.nothing_left(tree)
+    assert world.file.exists()
+
+
+@pytest.mark.slow
+def test_files_of_a_living_server_of_another_pid_namespace_stay(tmp_path):
+    """In /dev/shm, which both see, while neither sees the other's processes."""
+    prefix = f"host_test_{os.getpid()}_"
+    others, ours = (Path("/dev/shm") / f"{prefix}{whose}" for whose in ("others", "ours"))
+    space = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    with elsewhere(tmp_path, ours, before=space) as actor:
+        try:
+            if actor.stdout.readline() != "up\n":
+                said = actor.stderr.read()
+                if "unshare" in said:
+                    pytest.skip(f"a PID namespace needs root: {said}")
+                pytest.fail(said)
+            with others.open("w"):
+                assert actor.communicate("\n", timeout=deadline_s()) == ("", "")
+                assert actor.returncode == 0
+                assert others.exists()
+                assert not ours.exists()
+        finally:
+            for file in (others, ours):
+                file.unlink(missing_ok=True)
+
+
+async def test_what_an_earlier_life_left_is_ended_before_the_next(run):
+    """Its host and its actor were killed in one instant, with a daemon of the server's own."""
+    name, _, value = run.mark.partition("=")
+    left = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}, start_new_session=True)
+    give_up_at = time.monotonic() + deadline_s()
+    while not bearing(run.mark):  # the kernel shows no environment until an exec is quite through
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    await run.launch(sys.executable, "-S", "-c", "pass")
+    await run.process.wait_swept()
+    assert left.wait(deadline_s()) == -9
+
+
+async def test_a_next_host_lets_the_last_one_finish(world):
+    """It was once ended as what the last life had left, before it had removed the files."""
+    await world.launch()
+    tree, first = await world.all_up(), world.process
+    await has_looked(first.host_pid)
+    (world.scratch / "left").write_text("behind")
+    world.host.close()
+    scratch, world.scratch = world.scratch, world.scratch.with_name("second")
+    world.host = None
+    await world.launch()
+    await first.wait_swept()
+    assert [process for process in tree if identify(process.pid) == process] == []
+    assert first.ended.cause == "told to stop", "it was not killed"
+    assert not scratch.exists()
+    await world.process.end()
+    await world.gone()
+
+
+def test_a_command_that_is_not_there_is_an_error(run):
+    with pytest.raises(ServerError, match=r"could not be started: /nowhere/python: No such file") as caught:
+        asyncio.run(run.launch("/nowhere/python"))
+    assert str(run.log) in caught.value.hint
+
+
+def test_an_owner_that_is_gone_is_an_error(run):
+    run.owner.kill()
+    run.owner.wait()
+    with pytest.raises(ServerError, match="belongs to a process that is gone"):
+        asyncio.run(run.launch())
+
+
+async def test_a_server_gets_its_signals_back_and_its_own_session(run):
+    """The host ignores SIGINT; a server that inherited that would not be stopped by its own children."""
+    script = "import os, signal; print(signal.getsignal(signal.SIGINT), os.getsid(0) == os.getpid(), flush=True)"
+    await run.launch(sys.executable, "-S", "-c", script)
+    await run.process.wait_swept()
+    assert run.log.read_text().split()[-1] == "True"
+    assert "default_int_handler" in run.log.read_text()
+
+
+# ── identity ──
+
+
+def test_a_pid_that_was_reused_is_somebody_else():
+    me = identify(os.getpid())
+    stranger = Process(me.pid, me.started - 1)
+    assert me == Process.parse(str(me)) == identify(os.getpid())
+    assert not send(stranger, signal.SIGKILL)
+    assert wait_ended([stranger], timeout_s=deadline_s())
+
+
+def test_a_zombie_has_ended():
+    with subprocess.Popen(["true"]) as child:
+        process = identify(child.pid)
+        if process is not None:
+            assert wait_ended([process], deadline_s())
+        assert identify(child.pid) is None
+
+
+def test_a_process_whose_first_thread_has_ended_lives_on():
+    """It looks like a zombie, and holds its port: SGLang's looked so for a moment after SIGKILL."""
+    threads = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); print(flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", f"{threads}; ctypes.CDLL(None).pthread_exit(0)"], stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        while (Path("/proc") / str(child.pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+        process = identify(child.pid)
+        assert process is not None
+        assert not wait_ended([process], timeout_s=0.01)
+        assert send(process, signal.SIGKILL)
+        assert wait_ended([process], deadline_s())
+
+
+def test_waiting_ends_at_its_deadline():
+    assert not wait_ended([identify(os.getpid())], timeout_s=0.01)
