@@ -29,7 +29,7 @@ CHOSEN: dict[str, str] = {
     "actors/foreign": "foreign_supervisor foreign_checkpoints door_requests partial_answer",
     "actors/model": "objective grpo micro_batches optimizer policy_model model_part",
     "actors/monitoring": "reward_series server_watch disk_watch health_monitor",
-    "actors/processes": "log_drain forked_start process_guard process_tree",
+    "actors/processes": "log_drain process_host hosted_process process_tree",
     "actors/ranks": "rank_controller",
     "actors/reward": "reward_pool canaries recorded_answers gsm8k",
     "actors/rollout": "server_pool rollout_engine rollout_stream hedged_requests",
