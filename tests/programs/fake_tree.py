@@ -1,4 +1,4 @@
-"""A server's process tree, for the guard's tests: `python -S -m tests.programs.fake_tree FILE [NAME]`.
+"""A server's process tree, for the tests of its host: `python -S -m tests.programs.fake_tree FILE [NAME]`.
 
 It has a child, a grandchild, and two daemons: one that has left session and parent and ignores SIGTERM, and one that
 did the same with an empty environment. The grandchild, whose name is NAME, holds FILE open. It prints `up` when all

@@ -1,4 +1,4 @@
-"""AReaL's contract under the launcher: real driver, Ray, guard and process tree, and a stand-in for its launcher and
+"""AReaL's contract under the launcher: real driver, Ray, process host and tree, and a stand-in for its launcher and
 trainer (tests/programs/areal_stand_in.py). The real AReaL: tests/e2e/test_areal.py."""
 
 import contextlib

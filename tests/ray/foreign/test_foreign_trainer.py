@@ -1,4 +1,4 @@
-"""Another project's trainer under the launcher: real driver, Ray and guard, and a small trainer that takes faults
+"""Another project's trainer under the launcher: real driver, Ray, process host, and a small trainer that takes faults
 (tests/programs/foreign_trainer.py)."""
 
 import json

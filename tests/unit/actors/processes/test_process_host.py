@@ -181,6 +181,18 @@ async def test_whoever_is_killed_nothing_is_left(world, victim):
     assert not world.file.exists()
 
 
+async def test_a_server_dies_with_its_host_although_nothing_shows_its_mark(run):
+    """SGLang's processes overwrite their environment with their titles."""
+    bare = "import os; os.execve('/bin/sleep', ['sleep', '1000'], {})"
+    await run.launch(sys.executable, "-S", "-c", bare)
+    server = identify(run.process.pid)
+    await until(lambda: process_tree.name(server) == "sleep")
+    assert server not in bearing(run.mark)
+    os.kill(run.process.host_pid, signal.SIGKILL)
+    await run.nothing_left([])
+    assert await asyncio.to_thread(wait_ended, [server], deadline_s())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=["SIGTERM", "no socket"])
 async def test_a_host_that_is_asked_to_end_leaves_nothing(world, number):
     await world.launch()

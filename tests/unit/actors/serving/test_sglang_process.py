@@ -1,4 +1,4 @@
-"""A server's lives, with the stand-in as the command: real processes under the real guard."""
+"""A server's lives, with the stand-in as the command: real processes in a real host."""
 
 import asyncio
 import contextlib
