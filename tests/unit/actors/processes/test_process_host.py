@@ -232,6 +232,20 @@ def elsewhere(folder, file, forks="run", before=()):
             actor.kill()
 
 
+async def test_a_late_order_to_stop_one_leaves_the_next_alone(world):
+    await world.launch()
+    first = world.process
+    await first.end()
+    world.scratch = world.scratch.with_name("second")
+    await world.launch()
+    world.host.send({"stop": first.pid})
+    tree = await world.all_up()
+    await has_looked(world.process.host_pid)
+    assert world.process.ended is None
+    assert await world.all_up() == tree
+    await world.process.end()
+
+
 async def test_ending_ends_the_whole_tree_and_can_be_repeated(world):
     await world.launch()
     tree = await world.all_up()
