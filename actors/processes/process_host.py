@@ -44,13 +44,13 @@ from typing import Any, NamedTuple
 
 from actors.processes.log_drain import LogDrain, write_to
 from actors.processes.process_tree import (
+    DeathWatch,
     Process,
     children,
     descendants,
     dying_with,
     end_all,
     files_with,
-    is_dying,
     name,
     open_files,
     open_pidfd,
@@ -133,32 +133,33 @@ class Server:
         self.pid = pid
         self.drain = drain
         self.grace_s = float(order["grace_s"])
-        self.ended = os.pidfd_open(pid)  # the host's own child, not collected: the pid isn't reused
         self.files = TreeFiles(order["files"])
-        self._me = process_of(pid)
+        self._own = DeathWatch(process_of(pid))  # the host's own child, not collected: the pid isn't reused
+        self._vital: list[DeathWatch] = []
         self._scratch = order["scratch"]
         self._prefix = order["vital"]
-        self._vital: dict[int, tuple[Process, str]] = {}
         self._status: int | None = None
 
     def seen_end(self, ready: set[int]) -> End | None:
         """Of the server, or of a child that it can't live without: SGLang takes 1.3 s to notice that itself."""
-        if self.ended in ready or is_dying(self._me):
-            code = dying_with(self.pid)
-            return End(exit_code=code, is_told=code is not None)
-        for descriptor, (child, title) in self._vital.items():
-            if descriptor in ready or is_dying(child):
-                return End(f"its {title} (pid {child.pid}) is gone", dying_with(child.pid), is_told=True)
+        for watch in (self._own, *self._vital):
+            if watch.ended in ready or watch.is_dying():
+                code = dying_with(watch.process.pid)
+                if watch is self._own:
+                    return End(exit_code=code, is_told=code is not None)
+                return End(f"its {watch.title} (pid {watch.process.pid}) is gone", code, is_told=True)
         return None
 
     def new_vital(self) -> list[int]:
         """Descriptors that become readable at the end of a vital child, of those that were not seen before."""
-        known = {child for child, _ in self._vital.values()}
-        found = [(child, name(child)) for child in children(self.pid) if child not in known] if self._prefix else []
-        new = {open_pidfd(child): (child, title) for child, title in found if title.startswith(self._prefix)}
-        seen = {descriptor: child for descriptor, child in new.items() if descriptor is not None}
-        self._vital |= seen
-        return list(seen)
+        known = {watch.process for watch in self._vital}
+        new = []
+        for child in children(self.pid) if self._prefix else ():
+            if child not in known and name(child).startswith(self._prefix):
+                with contextlib.suppress(OSError):  # it has just ended, and so will the server
+                    new.append(DeathWatch(child))
+        self._vital += new
+        return [watch.ended for watch in new]
 
     def collect(self) -> int | None:
         """Collect ended children; the server's exit code, once it is among them."""
@@ -168,13 +169,13 @@ class Server:
     def signal(self, number: signal.Signals, within_s: float) -> None:
         """And wait for its end. Harmless where it has ended: the pidfd knows."""
         ended = select.poll()
-        ended.register(self.ended, select.POLLIN)
+        ended.register(self._own.ended, select.POLLIN)
         if not ended.poll(0):
-            signal.pidfd_send_signal(self.ended, number)
+            signal.pidfd_send_signal(self._own.ended, number)
             ended.poll(within_s * 1000)
 
     def descriptors(self) -> list[int]:
-        return [self.ended, *self._vital]
+        return [watch.ended for watch in (self._own, *self._vital)]
 
     def clear(self) -> None:
         """Once its tree has ended."""
@@ -182,8 +183,8 @@ class Server:
         self.files.remove()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
-        for descriptor in self.descriptors():
-            os.close(descriptor)
+        for watch in (self._own, *self._vital):
+            watch.close()
 
 
 class TreeFiles:
@@ -304,7 +305,8 @@ class Host:
             return list(order["command"])
         drain.begin()
         self._server = Server(order, pid, drain)
-        self._poll.register(self._server.ended, select.POLLIN)
+        for descriptor in self._server.descriptors():
+            self._poll.register(descriptor, select.POLLIN)
         self._look_at = 0.0
         self._tell("started", pid=pid)
         return []
