@@ -177,7 +177,7 @@ class ProcessHost:
         return f"it was made with another {', '.join(other)}" if other else ""
 
     def is_gone(self) -> bool:
-        return self._hearing.done() or identify(self.pid) != self._identity
+        return self._socket.fileno() < 0 or identify(self.pid) != self._identity
 
     async def start(self, launch: ProcessLaunch) -> HostedProcess:
         """Its next child, once the one before is gone. Raises ServerError; after "did not answer" nobody knows what has
@@ -185,6 +185,8 @@ class ProcessHost:
         await asyncio.shield(self.ready)
         if self._process is not None:
             await self._process.end()
+        if self.is_gone():
+            raise ServerError("its host is gone", f"see {self._launch.log}")
         order = {
             "command": list(launch.command),
             "changes": self._changes(launch),
@@ -246,7 +248,7 @@ class ProcessHost:
                     self._take(json.loads(said))
             except ConnectionError:  # it was killed with an order that it had not read
                 pass
-        self._fail(f"its host ended: see {self._launch.log}")
+        self._fail("its host ended")
         if self._process is not None:
             self._process.take_end(None, f"its host (pid {self.pid}) was killed", time.monotonic(), time.time())
         left = [] if self._owes is None else await asyncio.to_thread(self._clear_up, self._owes)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from actors.processes import hosted_process
 from actors.processes.process_tree import PROC, bearing, identify, name
 from launcher.base.errors import ServerError
 from tests.unit.actors.processes.test_process_host import deadline_s, forked, until
@@ -46,6 +47,15 @@ async def test_a_host_that_imports_ends_with_its_actor(forked):
     assert not forked.host.ready.done()
     forked.host._hearing.cancel()  # closes the socket, as the end of the actor does
     await until(lambda: not bearing(forked.mark))
+
+
+async def test_a_host_that_was_killed_is_not_waited_for(forked):
+    await forked.launch()
+    os.kill(forked.host.pid, signal.SIGKILL)
+    with pytest.raises(ServerError, match="its host is gone"):
+        await asyncio.wait_for(forked.host.start(forked.made()), hosted_process.ANSWER_S)
+    await forked.gone()
+    assert not forked.scratch.exists()
 
 
 async def test_a_stopped_host_is_woken_by_an_order(forked):
