@@ -23,7 +23,7 @@ from rich.table import Table
 from actors.serving import auth_middleware, sglang_cpu
 from actors.serving.server_processes import TITLES, TOKENS
 from actors.serving.sglang_client import CONFIGURED
-from actors.serving.sglang_command import NodeSpan, command
+from actors.serving.sglang_command import command
 from actors.serving.sglang_features import BY_LENGTH, ROUTES, STREAMER, sglang_folder
 from launcher.base.errors import UsageError
 from launcher.config.schema import SGLangConfig
@@ -130,7 +130,6 @@ def _our_arguments() -> Iterator[str]:
         model_path="model",
         weight_version=0,
         port=1,
-        span=NodeSpan(n_nodes=2, node_rank=0, address="127.0.0.1:1"),
     )
     return (word.removeprefix("--") for word in words if word.startswith("--"))
 

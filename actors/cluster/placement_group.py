@@ -83,10 +83,6 @@ class RunPlacement:
         """Whether an actor of that name has a placement; a server that joins later has none."""
         return any(one.name == name for one in self.placements)
 
-    def further_placements(self, index: int) -> list[ProcessPlacement]:
-        """Of server `index`, on the nodes after its first."""
-        return [one for one in self.placements if one.kind == SERVER and one.index == index and one.node_rank > 0]
-
     def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
         """Options of the trainer's ranks from 1 on; rank 0 is the trainer itself.
 

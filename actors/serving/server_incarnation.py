@@ -25,7 +25,6 @@ from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_command import (
     CPU_ENTRY,
     GPU_ENTRY,
-    NodeSpan,
     choose_port,
     command,
     environment,
@@ -60,8 +59,8 @@ def server_mark(log: Path) -> str:
 class ServerSpec:
     """What all incarnations of one server share. `entry` replaces SGLang's command in tests.
 
-    `keys`: the file of its keys (launcher/run_files/run_keys.py), which the server reads itself. `span`: which
-    part this is of a server over several nodes. `meets_at`: this node's address in a group with the trainer.
+    `keys`: the file of its keys (launcher/run_files/run_keys.py), which the server reads itself. `meets_at`: this
+    node's address in a group with the trainer.
     """
 
     index: int
@@ -71,7 +70,6 @@ class ServerSpec:
     setup_timeout_s: float
     gpu_ids: tuple[str, ...] = ()
     entry: tuple[str, ...] | None = None
-    span: NodeSpan | None = None
     node: str = ""
     meets_at: str = LOOPBACK
     proof: ReadinessProof = SHORT
@@ -126,7 +124,6 @@ class ServerIncarnation:
             model_path=model,
             weight_version=order.weight_version,
             port=port,
-            span=spec.span,
         )
         log_start = _mark(spec.log, order.generation, words)
         tools = _tools() if device == "cuda" else {}

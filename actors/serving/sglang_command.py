@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from actors.serving.group_address import LOOPBACK, interface_with
@@ -25,18 +24,6 @@ NO_PROXY = ("no_proxy", "NO_PROXY")
 """Programs read the one or the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpan:
-    """Which part of a server over several nodes: its ranks meet at `address`, `host:port` of the first node.
-
-    SGLang divides the ranks evenly over the nodes in order; only the first node serves requests.
-    """
-
-    n_nodes: int
-    node_rank: int
-    address: str
-
-
 def command(
     config: SGLangConfig,
     *,
@@ -47,7 +34,6 @@ def command(
     model_path: str,
     weight_version: int,
     port: int,
-    span: NodeSpan | None = None,
 ) -> list[str]:
     """`entry` and SGLang's arguments; those in `sglang.extra_args` come last, so they win."""
     options: dict[str, object] = {
@@ -72,10 +58,6 @@ def command(
         "incremental-streaming-output": True,  # else each event has all the tokens so far
         "skip-server-warmup": True,  # it begins with a sleep; the generation that makes a server READY replaces it
     }
-    if span is not None:
-        options |= {"nnodes": span.n_nodes, "node-rank": span.node_rank, "dist-init-addr": span.address}
-        if span.node_rank > 0:
-            options["enable-metrics"] = None  # on a port that SGLang opens there without keys, for a health check
     options |= {key.replace("_", "-"): value for key, value in config.extra_args.items()}
     return [*entry, *(word for key, value in options.items() for word in words_of(key, value))]
 
@@ -155,12 +137,6 @@ def choose_port(config: SGLangConfig, index: int) -> int:
             "set sglang.host to 127.0.0.1, or to this machine's address in the cluster's own network",
         )
     return int(port)
-
-
-def meeting_address(host: str) -> str:
-    """`host` and a port of it that is free now, where the ranks of a server meet."""
-    port = free_port(host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def url(config: SGLangConfig, port: int) -> str:

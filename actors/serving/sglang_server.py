@@ -20,7 +20,6 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -29,7 +28,6 @@ from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.cluster.node_identity import listening_address, this_node
 from actors.cluster.server_gpus import ServerGpus
 from actors.serving.group_address import group_address
-from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
 from actors.serving.server_host import ServerHost
@@ -59,17 +57,12 @@ class SGLangProcess:
         spec: ServerSpec,
         *,
         owners: tuple[int, ...],
-        workers: WorkerNodes | None = None,
         host: ServerHost | None = None,
     ) -> None:
-        """`workers`: the other nodes, where the server spans several. `host`: one that forks others than SGLang's."""
+        """`host`: one that forks others than SGLang's."""
         self._spec = spec
         self._owners = owners
         self._host = host or ServerHost(within_s=spec.setup_timeout_s)
-        self._launch_server = (
-            ServerIncarnation.launch if workers is None else partial(MultiNodeServer.launch_over, workers)
-        )
-        self._workers = workers
         self._info = ServerInfo(
             name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED, node=spec.node
         )
@@ -152,8 +145,6 @@ class SGLangProcess:
                 await launch.result().end()
         if self._info.generation != generation:  # the next one was started meanwhile: it is not what is stopped
             return self._info
-        if self._workers is not None:  # an earlier process of this actor may have started them
-            await self._workers.stop()
         if self._info.generation != generation:
             return self._info
         self._info = replace(self._info, state=ServerState.STOPPED, reason="told to stop")
@@ -170,7 +161,7 @@ class SGLangProcess:
         try:
             if earlier is not None and earlier.exception() is None:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
-            server = await self._launch_server(self._spec, self._owners, order, self._host)
+            server = await ServerIncarnation.launch(self._spec, self._owners, order, self._host)
         except LauncherError as error:
             self._info = replace(self._info, state=ServerState.FAILED, reason=error.message)
             raise
@@ -250,13 +241,10 @@ class SGLangServer:
         paths: RunPaths,
         index: int,
         entry: tuple[str, ...] | None = None,
-        workers: tuple[Any, ...] = (),
     ) -> None:
-        """`workers`: the actors of the other nodes, where it spans several."""
         bind_to_cluster(config)
         self._config = config
         self._gpus = ServerGpus(tuple(map(str, ray.get_gpu_ids())))
-        self._may_move = not workers
         spec = ServerSpec(
             index=index,
             config=with_graphs(config),
@@ -273,7 +261,6 @@ class SGLangServer:
         self._process = SGLangProcess(
             spec,
             owners=tuple(pid for pid in owners if pid is not None),
-            workers=WorkerNodes.of(workers),
         )
         self._probe = RemoteProcessProbe()
         self._kills = OomKillWatch()
@@ -288,10 +275,9 @@ class SGLangServer:
         in_background: bool = False,
         avoid: tuple[GpuName, ...] = (),
     ) -> ServerInfo:
-        """`overrides`: settings that a repair has changed. `avoid`: GPUs that are set aside; a server over several
-        nodes keeps its own."""
+        """`overrides`: settings that a repair has changed. `avoid`: GPUs that are set aside."""
         config = with_graphs(with_overrides(self._config, overrides or {}))
-        gpu_ids = await self._gpus.choose(avoid if self._may_move else ())
+        gpu_ids = await self._gpus.choose(avoid)
         await self._gpus.watch()
         self._process.configure(replace(config, host=listening_address(config.host)), gpu_ids)
         started = await self._process.start(

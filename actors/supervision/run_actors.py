@@ -14,7 +14,6 @@ import ray
 
 from actors.cluster.placement_group import RunPlacement
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
-from actors.serving.server_worker_node import ServerWorkerNode
 from actors.serving.sglang_server import SGLangServer
 from actors.supervision.coordinator_actor import COORDINATOR, CoordinatorActor, trainer_names
 from actors.supervision.fleet_record import JOIN_ASKED, JOINING, LEFT, index_of, server_names
@@ -100,16 +99,10 @@ class RunActors:
             ray.kill(actor)
 
     def _new_server(self, name: str) -> tuple[Any, ...]:
-        """The actors of its further nodes first, where it spans nodes: its constructor gets them."""
         config, paths, entry, index = self._config, self._paths, self._server_entry, index_of(name)
-        if not self._placed.has(name):
-            options = self._placed.options_of_a_joining(name, config)
-            return (self._new(SGLangServer, options, config, paths, index, entry),)
-        seats = tuple(
-            self._new(ServerWorkerNode, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
-            for seat in self._placed.further_placements(index)
-        )
-        return (self._new(SGLangServer, self._placed.options(name), config, paths, index, entry, seats), *seats)
+        is_placed = self._placed.has(name)
+        options = self._placed.options(name) if is_placed else self._placed.options_of_a_joining(name, config)
+        return (self._new(SGLangServer, options, config, paths, index, entry),)
 
     def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         self._all.append(actor.options(**ALWAYS_BACK, **options).remote(*arguments, **named))

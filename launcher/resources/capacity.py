@@ -30,10 +30,10 @@ def node_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlacement:
-    """Where one process tree of the run is: a server, the part of a server that one node holds, or a trainer rank.
+    """Where one process tree of the run is: a server, or a trainer rank.
 
     `gpus` are numbers on its node, empty on the CPU, and `share` is of each of them. `index` is the server's, or the
-    rank. A server over several nodes has a placement on each, and `node_rank` counts them.
+    rank.
     """
 
     name: str
@@ -44,8 +44,6 @@ class ProcessPlacement:
     n_gpus: int
     gpus: tuple[int, ...] = ()
     node: int = 0
-    node_rank: int = 0
-    n_nodes: int = 1
 
 
 class FreeCapacity:
@@ -144,9 +142,8 @@ def _left(amount: float, node: NodeResources, wanted: ProcessPlacement, kind: st
 def _wanted_gpus(wanted: ProcessPlacement) -> str:
     if wanted.share < 1:
         return f"a share of {wanted.share:g} of one GPU{' without another rank' if wanted.kind == RANK else ''}"
-    parts = f" (part {wanted.node_rank + 1} of {wanted.n_nodes}, each on a node of its own)"
     on_one = " on one node" if wanted.n_gpus > 1 else ""
-    return f"{_amount(wanted.n_gpus, 'GPU')}{on_one}{parts if wanted.n_nodes > 1 else ''}"
+    return f"{_amount(wanted.n_gpus, 'GPU')}{on_one}"
 
 
 def _amount(number: float, what: str) -> str:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
 from launcher.resources.capacity import RANK, SERVER, FreeCapacity, NoCapacity, NodeResources, ProcessPlacement
 
@@ -52,36 +51,19 @@ def place(
 def _servers(config: RunConfig, device: str, nodes: Sequence[NodeResources]) -> list[list[ProcessPlacement]]:
     sglang = config.sglang
     gpus = 0 if device == "cpu" else sglang.tp_size * sglang.dp_size
-    over = nodes_of_a_server(gpus, max(node.gpus for node in nodes), sglang.tp_size)
-    if over > 1 and sglang.dp_size > 1:
-        raise ResourceError(
-            f"a server of sglang.tp_size={sglang.tp_size} × sglang.dp_size={sglang.dp_size} GPUs needs {over} nodes, "
-            "and SGLang has data-parallel copies on one node only",
-            "set sglang.dp_size=1 and raise sglang.n_servers instead",
-        )
     return [
         [
             ProcessPlacement(
-                name=f"server-{index}" if node_rank == 0 else f"server-{index}.{node_rank}",
+                name=f"server-{index}",
                 kind=SERVER,
                 index=index,
                 share=sglang.gpu_fraction,
                 cpus=sglang.num_cpus,
-                n_gpus=gpus // over,
-                node_rank=node_rank,
-                n_nodes=over,
+                n_gpus=gpus,
             )
-            for node_rank in range(over)
         ]
         for index in range(sglang.n_servers)
     ]
-
-
-def nodes_of_a_server(gpus: int, per_node: int, tp_size: int) -> int:
-    """The fewest nodes that hold `gpus` in equal parts, which is how SGLang divides its ranks; 1 where none can."""
-    if gpus == 0 or per_node == 0:
-        return 1
-    return next((n for n in range(1, tp_size + 1) if tp_size % n == 0 and gpus // n <= per_node), 1)
 
 
 def _ranks(config: RunConfig, device: str) -> list[ProcessPlacement]:
@@ -108,18 +90,16 @@ def _place_group(
     config: RunConfig, group: Sequence[ProcessPlacement], left: Sequence[FreeCapacity]
 ) -> Iterator[ProcessPlacement]:
     order = sorted(left, key=lambda node: -node.holds(group[0], len(group))) if group[0].kind == RANK else left
-    taken: set[int] = set()
     for one in group:
-        open_nodes = [node for node in order if one.n_nodes == 1 or node.number not in taken]
+        open_nodes = list(order)
         if config.cluster.placement == "SPREAD":
             open_nodes.sort(key=lambda node: node.placed)
         for node in open_nodes:
             if (gpus := node.find(one)) is not None:
-                taken.add(node.number)
                 yield node.take(one, gpus)
                 break
         else:
-            raise NoCapacity(one, open_nodes or left)
+            raise NoCapacity(one, open_nodes)
 
 
 def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str = "cuda") -> int:

@@ -102,7 +102,7 @@ def group_alike(plan: RunPlan) -> list[list[PlannedProcess]]:
     groups: dict[Hashable, list[PlannedProcess]] = {}
     for process in plan.processes:
         where = process.placement
-        same = (where.kind, where.n_nodes, len(where.gpus), where.share, where.cpus, process.items)
+        same = (where.kind, len(where.gpus), where.share, where.cpus, process.items)
         groups.setdefault(same, []).append(process)
     return list(groups.values())
 
@@ -135,8 +135,7 @@ def process_line(group: Sequence[PlannedProcess], plan: RunPlan) -> str:
     placement = group[0].placement
     count = f" ({len(group)} ranks)" if placement.kind == RANK and len(group) > 1 else ""
     cpus = f"CPUs: {placement.cpus:g}" + (" each" if len(group) > 1 else "")
-    parts = f", {placement.n_nodes} nodes for one server" if placement.n_nodes > 1 else ""
-    return f"{names(group)}{count}: {where(group, plan)}, {cpus}{parts}"
+    return f"{names(group)}{count}: {where(group, plan)}, {cpus}"
 
 
 def amount(size: int) -> str:

@@ -91,7 +91,6 @@ def placed(*overrides, ask=(), within_s=None):
             "at": {name: ray.get(actor.is_at.remote(), timeout=scaled(120)) for name, actor in actors.items()},
             "shares_gpu": booked.shares_gpu,
             "ranks": [options.get("name", "nameless") for options in booked.further_ranks()],
-            "seats": [seat.name for seat in booked.further_placements(0)],
         }
     finally:
         give_back(booked)
@@ -150,7 +149,6 @@ def main() -> None:
             {
                 "separate": placed(ask=("trainer", "trainer-1", "server-0", "server-7")),
                 "colocated": placed(*small, ask=("trainer", "trainer-1", "server-0", "server-1")),
-                "spanning": placed("sglang.n_servers=1", "sglang.tp_size=12", "actor.dp_size=4"),
                 "spread": placed("sglang.n_servers=2", "actor.dp_size=2", "cluster.placement=SPREAD"),
                 "killed": killed(),
                 "held": held_by_another(),

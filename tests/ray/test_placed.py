@@ -46,12 +46,6 @@ def test_who_is_planned_on_one_gpu_gets_one_gpu(came):
     assert run["at"]["server-0"] != run["at"]["server-1"]
 
 
-def test_a_server_over_two_nodes_has_a_part_on_each(came):
-    run = came["spanning"]
-    assert run["seats"] == ["server-0.1"]
-    assert run["nodes"]["server-0"] != run["nodes"]["server-0.1"]
-
-
 def test_a_server_leaves_gpus_that_are_set_aside_for_free_ones_of_its_node(came):
     """Which stay reserved: Ray gives them to nobody until the server's actor ends."""
     first, second, third, fourth = (numbers for (numbers,) in came["moved"]["got"])

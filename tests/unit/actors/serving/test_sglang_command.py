@@ -11,11 +11,9 @@ from actors.serving import group_address
 from actors.serving.group_address import LOOPBACK
 from actors.serving.server_log_tail import decisive_lines, last_line, tail
 from actors.serving.sglang_command import (
-    NodeSpan,
     choose_port,
     command,
     environment,
-    meeting_address,
     memory_limit,
     url,
 )
@@ -64,30 +62,6 @@ def test_the_configuration_reaches_the_command():
     assert given[0] == "run"
     assert {name: value(given, name) for name in expected} == expected
     assert {"--enable-metrics", "--skip-server-warmup"} <= set(given)
-
-
-def test_a_part_of_a_server_over_several_nodes():
-    config = dataclasses.replace(CONFIG, tp_size=16)
-    given = command(
-        config,
-        entry=("run",),
-        device="cuda",
-        index=0,
-        generation=0,
-        model_path="/m",
-        weight_version=7,
-        port=3000,
-        span=NodeSpan(n_nodes=2, node_rank=1, address="10.0.0.1:2500"),
-    )
-    expected = {"--tp-size": "16", "--nnodes": "2", "--node-rank": "1", "--dist-init-addr": "10.0.0.1:2500"}
-    assert {name: value(given, name) for name in expected} == expected
-    assert "--enable-metrics" not in given, "SGLang answers there without keys"
-    assert not {"--nnodes", "--dist-init-addr"} & set(words())
-
-
-def test_where_the_parts_of_a_server_meet():
-    host, _, port = meeting_address("127.0.0.1").rpartition(":")
-    assert (host, ABOVE_RAY <= int(port) < USUALLY_GIVEN) == ("127.0.0.1", True)
 
 
 def test_what_is_not_set_is_left_to_sglang():

@@ -104,9 +104,6 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
         def options(self, name):
             return {"name": name}
 
-        def further_placements(self, index):
-            return []
-
         def further_ranks(self):
             return ()
 

@@ -10,7 +10,7 @@ from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.compose import compose
 from launcher.resources.capacity import RANK, NodeResources
 from launcher.resources.config_checks import check
-from launcher.resources.placement import bundles, gpus_needed, gpus_of, nodes_of_a_server, place
+from launcher.resources.placement import bundles, gpus_needed, gpus_of, place
 from tests.support.preflight_parts import ARITHMETIC, changed
 
 GSM8K = compose(["conf=gsm8k_h200"])
@@ -55,30 +55,11 @@ def test_no_two_ranks_share_a_gpu_however_little_each_books():
     assert len({found[name] for name in found if name.startswith("trainer")}) == 4
 
 
-def test_a_server_larger_than_a_node_has_a_part_on_each_of_several():
-    found = {one.name: one for one in placements(alone(sglang__tp_size=16, actor__dp_size=4), nodes(8, 8, 8))}
-    assert [(found[n].node, len(found[n].gpus), found[n].node_rank) for n in ("server-0", "server-0.1")] == [
-        (0, 8, 0),
-        (1, 8, 1),
-    ]
-    assert found["server-0.1"].n_nodes == 2
-    assert found["trainer"].node == 2
-
-
-@pytest.mark.parametrize(
-    ("gpus", "per_node", "tp_size", "n"),
-    [(8, 8, 8, 1), (16, 8, 16, 2), (12, 8, 12, 2), (9, 8, 9, 3), (16, 8, 2, 2), (7, 4, 7, 7), (2, 0, 2, 1)],
-)
-def test_sglang_divides_its_ranks_evenly(gpus, per_node, tp_size, n):
-    assert nodes_of_a_server(gpus, per_node, tp_size) == n
-
-
-def test_data_parallel_copies_stay_on_one_node():
-    found = where(alone(sglang__tp_size=2, sglang__dp_size=4), nodes(4, 8))
-    assert found["server-0"] == (1, tuple(range(8)))
-    with pytest.raises(ResourceError, match="data-parallel copies on one node only") as caught:
-        placements(alone(sglang__tp_size=2, sglang__dp_size=4), nodes(4, 4, 4))
-    assert "raise sglang.n_servers" in caught.value.hint
+def test_a_server_is_not_spread_over_nodes():
+    config = alone(sglang__tp_size=2, sglang__dp_size=4)
+    assert where(config, nodes(4, 8))["server-0"] == (1, tuple(range(8)))
+    with pytest.raises(ResourceError, match="server-0 needs 8 GPUs on one node"):
+        placements(config, nodes(4, 4, 4))
 
 
 def test_ranks_stay_on_one_node_where_one_holds_them_all():
@@ -136,7 +117,7 @@ def test_a_bundle_is_never_empty():
         (
             alone(sglang__tp_size=8),
             nodes(4),
-            "GPUs: 9 are needed and 4 found; server-0.1 needs 4 GPUs on one node (part 2 of 2, each on a node of its",
+            "GPUs: 9 are needed and 4 found; server-0 needs 8 GPUs on one node: node 0 has 4 of 4",
             "sglang.tp_size",
         ),
         (
@@ -216,7 +197,7 @@ def test_what_is_short_where_and_what_to_change(config, on, said, key):
         ),
         (
             changed(CLUSTER, sglang__tp_size=8, sglang__dp_size=2, sglang__n_servers=1, actor__device="cpu"),
-            "data-parallel copies on one node only",
+            "server-0 needs 16 GPUs on one node",
         ),
         (changed(CLUSTER, cluster__n_nodes=1), "cluster.n_gpus_per_node=8: 16 GPUs are needed"),
         (
@@ -276,14 +257,6 @@ def expected(config):
     return servers | ranks
 
 
-def parts_of_a_server(config, on):
-    """The fewest equal parts of its tensor parallelism that a node has the GPUs for; 1 where no node has."""
-    tp, dp = config.sglang.tp_size, config.sglang.dp_size
-    return min(
-        (n for n in range(1, tp + 1) if tp % n == 0 and 0 < tp * dp // n <= max(one.gpus for one in on)), default=1
-    )
-
-
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(runs())
@@ -293,11 +266,10 @@ def test_whatever_is_placed_is_placed_once_and_fits(run):
         found = place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=on)
     except ResourceError as error:
         assert error.hint
-        are_cut = servers_on == "cuda" and config.sglang.dp_size > 1 and parts_of_a_server(config, on) > 1
-        assert ("copies on one node" if are_cut else "short on") in error.message
+        assert "short on" in error.message
         return
     assert found == place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=on), "the same each time"
-    assert {one.name for one in found if one.node_rank == 0} == expected(config)
+    assert {one.name for one in found} == expected(config)
     assert len({one.name for one in found}) == len(found), "each once"
     booked: dict[tuple[int, int], float] = {}
     for one in found:
@@ -311,10 +283,9 @@ def test_whatever_is_placed_is_placed_once_and_fits(run):
     ranks = [(one.node, gpu) for one in found if one.kind == RANK for gpu in one.gpus]
     assert len(set(ranks)) == len(ranks)
     for index in range(config.sglang.n_servers):
-        parts = [one for one in found if one.name.split(".")[0] == f"server-{index}"]
-        assert len({part.node for part in parts}) == len(parts) == parts[0].n_nodes
+        (server,) = (one for one in found if one.name == f"server-{index}")
         gpus = 0 if servers_on == "cpu" else config.sglang.tp_size * config.sglang.dp_size
-        assert sum(len(part.gpus) for part in parts) == gpus
+        assert len(server.gpus) == gpus
 
 
 @pytest.mark.slow

@@ -182,16 +182,6 @@ def test_the_page_shows_what_is_printed():
     assert f"```\n{lines}\n```" in (REPOSITORY / "docs/gpu.md").read_text()
 
 
-def test_a_server_over_two_nodes_is_told_as_one():
-    config = changed(CLUSTER, sglang__n_servers=1, sglang__tp_size=12, actor__dp_size=4)
-    text = printed(config, plan_of(config))
-    assert (
-        "server-0 … server-0.1: on GPU 0-5 of node 0 and GPU 0-5 of node 1, 6 each, CPUs: 8 each, 2 nodes for one "
-        "server" in text
-    )
-    assert "trainer … trainer-3 (4 ranks): on GPU 6, 7 of node 0 and GPU 6, 7 of node 1, one each" in text
-
-
 def test_what_can_not_be_placed_is_said_in_the_plan():
     config = changed(CLUSTER, sglang__n_servers=9)
     text = printed(config, plan_of(config))
