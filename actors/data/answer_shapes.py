@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from actors.data.answers import final_answers
 
 LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
+MOST_DIGITS = 1000
+"""At the end of a number, that are raised: Python refuses to convert more than 4,300 (sys.set_int_max_str_digits)."""
 LONGEST = 2000
 """Characters. A longer answer is a text such as unit tests, which no model is to repeat."""
 ANSWERS = ("ground_truth", "answer", "target", "label", "solution", "expected_answer", "gold", "reference", "value")
@@ -95,8 +97,13 @@ def _different(short: str, others: Sequence[object]) -> Iterator[str]:
 
 
 def with_another_number(answer: str) -> str | None:
-    """The answer with its last number raised by one; None where it has none."""
+    """The answer with its last number raised by one; None where it has none. Where all of the last MOST_DIGITS of a
+    longer number are 9, it gets a digit more: another number, too."""
     found = LAST_NUMBER.search(answer)
     if found is None:
         return None
-    return f"{answer[: found.start()]}{int(found.group()) + 1}{answer[found.end() :]}"
+    raised_from = max(found.start(), found.end() - MOST_DIGITS)
+    raised = str(int(answer[raised_from : found.end()]) + 1)
+    if raised_from > found.start():
+        raised = raised.zfill(MOST_DIGITS)  # else the zeros before it would be lost, and digits with them
+    return f"{answer[:raised_from]}{raised}{answer[found.end() :]}"

@@ -137,3 +137,11 @@ def test_a_pool_that_was_closed_gives_no_score_and_no_error(world):
 )
 def test_a_wrong_answer_has_another_last_number(answer, wrong):
     assert with_another_number(answer) == wrong
+
+
+@pytest.mark.parametrize(
+    ("digits", "raised"),
+    [("1" + "0" * 5000 + "7", "1" + "0" * 5000 + "8"), ("9" * 5000, "9" * 4000 + "1" + "0" * 1000)],
+)
+def test_a_number_longer_than_python_converts_has_a_wrong_answer_too(digits, raised):
+    assert with_another_number(f"#### {digits}.") == f"#### {raised}."
