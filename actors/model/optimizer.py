@@ -52,10 +52,29 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         else:
             decayed, spared = {"params": parameters}, {"params": []}
         taken = {key: value for key, value in settings.items() if _takes(accepted.get(key), value)}
-        return made([group for group in (decayed, spared) if group["params"]], **taken)
+        optimizer = made([group for group in (decayed, spared) if group["params"]], **taken)
+        needs_sparse = _takes_a_step(made, taken, is_sparse=True) and not _takes_a_step(made, taken, is_sparse=False)
     except Exception as error:  # a user's module may raise anything
         what = f"actor.optimizer.type={config.type} can't be made: {type(error).__name__}: {error}"
         raise ConfigError(what, "set it to adamw, or to module:Class of an installed torch optimizer") from error
+    if needs_sparse:
+        raise ConfigError(
+            f"actor.optimizer.type={config.type} needs sparse gradients, and a model's are dense",
+            "set it to adamw, or to module:Class of an optimizer that takes dense gradients",
+        )
+    return optimizer
+
+
+def _takes_a_step(made: type[Optimizer], settings: Mapping[str, Any], *, is_sparse: bool) -> bool:
+    """Here, with a gradient of that kind. One that steps on a GPU only takes neither here: that refuses nothing."""
+    gradient = torch.zeros(1, 1, device="cpu")
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    weight.grad = gradient.to_sparse() if is_sparse else gradient
+    try:
+        made([weight], **settings).step()
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        return False
+    return True
 
 
 def _takes(accepted: inspect.Parameter | None, value: object) -> bool:

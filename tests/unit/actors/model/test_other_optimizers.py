@@ -153,6 +153,21 @@ def test_what_can_not_be_made_is_one_message(kind, said):
         build_optimizer(torch.nn.Linear(1, 1), OptimizerConfig(type=kind))
 
 
+def test_one_that_needs_sparse_gradients_is_refused_when_it_is_made():
+    """It fails at its first step otherwise, after servers and trainer were started."""
+    with pytest.raises(ConfigError) as refused:
+        build_optimizer(torch.nn.Linear(1, 1), OptimizerConfig(type="torch.optim:SparseAdam"))
+    assert refused.value.message == (
+        "actor.optimizer.type=torch.optim:SparseAdam needs sparse gradients, and a model's are dense"
+    )
+    assert refused.value.hint == "set it to adamw, or to module:Class of an optimizer that takes dense gradients"
+
+
+@pytest.mark.parametrize("kind", ["torch.optim:SGD", "torch.optim:Adagrad", "torch.optim:RMSprop"])
+def test_one_that_takes_dense_gradients_is_made_whether_it_takes_sparse_ones_or_not(kind):
+    assert build_optimizer(torch.nn.Linear(1, 1), OptimizerConfig(type=kind)).state_dict()["param_groups"]
+
+
 @pytest.mark.slow
 def test_before_anything_starts_it_is_made_in_another_process():
     def said(kind):
@@ -161,6 +176,8 @@ def test_before_anything_starts_it_is_made_in_another_process():
         return [str(error) for error in tried]
 
     assert said("torch.optim:RMSprop") == []
+    (message,) = said("torch.optim:SparseAdam")
+    assert message.startswith("actor.optimizer.type=torch.optim:SparseAdam needs sparse gradients")
     (message,) = said("torch.nn:Linear")
     assert message.startswith("actor.optimizer.type=torch.nn:Linear can't be made: TypeError: it is no torch.optim")
 
