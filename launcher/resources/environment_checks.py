@@ -16,6 +16,7 @@ from launcher.resources.hardware import usable_cpus
 
 VARIABLES = ("TMPDIR", "TEMP", "TMP")
 """As Python asks for them: the first that names a folder that may be written."""
+OF_RAY_ALONE = "RAY_TMPDIR"
 SOCKET_PATH = 107
 """Bytes of the path of a socket (AF_UNIX) on Linux."""
 OF_RAY = len("/session_2026-11-27_12-43-20_123456_1234567/sockets/plasma_store")
@@ -32,14 +33,27 @@ def check_temporary_folders() -> Iterator[NodeCheck]:
         remedy = "set TMPDIR to a folder that is there, may be written and has room"
         yield NodeCheck(name="TMPDIR", seen=str(error), stops=Stops.EVERY, remedy=remedy)
         return
-    named = {name: Path(value).absolute() for name in VARIABLES if (value := os.environ.get(name))}
-    given = next((name for name, there in named.items() if there == usual.absolute()), "TMPDIR")
+    named = {name: value for name in VARIABLES if (value := os.environ.get(name))}
+    taken = next((name for name, value in named.items() if Path(value).resolve() == usual.resolve()), "")
+    tried = [*named][: [*named].index(taken) + 1] if taken else [*named]
+    relative = [name for name in (*tried, OF_RAY_ALONE) if not Path(os.environ.get(name) or "/").is_absolute()]
+    if relative:
+        yield from map(_relative, relative)
+        return
+    given = taken or "TMPDIR"
     for folder, name, below in (
-        (of_ray, given if of_ray == usual else "RAY_TMPDIR", f"/grpo-ray-{os.geteuid()}/ray"),
+        (of_ray, given if of_ray == usual else OF_RAY_ALONE, f"/grpo-ray-{os.geteuid()}/ray"),
         *([(usual, given, "")] if of_ray != usual else ()),
     ):
         longest = SOCKET_PATH - (len(below) + OF_RAY if below else OF_A_SERVER)
         yield _folder(name, folder, longest)
+
+
+def _relative(name: str) -> NodeCheck:
+    """Ray's processes and the servers have working folders of their own."""
+    seen = f"{name}={os.environ[name]} is a relative path: each process would take another folder"
+    remedy = f"set {name} to an absolute path: {name}=/tmp"
+    return NodeCheck(name=name, seen=seen, stops=Stops.EVERY, remedy=remedy)
 
 
 def _folder(name: str, folder: Path, longest: int) -> NodeCheck:

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from launcher.resources.environment_checks import OF_A_SERVER, OF_RAY, check_temporary_folders
+from launcher.resources.environment_checks import OF_A_SERVER, OF_RAY, VARIABLES, check_temporary_folders
 from launcher.resources.gpu_checks import Stops
 from launcher.resources.node_checks import check_node
 
@@ -67,6 +67,30 @@ def test_the_variable_that_names_the_folder_is_the_one_told(folder, monkeypatch,
 def test_a_folder_of_rays_that_is_not_there(monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
     assert stops()["RAY_TMPDIR"].seen == "/nowhere is no folder that may be written"
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", "TMP", "RAY_TMPDIR"])
+@pytest.mark.parametrize("value", [".", "here", "./here/.."])
+def test_a_relative_folder_is_another_one_in_each_process(tmp_path, monkeypatch, variable, value):
+    """Ray's processes have a working folder of their own; the driver's may be too long for a socket besides."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for other in (*VARIABLES, "RAY_TMPDIR"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (check,) = (one for one in check_temporary_folders() if one.stops)
+    assert (check.name, check.stops) == (variable, Stops.EVERY)
+    assert check.seen == f"{variable}={value} is a relative path: each process would take another folder"
+    assert check.remedy == f"set {variable} to an absolute path: {variable}=/tmp"
+
+
+def test_a_relative_folder_that_another_variable_hides_stops_nothing(monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    monkeypatch.setenv("TMP", ".")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert stops() == {}
 
 
 def test_no_folder_takes_temporary_files(monkeypatch):
