@@ -2,7 +2,8 @@
 
 A run without a final status may be going on. Its ledger is read before its metrics and its checkpoints, so what is one
 step ahead of the ledger may be being written at this moment. What is further ahead is not; nor is anything of a run
-whose driver is gone.
+whose driver is gone. A run that was killed, ABORTED or ERRORED may have ended between the two lines of its last step:
+only FINISHED says that both were written.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def audit_of(
         end = _end(ledger)
         metrics = [line for line in metrics if _step(line) <= end]
         queue = queue if isinstance(queue, str) or queue.step <= end else read_queue(end)
-    elif not word and len(_without_a_half_written_step(ledger, metrics)) < len(ledger):
-        metrics.append({"global_step": _end(ledger)})  # a kill between a step's two lines; the next attempt writes it
+    elif word != FINISHED and len(_without_a_half_written_step(ledger, metrics)) < len(ledger):
+        # ended between a step's two lines, by a kill or with its own word: the ledger's is the commit, nothing is lost
+        metrics.append({"global_step": _end(ledger)})
     restores = _restored_steps(data.events)
     if not restores and len(current_lines(ledger)) < len(ledger):
         not_known.append("whether steps that the ledger has again were taken again: no restore is recorded at all")

@@ -69,6 +69,36 @@ def test_a_kill_between_the_two_lines_of_a_step_is_no_problem(run):
     assert audited(run, is_live=False).problems == ("steps without metrics: [56, 57]",)
 
 
+@pytest.mark.parametrize("word", ["aborted", "errored"])
+@pytest.mark.parametrize("is_live", [None, False, True])
+def test_a_run_that_was_ended_between_the_two_lines_of_a_step_has_no_problem(run, word, is_live):
+    run.finish(word)
+    run.change(run.paths.metrics, lambda lines: lines[:-1])
+    assert audited(run, is_live=is_live).problems == ()
+    run.change(run.paths.metrics, lambda lines: lines[:-1])
+    assert audited(run, is_live=is_live).problems == ("steps without metrics: [56, 57]",)
+
+
+def test_a_step_that_a_finished_run_has_no_metrics_of_is_a_problem(run):
+    run.take_steps(120)
+    run.finish()
+    run.change(run.paths.metrics, lambda lines: lines[:-1])
+    assert audited(run).problems == ("steps without metrics: [119]",)
+
+
+@pytest.mark.parametrize("word", ["aborted", "errored"])
+def test_a_run_that_was_ended_and_lacks_more_than_its_last_metrics_has_lost_them(run, word):
+    run.finish(word)
+    run.change(run.paths.metrics, lambda lines: [line for line in lines if line["global_step"] != 40])
+    assert audited(run).problems == ("steps without metrics: [40]",)
+    run.change(run.paths.ledger, lambda lines: lines[:-1])
+    assert audited(run).problems == (
+        "steps without metrics: [40]",
+        "metrics of steps that the ledger has not: [57]",
+        "the ledger ends with step 56, the checkpoint with step 57",
+    )
+
+
 # ── what the checkpoint vouches for ──
 
 
