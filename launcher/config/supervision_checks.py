@@ -67,7 +67,8 @@ def _restarts(config: RunConfig) -> Iterator[tuple[str, str]]:
     if run.walltime is not None and seconds_of(run.walltime) <= 2 * run.margin_s:
         yield "run.walltime", f"more than {2 * run.margin_s:g} s, twice run.margin_s: the run would end at once"
     if run.preemption_notice is not None and run.notice_s <= run.margin_s:
-        yield "run.notice_s", f"more than run.margin_s={run.margin_s:g}, or there is no time to save in"
+        no_time = f"more than run.margin_s={run.margin_s:g}, or there is no time to save in"
+        yield "run.notice_s", f"{no_time}; where a cloud leaves no more than that, lower run.margin_s"
     if restart.wait_initial_s > restart.wait_max_s:
         yield "restart.wait_initial_s", f"at most restart.wait_max_s={restart.wait_max_s:g}, the longest wait"
     longest_try_s = config.rollout.setup_timeout + restart.wait_max_s

@@ -9,20 +9,40 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import jsonschema
 import pytest
 import yaml
 
+from launcher.base.errors import ConfigError
 from launcher.base.exit_codes import EXIT_CODES, RESUMES
-from launcher.config.compose import REPOSITORY, presets
+from launcher.cli.deadlines import Deadline, TimesTaken, due
+from launcher.config.compose import REPOSITORY, compose, presets
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
+from launcher.resources.config_checks import check
+from launcher.resources.hardware import find_hardware, planned_hardware
+from launcher.resources.missing_files import find_shape
+from launcher.resources.run_plan import make_plan
 from tests.support.machine import scaled
 
 DEPLOY = REPOSITORY / "deploy"
 SBATCH, UNIT = DEPLOY / "slurm" / "grpo.sbatch", DEPLOY / "systemd" / "grpo@.service"
 RAYJOB, SKY = DEPLOY / "kuberay" / "rayjob.yaml", DEPLOY / "skypilot" / "grpo.yaml"
+
+
+def planned(settings, *, nodes=1, per_node):
+    """What a run with these settings uses of nodes with so many of the GPUs that its preset is for."""
+    config = compose(settings)
+    check(config)
+    described = replace(config, cluster=replace(config.cluster, n_gpus_per_node=per_node))
+    hardware = planned_hardware(described, find_hardware())
+    assert hardware.n_nodes == nodes
+    plan = make_plan(config, hardware, find_shape(config))
+    assert plan.shortage is None
+    return config, plan
+
 
 # ── Slurm ──
 
@@ -223,6 +243,41 @@ def test_the_script_asks_slurm_for_the_signal_and_leaves_the_run_as_much_time():
     assert f"RESUMES={RESUMES}\n" in SBATCH.read_text()
 
 
+SLURM_EXAMPLES = [
+    line.partition("sbatch ")[2]
+    for page in (SBATCH, REPOSITORY / "docs" / "start_up.md")
+    for line in page.read_text().splitlines()
+    if re.search(r"\bsbatch .*deploy/slurm/grpo\.sbatch conf=", line)
+]
+
+
+def as_asked_of_slurm(example):
+    """Options of the script, and above them those of the command; the settings that the run gets."""
+    given, _, settings = example.partition("deploy/slurm/grpo.sbatch ")
+    options = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SBATCH.read_text(), re.M)
+    return dict(options + re.findall(r"--([\w-]+)(?:=(\S+))?", given)), shlex.split(settings)
+
+
+@pytest.mark.parametrize("example", SLURM_EXAMPLES)
+def test_a_slurm_job_asks_for_the_gpus_that_its_run_uses(example):
+    asked, settings = as_asked_of_slurm(example)
+    nodes, per_node = int(asked["nodes"]), int(asked["gpus-per-node"])
+    if nodes > 1:
+        settings += ["cluster.address=10.0.0.1:6379", f"cluster.n_nodes={nodes}"]
+        assert "exclusive" in asked, "nobody else's Ray has port 6379 there"
+    config, plan = planned(settings, nodes=nodes, per_node=per_node)
+    assert plan.gpus_needed == nodes * per_node
+    host = [place.planned for place in plan.places if place.gpu is None]
+    assert max(host) <= per_node * int(asked["mem-per-gpu"].removesuffix("G")) * 2**30
+    booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.dp_size * config.actor.num_cpus
+    assert booked <= nodes * per_node * int(asked["cpus-per-gpu"])
+
+
+def test_there_are_examples_of_one_gpu_of_one_node_and_of_several():
+    asked = [as_asked_of_slurm(one)[0] for one in SLURM_EXAMPLES]
+    assert {("1", "1"), ("1", "8"), ("2", "8")} <= {(one["nodes"], one["gpus-per-node"]) for one in asked}
+
+
 # ── systemd ──
 
 
@@ -286,6 +341,17 @@ def test_the_rayjob_is_of_our_ray():
     assert {"/shared", "/dev/shm"} == mounted
 
 
+def test_the_rayjob_asks_for_the_gpus_that_its_run_uses():
+    spec = yaml.safe_load(RAYJOB.read_text())["spec"]
+    (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+    pods = [spec["rayClusterSpec"]["headGroupSpec"], *[group] * group["replicas"]]
+    limits = [pod["template"]["spec"]["containers"][0]["resources"]["limits"] for pod in pods]
+    gpus = [int(limit["nvidia.com/gpu"]) for limit in limits]
+    settings = shlex.split(spec["entrypoint"])[1:]
+    _, plan = planned(settings, nodes=len(pods), per_node=gpus[0])
+    assert plan.gpus_needed == sum(gpus)
+
+
 SKY_RESOURCES = yaml.safe_load("""# The fields of `resources` that the recipe uses, as SkyPilot itself checks them
 type: object
 additionalProperties: false
@@ -326,6 +392,52 @@ def test_the_managed_job_is_recovered_from_the_exit_code_that_resumes_only():
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [RESUMES]
     assert {"BUCKET", "NOTICE"} == task["envs"].keys()
     assert all(f'"${name}"' in task["run"] for name in task["envs"])
+
+
+def managed_settings():
+    """Of the launcher, as the managed job gives them."""
+    task = yaml.safe_load(SKY.read_text())
+    (line,) = [line for line in task["run"].splitlines() if "grpo-launcher" in line]
+    for name, value in task["envs"].items():
+        line = line.replace(f"${name}", value or "s3://yours/grpo")
+    return shlex.split(line)[1:]
+
+
+MACHINES = re.findall(r"accelerators: (\w+):(\d+)(?: and (conf=\w+))?", SKY.read_text())
+
+
+@pytest.mark.parametrize(("card", "count", "preset"), MACHINES)
+def test_the_managed_job_rents_the_gpus_that_its_run_uses(card, count, preset):
+    settings = [*managed_settings(), *([preset] if preset else [])]
+    config, plan = planned(settings, per_node=int(count))
+    assert plan.gpus_needed == int(count)
+    assert config.hardware.gpu_memory_gib <= {"H100": 79, "H200": 139}[card]
+
+
+def test_the_managed_job_says_what_to_rent_for_a_preset_of_8_gpus_too():
+    assert sorted(MACHINES) == [("H100", "1", ""), ("H100", "8", "conf=gsm8k_node_80gb")]
+    assert yaml.safe_load(SKY.read_text())["resources"]["accelerators"] == "H100:1"
+
+
+def test_the_job_names_settings_for_a_cloud_that_leaves_30_s():
+    (said,) = re.findall(r"# .*30 s.*: add (.*)$", SKY.read_text(), re.M)
+    assert said in (REPOSITORY / "docs" / "start_up.md").read_text()
+    config = compose([*managed_settings(), *shlex.split(said)])
+    check(config)
+    assert config.run.notice_s == 30
+    with pytest.raises(ConfigError, match=r"run\.notice_s=30\.0: more than run\.margin_s=30.* lower run\.margin_s"):
+        check(compose([*managed_settings(), "run.notice_s=30"]))
+
+
+def test_of_30_s_none_is_left_unused_before_a_save_and_its_copy_were_measured():
+    (said,) = re.findall(r"# .*30 s.*: add (.*)$", SKY.read_text(), re.M)
+    short = compose([*managed_settings(), *shlex.split(said)]).run
+    usual = compose(managed_settings()).run
+
+    def begins(run):
+        return bool(due([Deadline(at=run.notice_s, what="it")], TimesTaken(copy_s=None), run.margin_s, now=0.0))
+
+    assert (begins(short), begins(usual)) == (True, False)
 
 
 @pytest.mark.parametrize("path", [SBATCH, UNIT, RAYJOB, SKY], ids=lambda path: path.name)

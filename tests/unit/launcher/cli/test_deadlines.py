@@ -154,7 +154,8 @@ def test_a_notice_begins_its_own_time(watched, tmp_path):
         (
             {"preemption_notice": "/run/notice", "notice_s": 30.0},
             "run.notice_s",
-            "more than run.margin_s=30, or there is no time to save in",
+            "more than run.margin_s=30, or there is no time to save in; where a cloud leaves no more than that, lower "
+            "run.margin_s",
         ),
     ],
 )
