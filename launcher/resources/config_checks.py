@@ -24,7 +24,7 @@ from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision_checks import find_contradictions
 from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, place
-from launcher.resources.sglang_arguments import MAY_BE_CUT, SECRET_ARGUMENTS, meant, plain_name
+from launcher.resources.sglang_arguments import GPU_ARGUMENTS, MAY_BE_CUT, SECRET_ARGUMENTS, meant, plain_name
 from launcher.resources.weight_way_checks import other_ways
 
 FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
@@ -254,6 +254,12 @@ def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
         if ours in SECRET_ARGUMENTS:
             allowed = "nothing: each run makes its own keys, and arguments are visible in the process list"
             yield ConfigProblem(key=key, given="(not shown)", allowed=allowed)
+        elif ours in GPU_ARGUMENTS:
+            allowed = (
+                "nothing: a server has the first sglang.tp_size × sglang.dp_size GPUs that Ray gives it, and the plan "
+                "counts no others; for more of them raise sglang.tp_size"
+            )
+            yield ConfigProblem(key=key, given=value, allowed=allowed)
         elif ours:
             allowed = f"set sglang.{ours} instead" if hasattr(config.sglang, ours) else "the launcher sets it itself"
             yield ConfigProblem(key=key, given=value, allowed=allowed)

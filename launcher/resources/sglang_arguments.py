@@ -14,11 +14,15 @@ ARGUMENTS_OF_OURS = frozenset(
     }
 )
 """Those that a named setting or the launcher itself gives: in `extra_args` one of the two would be lost."""
+GPU_ARGUMENTS = frozenset({"pp_size", "base_gpu_id", "gpu_id_step"})
+"""With them a server takes other GPUs than the plan counts, and Ray reserves: its first tp_size × dp_size. One that Ray
+has not given it is an invalid device, which a server reports only when it starts."""
 SECRET_ARGUMENTS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 OTHER_NAMES = {
     "model": "model_path",
     "tensor_parallel_size": "tp_size",
     "data_parallel_size": "dp_size",
+    "pipeline_parallel_size": "pp_size",
     "nccl_init_addr": "dist_init_addr",
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
 }
@@ -35,13 +39,13 @@ def plain_name(given: str) -> str:
 
 
 def meant(given: str) -> str:
-    """The argument of ours, or the secret one, that SGLang would take `given` for; "" where it is the user's own."""
-    plain = plain_name(given)
-    if plain in ARGUMENTS_OF_OURS | SECRET_ARGUMENTS:
+    """The argument of one of the three tables that SGLang would take `given` for; "" where it is the user's own."""
+    plain, listed = plain_name(given), ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS
+    if plain in listed:
         return plain
     if plain in OTHER_NAMES:
         return OTHER_NAMES[plain]
     if plain in NOT_CUT:
         return ""
-    names = {name: name for name in ARGUMENTS_OF_OURS | SECRET_ARGUMENTS if name != MAY_BE_CUT} | OTHER_NAMES
+    names = {name: name for name in listed if name != MAY_BE_CUT} | OTHER_NAMES
     return min((ours for name, ours in names.items() if plain and name.startswith(plain)), default="")

@@ -9,7 +9,14 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
-from launcher.resources.sglang_arguments import ARGUMENTS_OF_OURS, MAY_BE_CUT, OTHER_NAMES, SECRET_ARGUMENTS, meant
+from launcher.resources.sglang_arguments import (
+    ARGUMENTS_OF_OURS,
+    GPU_ARGUMENTS,
+    MAY_BE_CUT,
+    OTHER_NAMES,
+    SECRET_ARGUMENTS,
+    meant,
+)
 from tests.support.machine import scaled
 
 ASK = """
@@ -29,14 +36,14 @@ def names():
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=scaled(200.0))
     assert done.returncode == 0, done.stderr
     listed = [(option.strip("-").replace("-", "_"), dest) for option, dest in json.loads(done.stdout.splitlines()[-1])]
-    assert {dest for _, dest in listed} >= ARGUMENTS_OF_OURS | SECRET_ARGUMENTS
+    assert {dest for _, dest in listed} >= ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS
     return dict(listed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # SGLang's import took 59 s on two cores at a load of 15
 def test_the_names_are_those_of_sglangs_own_parser(names):
-    ours = ARGUMENTS_OF_OURS | SECRET_ARGUMENTS
+    ours = ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS
     assert {name: dest for name, dest in names.items() if dest in ours and name != dest} == OTHER_NAMES
     others = {name for name, dest in names.items() if dest not in ours}
     assert {name: taken for name in others if (taken := meant(name))} == {}, "these are the user's to give"
@@ -70,6 +77,22 @@ def test_another_name_of_an_argument_of_ours_is_refused(name, said):
     assert problem == f"sglang.extra_args.{name}=2: {said}"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pp_size", "--pp-size", "pp-s", "pipeline_parallel_size", "pipeline-parallel", "pp_size=2"),
+        *("base_gpu_id", "base-gpu", "gpu_id_step", "gpu"),
+    ],
+)
+def test_what_takes_gpus_that_the_plan_does_not_count_is_refused(name):
+    """SGLang takes tp_size × pp_size of those that Ray gave the server, from base_gpu_id on, each gpu_id_step-th."""
+    (problem,) = problems(**{name: 2})
+    assert problem == (
+        f"sglang.extra_args.{name}=2: nothing: a server has the first sglang.tp_size × sglang.dp_size GPUs that Ray "
+        "gives it, and the plan counts no others; for more of them raise sglang.tp_size"
+    )
+
+
 @pytest.mark.parametrize("name", ["api_key", "--api-key", "api-k", "admin", "ssl-keyfile-password"])
 def test_no_name_of_a_secret_shows_it(name):
     (problem,) = problems(**{name: "SECRET"})
@@ -77,7 +100,9 @@ def test_no_name_of_a_secret_shows_it(name):
     assert "SECRET" not in problem
 
 
-@pytest.mark.parametrize("name", ["watchdog_timeout", "cuda_graph_bs_decode", "ep", "pp-size", "ssl-keyfile", "hos"])
+@pytest.mark.parametrize(
+    "name", ["watchdog_timeout", "cuda_graph_bs_decode", "ep", "pp-max-micro-batch-size", "ssl-keyfile", "hos"]
+)
 def test_other_arguments_are_the_users(name):
     assert problems(**{name: 2}) == []
 
