@@ -44,7 +44,7 @@ class WeightFolders:
             shutil.rmtree(staged, ignore_errors=True)
             raise WeightsRefused(
                 f"weight version {version} can't be written to {folder}: {error.strerror or error}",
-                "make room in this machine's shared memory, or set actor.weight_update_mode=tensor",
+                f"make room in the file system of {self._root.parent}",
             ) from error
 
     def have(self, version: int) -> Path:

@@ -99,8 +99,17 @@ class NoCapacity(Exception):
         self.wanted = wanted
         self.left = left
 
-    def report(self, *, gpus_booked: int, cpus_booked: float, nodes: Sequence[NodeResources]) -> ResourceError:
-        """Which resource is short, by how much, on which node, and what to change. `…_booked`: by the complete run."""
+    def report(
+        self,
+        *,
+        gpus_booked: int,
+        cpus_booked: float,
+        nodes: Sequence[NodeResources],
+        may_share: bool,
+        is_local: bool,
+    ) -> ResourceError:
+        """Which resource is short, by how much, on which node, and what to change. `…_booked`: by the complete run.
+        `may_share`: GPUs. `is_local`: the cluster is the run's own, on one node."""
         wanted = self.wanted
         with_gpus = [node for node in self.left if node.free_gpus(wanted) >= wanted.n_gpus]
         if with_gpus:
@@ -119,17 +128,20 @@ class NoCapacity(Exception):
         return ResourceError(
             f"{kind}s: {booked:g} are needed and {there:g} found; {wanted.name} needs {what}: {', '.join(left)}: "
             f"{_amount(needed - most, kind)} short on {which}",
-            f"{HINTS[wanted.kind, kind]}, or add nodes (cluster.n_nodes)",
+            f"lower {LOWER[wanted.kind, kind]}{SHARE if kind == 'GPU' and may_share else ''}, or "
+            f"{JOIN if is_local else ADD_NODES}",
         )
 
 
-HINTS = {
-    (SERVER, "GPU"): "lower sglang.n_servers, sglang.tp_size or sglang.dp_size, let them share a GPU "
-    "(sglang.gpu_fraction, actor.gpu_fraction)",
-    (RANK, "GPU"): "lower actor.dp_size, let it share GPUs (actor.gpu_fraction, sglang.gpu_fraction)",
-    (SERVER, "CPU"): "lower sglang.num_cpus or sglang.n_servers",
-    (RANK, "CPU"): "lower actor.num_cpus or actor.dp_size",
+LOWER = {
+    (SERVER, "GPU"): "sglang.n_servers, sglang.tp_size or sglang.dp_size",
+    (RANK, "GPU"): "actor.dp_size",
+    (SERVER, "CPU"): "sglang.num_cpus or sglang.n_servers",
+    (RANK, "CPU"): "actor.num_cpus or actor.dp_size",
 }
+SHARE = ", let them share a GPU (sglang.gpu_fraction, actor.gpu_fraction)"
+JOIN = "join a cluster with more nodes (cluster.address, cluster.n_nodes)"
+ADD_NODES = "add nodes (cluster.n_nodes)"
 
 
 def _left(amount: float, node: NodeResources, wanted: ProcessPlacement, kind: str) -> str:

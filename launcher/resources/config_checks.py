@@ -23,10 +23,13 @@ from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision_checks import find_contradictions
 from launcher.resources.capacity import NodeResources, node_name
-from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, place
+from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, may_share_gpus, place
 from launcher.resources.sglang_arguments import GPU_ARGUMENTS, MAY_BE_CUT, SECRET_ARGUMENTS, meant, plain_name
 from launcher.resources.weight_way_checks import other_ways
 
+SINGLE_ON_CPU = ("sglang.tp_size", "sglang.dp_size")
+USUAL_TOKEN_POOL = 20_000
+"""Of conf=arithmetic_cpu: an example, where none is given."""
 FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 
 
@@ -127,10 +130,9 @@ def _against_staleness(config: RunConfig) -> Iterator[str]:
         yield f"with trainer.adapter={config.trainer.adapter}: that trainer has settings of its own"
         return
     if config.actor.recompute_logprob and not config.actor.use_decoupled_loss:
-        yield (
-            "with actor.recompute_logprob=true, which hides that older weights made the tokens; or "
-            "actor.use_decoupled_loss=true"
-        )
+        # with min_new_tokens the decoupled loss is refused too
+        other = "" if config.gconfig.min_new_tokens > 0 else "; or actor.use_decoupled_loss=true"
+        yield f"with actor.recompute_logprob=true, which hides that older weights made the tokens{other}"
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -140,11 +142,10 @@ def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "gconfig.min_new_tokens", f"at most gconfig.max_new_tokens={generation.max_new_tokens}"
     if generation.min_new_tokens > 0 and (config.actor.use_decoupled_loss or not config.actor.recompute_logprob):
         # SGLang masks the end token until then, so its log-probs are those of another distribution (measured: 1e-2).
-        yield (
-            "gconfig.min_new_tokens",
-            "0, or with actor.recompute_logprob=true, not actor.use_decoupled_loss (the server's log-probs are not "
-            "the model's then)",
-        )
+        other = ", or with actor.recompute_logprob=true, not actor.use_decoupled_loss"
+        if config.rollout.max_head_offpolicyness > 0:
+            other = ""  # that loss is then the only one
+        yield "gconfig.min_new_tokens", f"0{other} (the server's log-probs are not the model's then)"
     prompt = config.train_dataset.max_length or 1
     needed = prompt + generation.max_new_tokens
     for key in ("sglang.context_length", "sglang.max_total_tokens", "actor.mb_spec.max_tokens_per_mb"):
@@ -185,7 +186,7 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
             "rollout.retry_wait_initial",
             f"at most rollout.retry_wait_max={rollout.retry_wait_max}, the longest wait between two tries",
         )
-    for key in ("sglang.tp_size", "sglang.dp_size"):
+    for key in SINGLE_ON_CPU:
         if sglang.device == "cpu" and value_of(config, key) > 1:
             yield key, "1 with sglang.device=cpu"
     if sglang.port is not None and sglang.port + sglang.n_servers - 1 > 65535:
@@ -225,11 +226,20 @@ def _with_episodes(config: RunConfig) -> Iterator[tuple[str, str]]:
 def token_pool_on_cpu(config: RunConfig, device: str) -> Iterator[tuple[str, str]]:
     """On the CPU SGLang sizes its token pool by the memory of the entire host unless it is given a size."""
     if device == "cpu" and config.sglang.max_total_tokens is None:
-        needed = (config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
         yield (
             "sglang.max_total_tokens",
-            f"a number of tokens is needed for a server on the CPU, at least {needed} (e.g. 20000)",
+            f"a number of tokens is needed for a server on the CPU, at least {_longest_sequence(config)} "
+            f"(e.g. {usual_token_pool(config)})",
         )
+
+
+def usual_token_pool(config: RunConfig) -> int:
+    """One that this run can take."""
+    return max(USUAL_TOKEN_POOL, _longest_sequence(config), config.sglang.context_length or 0)
+
+
+def _longest_sequence(config: RunConfig) -> int:
+    return (config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
 
 
 def _addresses(config: RunConfig) -> Iterator[ConfigProblem]:
@@ -308,11 +318,9 @@ def _without_room(config: RunConfig, devices: tuple[str, str], per_node: int) ->
             yield "hardware.n_cpus_per_node", f"{error.message}: {error.hint}"
             return
         needed = gpus_needed(config, servers_on=devices[0], trainer_on=devices[1])
-        allowed = (
-            f"{needed} GPUs are needed: {describe_booking(config)}; to share one, "
-            f"sglang.gpu_fraction and actor.gpu_fraction must sum to at most 1 ({error.message})"
-        )
-        yield "cluster.n_gpus_per_node", allowed
+        share = "; to share one, sglang.gpu_fraction and actor.gpu_fraction must sum to at most 1"
+        booked = f"{describe_booking(config)}{share if may_share_gpus(config) else ''}"
+        yield "cluster.n_gpus_per_node", f"{needed} GPUs are needed: {booked} ({error.message})"
 
 
 # ── notes ──

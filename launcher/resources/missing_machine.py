@@ -17,11 +17,13 @@ from urllib.parse import urlparse
 from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
-from launcher.resources.config_checks import token_pool_on_cpu
+from launcher.config.settings import value_of
+from launcher.resources.config_checks import SINGLE_ON_CPU, token_pool_on_cpu, usual_token_pool
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import HELD, RunPlan, lacks, smallest_gpu_gib
-from launcher.resources.weight_way_checks import other_ways
+from launcher.resources.weight_way_checks import KEY as WAY
+from launcher.resources.weight_way_checks import accepted_ways, other_ways
 from launcher.run_files.run_keys import webhook_url
 from launcher.run_files.run_paths import RunPaths
 
@@ -45,8 +47,10 @@ def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan, remedy: s
         )
     elif hardware.is_unusable and "auto" in devices.values():
         auto = " and ".join(f"{key}=auto" for key, device in devices.items() if device == "auto")
-        keys = " ".join(f"{key}=cpu" for key in devices)
-        yield ResourceError(f"{auto} would take the CPU, but {hardware.no_gpu}", f"for a run on the CPU say so: {keys}")
+        settings = " ".join([*(f"{key}=cpu" for key in devices), *_further_on_cpu(config)])
+        yield ResourceError(
+            f"{auto} would take the CPU, but {hardware.no_gpu}", f"for a run on the CPU say so: {settings}"
+        )
     elif plan.shortage is not None:
         yield plan.shortage
     if plan.devices[0] == "cpu" and config.sglang.device != "cpu":  # the latter was checked with the configuration
@@ -56,6 +60,15 @@ def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan, remedy: s
         for key, allowed in other_ways(_with_devices(config, plan)):
             given = config.actor.weight_update_mode
             yield ConfigError(f"{key}={given}: {allowed}", f"set {key}=disk, or change what is named")
+
+
+def _further_on_cpu(config: RunConfig) -> Iterator[str]:
+    """What a server on the CPU needs beside the device."""
+    for key in SINGLE_ON_CPU:
+        if value_of(config, key) > 1:
+            yield f"{key}=1"
+    if config.sglang.max_total_tokens is None:
+        yield f"sglang.max_total_tokens={usual_token_pool(config)}"
 
 
 def _with_devices(config: RunConfig, plan: RunPlan) -> RunConfig:
@@ -106,12 +119,14 @@ def missing_room(config: RunConfig, plan: RunPlan) -> Iterator[UsageError]:
             f"cluster.fileroot={fileroot}: {CHECKPOINTS_ROOM} checkpoints",
             "make room, or set cluster.fileroot to another disk",
         )
+    others = {*accepted_ways(config)} & {*accepted_ways(_with_devices(config, plan))} - {"disk"}
+    other = f", or set {WAY}={min(others)}" if others else ""  # "tensor", the faster one, comes first
     if plan.weight_files_bytes and os.access(MEMORY_BACKED, os.W_OK):
         yield from _too_little(
             MEMORY_BACKED,
             plan.weight_files_bytes,
             f"{MEMORY_BACKED}: weights on their way to the servers",
-            "enlarge it (docker: --shm-size), or set actor.weight_update_mode=tensor",
+            f"enlarge it (docker: --shm-size){other}",
         )
 
 

@@ -44,7 +44,11 @@ def place(
     except NoCapacity as shortage:
         gpus = gpus_needed(config, servers_on=servers_on, trainer_on=trainer_on)
         cpus = sum(one.cpus for group in groups for one in group)
-        raise shortage.report(gpus_booked=gpus, cpus_booked=cpus, nodes=nodes) from shortage
+        share = may_share_gpus(config)
+        local = config.cluster.address == "local"
+        raise shortage.report(
+            gpus_booked=gpus, cpus_booked=cpus, nodes=nodes, may_share=share, is_local=local
+        ) from shortage
     return tuple(placed[one.name] for group in groups for one in group)
 
 
@@ -110,6 +114,12 @@ def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str 
 def gpus_of(placements: Sequence[ProcessPlacement]) -> int:
     """Different GPUs that are reserved."""
     return len({(one.node, gpu) for one in placements for gpu in one.gpus})
+
+
+def may_share_gpus(config: RunConfig) -> bool:
+    """Whether a smaller `gpu_fraction` would be accepted: not of a server over several GPUs, nor of processes that
+    NCCL is to put into one group, which takes no two ranks on one GPU."""
+    return config.sglang.tp_size * config.sglang.dp_size == 1 and config.actor.weight_update_mode != "xccl"
 
 
 def describe_booking(config: RunConfig) -> str:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from launcher.config.schema import RunConfig
 
 KEY = "actor.weight_update_mode"
+WAYS = ("disk", "tensor", "xccl")
 
 
 def other_ways(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The key, and what would be allowed."""
+    if why := _against_way(config):
+        yield KEY, f"{' or '.join(accepted_ways(config))} with {why}"
+
+
+def accepted_ways(config: RunConfig) -> tuple[str, ...]:
+    """All that this run could take, whichever it has. Files are always among them."""
+    runs = {way: replace(config, actor=replace(config.actor, weight_update_mode=way)) for way in WAYS}
+    return tuple(way for way, run in runs.items() if not _against_way(run))
+
+
+def _against_way(config: RunConfig) -> str:
+    """Why the run can't take the way that it has; "" if it can."""
     mode, nodes = config.actor.weight_update_mode, config.cluster.n_nodes
     if mode == "tensor" and nodes > 1:
-        yield KEY, f"disk or xccl with cluster.n_nodes={nodes}: a handle of memory means nothing on another machine"
-    elif mode != "disk" and config.sglang.dp_size > 1:
-        yield KEY, f"disk with sglang.dp_size={config.sglang.dp_size}: SGLang takes the others with dp_size 1 only"
-    elif mode == "tensor" and (why := _against_handles(config)):
-        yield KEY, f"disk or xccl with {why}"
-    elif mode == "xccl" and (why := _against_groups(config)):
-        yield KEY, f"disk or tensor with {why}"
+        return f"cluster.n_nodes={nodes}: a handle of memory means nothing on another machine"
+    if mode != "disk" and config.sglang.dp_size > 1:
+        return f"sglang.dp_size={config.sglang.dp_size}: SGLang takes the others with dp_size 1 only"
+    if mode == "tensor":
+        return _against_handles(config)
+    return _against_groups(config) if mode == "xccl" else ""
 
 
 def _against_handles(config: RunConfig) -> str:
