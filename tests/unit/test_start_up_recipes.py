@@ -245,7 +245,7 @@ def test_the_script_asks_slurm_for_the_signal_and_leaves_the_run_as_much_time():
 
 SLURM_EXAMPLES = [
     line.partition("sbatch ")[2]
-    for page in (SBATCH, REPOSITORY / "docs" / "start_up.md")
+    for page in (SBATCH, REPOSITORY / "docs" / "clusters.md")
     for line in page.read_text().splitlines()
     if re.search(r"\bsbatch .*deploy/slurm/grpo\.sbatch conf=", line)
 ]
@@ -255,7 +255,7 @@ def as_asked_of_slurm(example):
     """Options of the script, and above them those of the command; the settings that the run gets."""
     given, _, settings = example.partition("deploy/slurm/grpo.sbatch ")
     options = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SBATCH.read_text(), re.M)
-    return dict(options + re.findall(r"--([\w-]+)(?:=(\S+))?", given)), shlex.split(settings)
+    return dict(options + re.findall(r"--([\w-]+)(?:=(\S+))?", given)), shlex.split(settings, comments=True)
 
 
 @pytest.mark.parametrize("example", SLURM_EXAMPLES)
@@ -421,7 +421,7 @@ def test_the_managed_job_says_what_to_rent_for_a_preset_of_8_gpus_too():
 
 def test_the_job_names_settings_for_a_cloud_that_leaves_30_s():
     (said,) = re.findall(r"# .*30 s.*: add (.*)$", SKY.read_text(), re.M)
-    assert said in (REPOSITORY / "docs" / "start_up.md").read_text()
+    assert said in (REPOSITORY / "docs" / "clusters.md").read_text()
     config = compose([*managed_settings(), *shlex.split(said)])
     check(config)
     assert config.run.notice_s == 30
