@@ -59,12 +59,13 @@ class FaultProxy:
         self.requests = 0
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
-        )
+        # SGLang closes a connection that was idle for 5 s: a request on one at that moment would break off unspoiled.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_route("*", "/{path:.*}", self._pass)
-        self._runner = web.AppRunner(app, access_log=None)
+        # A client that gives a request up ends it at the server too: it would generate on for nobody.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port).start()
         self.url = f"http://{self._host}:{self._runner.addresses[0][1]}"
@@ -87,12 +88,11 @@ class FaultProxy:
             async with self._session.request(
                 request.method, self._target + request.path_qs, data=await request.read(), headers=headers
             ) as answer:
-                body = await answer.read()
+                if kind == "truncated":
+                    return await self._half(request, await answer.read())
+                return await self._hand_on(request, answer)
         except aiohttp.ClientError:
             return self._reset(request)  # the server is gone, and so must be the proxy in front of it
-        if kind == "truncated":
-            return await self._half(request, body)
-        return web.Response(status=answer.status, body=body, content_type=answer.content_type)
 
     async def _choose(self, path: str) -> str | None:
         spoil = self._spoil()
@@ -121,6 +121,17 @@ class FaultProxy:
         if request.transport is not None:
             request.transport.abort()
         return web.Response()
+
+    @staticmethod
+    async def _hand_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        """As it comes: tokens that are kept back until the last would look like a silent server's."""
+        response = web.StreamResponse(status=answer.status)
+        response.content_type = answer.content_type
+        response.content_length = answer.content_length
+        await response.prepare(request)
+        async for data in answer.content.iter_any():
+            await response.write(data)
+        return response
 
     @staticmethod
     async def _half(request: web.Request, body: bytes) -> web.StreamResponse:
