@@ -161,6 +161,7 @@ class ServerHandle:
             ran_out=None if end is None else end.ran_out,
             progress_at=self.progress_at,
             unschedulable_since=unschedulable_since,
+            stale_reason=in_pool.reason if in_pool is not None and in_pool.state is ServerState.STALE else "",
         )
 
     def _state(self, end: ExitFinding | None, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerState:

@@ -149,12 +149,17 @@ def _of_trainer(seen: Observed) -> list[Trouble]:
 
 def _of_weights(seen: Observed, attempts: Sequence[RepairAttempt]) -> list[Trouble]:
     """A server that has lost its weights although the trainer was not restored: the pool or the publisher found it."""
-    names = {server.name for server in active_servers(seen) if not is_dead(server)} - seen.newcomers
+    alive = {server.name: server for server in active_servers(seen) if not is_dead(server)}
     return [
-        Trouble(cause=attempt.cause, subject=attempt.subject, reason="it does not hold the trainer's weights")
+        Trouble(cause=attempt.cause, subject=attempt.subject, reason=_lacks_weights(alive[attempt.subject]))
         for attempt in attempts
-        if attempt.cause in OF_WEIGHTS and attempt.subject in names
+        if attempt.cause in OF_WEIGHTS and attempt.subject in alive.keys() - seen.newcomers
     ]
+
+
+def _lacks_weights(server: ServerFacts) -> str:
+    lacks = "it does not hold the trainer's weights"
+    return f"{lacks}: {server.stale_reason}" if server.stale_reason else lacks
 
 
 def _ending(one: OpenIncident, seen: Observed) -> Ending | None:

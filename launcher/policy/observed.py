@@ -29,7 +29,7 @@ class ServerFacts:
     `ran_out`: where memory ran out, if that ended it. `progress_at`: when the run last completed a step that it had
     never completed before, with tokens of this server. `is_loading`: the trainer sends it weights by itself, within a
     deadline: while it is behind, nobody has to repair it. `unschedulable_since`: since when Ray has found no node for
-    it, None where it has a place.
+    it, None where it has a place. `stale_reason`: why the trainer took it out of traffic, "" where it did not.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ServerFacts:
     progress_at: float | None = None
     is_loading: bool = False
     unschedulable_since: float | None = None
+    stale_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -152,6 +153,16 @@ async def test_loading_the_next_version_is_no_fault_of_one_that_was_ready():
         during = facts(slot, in_pool(ServerState.STALE), is_publishing=True)
         after = facts(slot, in_pool(ServerState.STALE))
         assert [before.state, during.state, after.state] == [ServerState.READY, ServerState.READY, ServerState.STALE]
+
+
+async def test_why_the_trainer_doubts_its_weights_is_known_while_it_is_stale():
+    why = "POST http://server-0/update_weights_from_disk: the connection broke off"
+    async with handle() as (slot, _, _):
+        await slot.start(0, WEIGHTS, {})
+        stale, ready = (
+            facts(slot, replace(in_pool(state), reason=why)) for state in (ServerState.STALE, ServerState.READY)
+        )
+    assert (stale.stale_reason, ready.stale_reason) == (why, "")
 
 
 async def test_a_verdict_of_the_monitor_counts_for_one_that_lives():

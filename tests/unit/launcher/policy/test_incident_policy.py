@@ -127,6 +127,11 @@ def test_a_rejected_batch_is_an_incident_until_a_step_is_committed(turned_away, 
 def test_a_server_that_lost_its_weights_is_stale_but_not_after_a_restore_or_at_the_start():
     tried = [RepairAttempt(at=1.0, cause=Cause.SERVER_STALE, subject="server-0", rung=Rung.RETRY)]
     assert begun(incident_changes([], look(STALE), attempts=tried)) == [(Cause.SERVER_STALE, "server-0")]
+    why = dataclasses.replace(STALE, stale_reason="POST /update_weights_from_disk: the connection broke off")
+    (told,) = incident_changes([], look(why), attempts=tried).begins
+    assert told.reason == (
+        "it does not hold the trainer's weights: POST /update_weights_from_disk: the connection broke off"
+    )
     assert not incident_changes([TRAINER], look(STALE, trainer=PAUSED), attempts=tried).begins
     assert not incident_changes([], look(STALE, state=RunState.INITIALIZING), attempts=tried).begins
 
