@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 try:
     import hydra
@@ -40,9 +39,8 @@ from launcher.base.errors import (
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.base.rollouts import Prompt
-from launcher.cli import doctor, keep_alive, new_preset
+from launcher.cli import doctor, keeper, new_preset
 from launcher.cli.interrupts import Interrupts
-from launcher.cli.unattended import settings_to_continue_with
 from launcher.config import hydra_plugin
 from launcher.config.compose import (
     CONFIG_FOLDER,
@@ -64,15 +62,14 @@ from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
 from launcher.resources.gpu_quarantine import leave_out
-from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
+from launcher.resources.hardware import Hardware, find_hardware, of_the_run, planned_hardware
 from launcher.resources.missing_files import find_shape, model_folder
 from launcher.resources.node_checks import check_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight, refuse
-from launcher.resources.run_plan import RunPlan, make_plan, noted
+from launcher.resources.run_plan import make_plan, noted
 from launcher.resources.standby_trainer import with_standby_trainer
-from launcher.run_files.run_paths import RunPaths, login_name
-from launcher.run_files.written_settings import read_config
+from launcher.run_files.run_paths import login_name
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -103,8 +100,6 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     except LauncherError as error:
         return _refuse(error)
     sys.argv[1:] = ordered_arguments(sys.argv[1:])
-    if (settings := settings_to_continue_with()) is not None:
-        return continue_run(settings)
     register()
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     codes: list[int] = []
@@ -251,13 +246,13 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     if config.trainer.adapter != OWN:
         config = with_their_names(config, keys_of(overrides))
         check(config)
-        return _launch_foreign(config)
-    for note in (*find_notes(config), *leave_out(config)):
+    for note in (*find_notes(config), *(leave_out(config) if config.trainer.adapter == OWN else ())):
         print(f"note: {note}", file=sys.stderr)
+    if config.trainer.adapter != OWN:
+        return _launch_foreign(config)
     hardware = find_hardware()
     if config.dry_run:
         return _show_plan(config, hardware, overrides)
-    keep_alive.begin(config)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     config, note = fit(config, hardware, shape, keys_of(overrides))
     plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
@@ -265,34 +260,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     with as_far_as_it_is_read():
         show(config, plan, console_of_width(WIDTH))
     recovery = replace(config.recovery, standby_servers=plan.standbys, standby_trainers=plan.standby_trainers)
-    return _start(replace(config, recovery=recovery), plan)
-
-
-def continue_run(settings: Path) -> int:
-    """A further attempt of a run, with the settings that it began with: no preset is read, nothing is fitted anew.
-
-    The exit code. Whatever keeps it from beginning ends the run with a status (P9).
-    """
-    from launcher.cli.continuation import Successor, ends_the_run
-    from launcher.driver import run
-
-    successor, paths = Successor(), RunPaths.of_logs(settings.parent)
-    assert paths is not None, "the attempt before wrote them below the run's logs"
-    try:
-        with ends_the_run(paths, successor.known):
-            config, plan = read_config(settings), None
-            check(config)
-            if config.trainer.adapter == OWN:
-                for note in leave_out(config):
-                    print(f"note: {note}", file=sys.stderr)
-                hardware = of_the_run(config, find_hardware())
-                plan = with_standby_trainer(config, hardware, make_plan(config, hardware, find_shape(config)))
-        return run(config, successor=successor, plan=plan)
-    except LauncherError as error:
-        return _refuse(error)
-    except KeyboardInterrupt:
-        print("ended by Ctrl-C", file=sys.stderr)
-        return EXIT_CODES[TerminalStatus.ABORTED]
+    return _start(replace(config, recovery=recovery))
 
 
 def _launch_foreign(config: RunConfig) -> int:
@@ -300,7 +268,6 @@ def _launch_foreign(config: RunConfig) -> int:
     lines, missing = list(plan_lines(config)), find_missing_for_command(config)
     if not config.dry_run:
         refuse(missing)
-        keep_alive.begin(config)
     with as_far_as_it_is_read():
         print(*lines, sep="\n", flush=True)
     if config.dry_run:
@@ -310,20 +277,14 @@ def _launch_foreign(config: RunConfig) -> int:
     return _start(served(config))
 
 
-def _start(config: RunConfig, plan: RunPlan | None = None) -> int:
-    from launcher.cli.continuation import Successor
+def _start(config: RunConfig) -> int:
+    """Raises LauncherError. Of any other run than a detached one this process becomes the keeper."""
+    if not config.cluster.detached:
+        keeper.begin(config)
+    from launcher.cli import detached
     from launcher.driver import run  # brings Ray along, which a dry run does without
 
-    if config.cluster.detached:
-        from launcher.cli import detached
-
-        return detached.run(config, run)
-    return run(config, successor=Successor(), plan=plan)
-
-
-def of_the_run(config: RunConfig, found: Hardware) -> Hardware:
-    """The hardware to check a run against: this machine; for a cluster elsewhere, what `hardware.*` describes."""
-    return found if config.cluster.address == "local" else planned_hardware(config, found)
+    return detached.run(config, run)
 
 
 def keys_of(overrides: Sequence[str]) -> set[str]:

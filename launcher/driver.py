@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import os
 import sys
 import time
 import traceback
@@ -25,49 +26,55 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.actor_calls import as_ours
-from actors.cluster.cluster_restarts import (
-    SAME_COMMAND,
-    AttemptLost,
-    ClusterRestarts,
-    end_supervisors,
-)
 from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
 from actors.cluster.placement_group import RunPlacement
-from actors.cluster.ray_cluster import VitalProcesses, ray_cluster
+from actors.cluster.ray_cluster import VitalProcesses, end_leftovers, ray_cluster
 from actors.foreign.foreign_actors import ForeignActors, ServedActors
+from actors.processes.process_tree import Process, descendants, identify
 from actors.reward.data_check import check_data
 from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
+from launcher.base.durable import replace_file
 from launcher.base.errors import LauncherError, RunError
-from launcher.base.exit_codes import EXIT_CODES, RESUMES
-from launcher.base.messages import RunOutcome, TerminalStatus
+from launcher.base.exit_codes import AGAIN, EXIT_CODES, RESUMES
+from launcher.base.messages import Cause, RunOutcome, TerminalStatus
 from launcher.base.utc_offsets import local_offsets
-from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, name_run
+from launcher.checkpoints.in_memory_checkpoints import name_run
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
-from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
-from launcher.cli.continuation import Successor, ends_the_run, wait_for_the_next
+from launcher.checkpoints.uploads import fetch_if_empty, record_fetched, remote_of
+from launcher.cli.attempt_incidents import begin_incident, last_line, number_of_incident, record_begun
 from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts, NoInterrupts
+from launcher.cli.keeper import DriverTask
+from launcher.cli.run_end import BEFORE_IT_BEGAN, ends_the_run, finish
 from launcher.cli.run_follower import RunFollower
 from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command, typed_command
 from launcher.config.foreign import OWN, SERVERS
 from launcher.config.schema import RunConfig
+from launcher.policy.next_attempt import Again, BeginAgain
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.resources.hardware import find_hardware
 from launcher.resources.memory_history import MemoryHistory
 from launcher.resources.run_plan import RunPlan
 from launcher.resources.seen_memory import SeenMemory
 from launcher.run_files import control_requests
-from launcher.run_files.journal import Journal
+from launcher.run_files.journal import Journal, Record, encode, last_of
 from launcher.run_files.run_keys import ServerKeys
-from launcher.run_files.run_paths import RunLock, RunPaths
+from launcher.run_files.run_paths import RunLock, RunPaths, next_attempt
 
 POLL_S = 0.25
 ASK_AGAIN_S = 0.5
 """After an actor was not there: Ray restarts it in about a second."""
+SUPERVISORS = ("coordinator.placed", "monitor.started")
+"""Events with the pid of each."""
+SAME_COMMAND = "the same command resumes"
+
+
+class AttemptEnded(Exception):
+    """Its cluster was lost, or it halted for what may pass: the keeper is asked for another attempt."""
 
 
 def run(
@@ -75,31 +82,29 @@ def run(
     *,
     server_entry: tuple[str, ...] | None = None,
     unattended: Unattended | None = None,
-    successor: Successor | None = None,
+    task: DriverTask | None = None,
     plan: RunPlan | None = None,
+    interrupts: Interrupts | None = None,
 ) -> int:
     """Run `config` to its end and return the exit code (docs/design.md).
 
-    `server_entry`: in SGLang's place, for tests. `successor`: begins the next attempt, where one is to follow.
-    `plan`: of its memory.
+    `server_entry`: in SGLang's place, for tests. `task`: the keeper's, which holds the run's lock and may begin another
+    attempt; None: there is no keeper. `plan`: of its memory. `interrupts`: those that listen already.
     Raises the UsageErrors that can be known before anything is started; later ones are the outcome.
     """
-    known, killed = (None, None) if successor is None else (successor.known, successor.killed)
-    interrupts = Interrupts() if unattended is None else NoInterrupts()
-    if known is not None:
-        interrupts = Interrupts(is_asked=known.is_asked, notified_at=known.notified_at)
-        interrupts.listen_again()
+    before = None if task is None else task.before
+    if interrupts is None:
+        interrupts = Interrupts() if unattended is None else NoInterrupts()
     is_ours = config.trainer.adapter == OWN
-    is_first = known is None and killed is None
-    if is_first:
+    if before is None:
         _check(config)
     paths = RunPaths.of(config)
     paths.prepare()
     out = sys.stdout if unattended is None else unattended.out
-    began, held = (None, None) if known is None else (known.screen_began, known.lock)
-    with RunLock(paths, held=held) as lock, Screen(config, paths, out, began=began) as screen:
-        with contextlib.nullcontext() if is_first else ends_the_run(paths, known):
-            if not is_first:
+    lock = RunLock(paths) if task is None else contextlib.nullcontext()
+    with interrupts, lock, Screen(config, paths, out, began=None if task is None else task.began) as screen:
+        with contextlib.nullcontext() if before is None else ends_the_run(paths):
+            if before is not None:
                 _check(config)
             remote = remote_of(config)
             prepared = find_prepared(config, paths)
@@ -110,10 +115,10 @@ def run(
             resume = resume_point(config, paths) if prepared is None and is_ours else None
             ServerKeys.make(paths.keys)
             hide_webhook(config, paths)
-            if is_first and (unattended is None or not unattended.is_again):
+            if before is None and (unattended is None or not unattended.is_again):
                 control_requests.forget(paths)
             name_run(paths)
-            attempt = lock.next_attempt() if known is None else known.attempt
+            attempt = next_attempt(paths)
             written = screen.begin(attempt)
             journal = Journal(paths.events, attempt, time.time)
             if prepared is not None:
@@ -121,6 +126,8 @@ def run(
                 resume = take(prepared, paths, journal)
             if fetched is not None and remote is not None:
                 screen.line(record_fetched(fetched, remote, journal))
+            interrupts.ends_at_once = False  # from here on there is an end to record
+            incident = None if before is None else begin_incident(journal, paths, before)
             journal.record(
                 "run.started",
                 reason="resumed" if resume else "fresh",
@@ -130,23 +137,32 @@ def run(
                 utc_offsets=local_offsets(time.time()),
                 settings=written.name,
             )
-        count = lock.next_attempt if successor else None
-        restarts = ClusterRestarts(config, known=known, killed=killed, next_attempt=count)
+        launch = RunLaunch(
+            config,
+            paths,
+            journal,
+            screen,
+            server_entry=server_entry,
+            unattended=unattended,
+            interrupts=interrupts,
+            plan=plan,
+            task=task,
+            incident=incident,
+        )
         try:
-            parts = (config, paths, journal, screen, server_entry, unattended, restarts, interrupts, plan)
-            outcome = RunLaunch(*parts).run()
-        except AttemptLost as lost:
-            screen.leave()
-            began_with = (known.settings if known else killed.settings if killed else "") or str(written)
-            next_ = dataclasses.replace(lost.known, settings=began_with)
-            (successor or Successor()).begin(next_, interrupts, screen_began=screen.began, lock=lock.descriptor)
-        if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
+            outcome = launch.run()
+        except AttemptEnded:
+            return AGAIN
+        if problem := finish(config, paths, journal, outcome):
             screen.line(problem)
-        if outcome.status is TerminalStatus.FINISHED:
-            with contextlib.suppress(OSError):  # the run is over, and says so
-                InMemoryCheckpoints(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
         return EXIT_CODES[outcome.status] if outcome.exit_code is None else outcome.exit_code
+
+
+def _left_by_the_driver_before() -> list[Process]:
+    """All that the keeper has adopted: its children, less this process and what that has started."""
+    own = {identify(os.getpid()), *descendants(os.getpid())}
+    return [process for process in descendants(os.getppid()) if process not in own]
 
 
 def _check(config: RunConfig) -> None:
@@ -163,40 +179,46 @@ class RunLaunch:
         paths: RunPaths,
         journal: Journal,
         screen: Screen,
+        *,
         server_entry: tuple[str, ...] | None = None,
         unattended: Unattended | None = None,
-        restarts: ClusterRestarts | None = None,
         interrupts: Interrupts | None = None,
         plan: RunPlan | None = None,
+        task: DriverTask | None = None,
+        incident: Record | None = None,
     ) -> None:
-        self._unattended = unattended
-        self._config, self._paths = config, paths
-        self._journal, self._screen = journal, screen
+        """`incident`: the one that this attempt takes another's place for."""
+        self._config = config
+        self._paths = paths
+        self._journal = journal
+        self._screen = screen
         self._server_entry = server_entry
+        self._unattended = unattended
         self._interrupts = interrupts or Interrupts()
-        self._restarts = restarts or ClusterRestarts(config)
+        self._task = task
+        self._before = None if task is None else task.before
+        self._incident = incident
         self._now = CurrentStatusFile(
             paths, journal.attempt, address=config.cluster.address, is_detached=unattended is not None
         )
-        memory = SeenMemory(plan, journal)
-        self._deadlines = Deadlines(config, journal, self._interrupts, killed=self._restarts.killed)
-        ends, reached = self._deadlines, self._restarts.reached
-        self._shown = RunFollower(paths, journal, screen, self._now, memory, ends, reached=reached)
+        began = None if task is None else task.began
+        self._deadlines = Deadlines(config, journal, self._interrupts, began=began)
+        self._shown = RunFollower(paths, journal, screen, self._now, SeenMemory(plan, journal), self._deadlines)
         self._actors: RunActors | ForeignActors | None = None
 
     def run(self) -> RunOutcome:
-        """Raises AttemptLost where a successor is to resume; of what else a run can meet the outcome tells."""
-        with self._interrupts, self._deadlines:
+        """Raises AttemptEnded where another attempt is to follow; of what else a run can meet the outcome tells."""
+        with self._deadlines:
             try:
                 outcome = self._supervised()
-            except AttemptLost:
+            except AttemptEnded:
                 raise
             except KeyboardInterrupt as error:
                 why = "" if self._interrupts.asked else self._deadlines.reason
                 reason = str(error) or why or "ended by the user, at once"
                 outcome = RunOutcome(status=TerminalStatus.ABORTED, reason=reason)
             except LauncherError as error:
-                code = (error if self._restarts.known is None else RunError).exit_code  # what began is not refused
+                code = (error if self._before is None else RunError).exit_code  # what began is not refused
                 outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=str(error), exit_code=code)
             except Exception as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
@@ -216,27 +238,44 @@ class RunLaunch:
         return outcome
 
     def _supervised(self) -> RunOutcome:
-        try:
-            outcome = self._on_its_cluster()
-            if outcome.status is not TerminalStatus.ERRORED or self._interrupts.asked:
-                return outcome
-            next_ = self._restarts.begin_anew(outcome, self._journal, self._paths)
-            if isinstance(next_, RunOutcome):
-                return next_
-            raise self._told(next_)
-        except AttemptLost as lost:
-            wait_for_the_next(lost, self._interrupts, self._deadlines, meanwhile=self._now.write_if_due)
-            raise
+        if self._before is not None and self._incident is not None:
+            self._begin_after(self._before, self._incident)
+        outcome = self._on_its_cluster()
+        if outcome.may_pass and self._may_begin_anew() and not self._interrupts.asked:
+            raise self._ask_again(Cause.RUN_HALTED, outcome.reason)
+        return outcome
+
+    def _begin_after(self, before: BeginAgain, incident: Record) -> None:
+        """Show why this attempt begins, end what a killed driver has left, and wait as long as the keeper says."""
+        self._shown.tell(incident)
+        logs = {name: Path(file) for name, file in before.logs.items()}
+        number = number_of_incident(incident)
+        asyncio.run(collect(self._paths, number, facts=incident, logs=logs, pids={}))
+        if before.cause is Cause.DRIVER_LOST:
+            # Without patience: its trainer may still step, and its state is what this attempt resumes from.
+            end_leftovers(find=_left_by_the_driver_before, patience_s=0.0)
+        while time.monotonic() < before.not_before:
+            if self._is_stopped():
+                raise KeyboardInterrupt("" if self._deadlines.reason else BEFORE_IT_BEGAN)
+            time.sleep(POLL_S)
+            self._now.write_if_due()
+
+    def _may_begin_anew(self) -> bool:
+        """What never worked under this command may never work: only a command that has taken a step begins anew."""
+        last = last_line(self._paths).get("attempt")
+        has_stepped = self._task is not None and isinstance(last, int) and last >= self._task.first_attempt
+        return has_stepped and self._config.recover.mode != "off"
 
     def _on_its_cluster(self) -> RunOutcome:
         sglang, actor = self._config.sglang, self._config.actor
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
-        self._restarts.end_what_was_left()
         self._interrupts.spare_children()
         say, is_stopped = self._screen.milestone, self._is_stopped
         with ray_cluster(self._config, self._paths, num_cpus=cpus, say=say, is_stopped=is_stopped) as vital:
             self._interrupts.listen_again()
-            self._restarts.record_restart(self._journal, self._paths)
+            if self._before is not None and self._incident is not None:
+                number = number_of_incident(self._incident)
+                record_begun(self._journal, self._paths, self._before, number)
             if self._config.cluster.address != "local":
                 make_ready(self._config, self._paths, say, besides=DRIVER_ACTOR, is_stopped=is_stopped)
             try:
@@ -252,16 +291,32 @@ class RunLaunch:
         """For whatever is waited for before there is a Coordinator that could be asked to end the run."""
         return self._interrupts.asked or self._deadlines.is_due()
 
-    def _lost(self, lost: str, vital: VitalProcesses) -> AttemptLost:  # RunError, KeyboardInterrupt: the run ends
-        end_supervisors(vital, self._paths, self._journal.attempt)
+    def _lost(self, lost: str, vital: VitalProcesses) -> AttemptEnded:
+        """Raises RunError, KeyboardInterrupt where the run ends."""
+        # What ends with the cluster is not for the supervisors to judge, nor to repair.
+        pids = [last_of(self._paths.events, name, self._journal.attempt).get("pid") for name in SUPERVISORS]
+        vital.end({pid for pid in pids if isinstance(pid, int)})
         if self._interrupts.asked:
             raise KeyboardInterrupt(f"ended by the user; {lost}")
-        return self._told(self._restarts.begin(lost, self._journal, self._paths), vital.logs)
+        if self._task is None:
+            raise RunError(lost, SAME_COMMAND)
+        if self._config.recover.mode == "off":
+            raise RunError(lost, "recover.mode=off resumes nothing; give the new run another trial_name")
+        return self._ask_again(Cause.CLUSTER_LOST, lost, logs=vital.logs)
 
-    def _told(self, again: AttemptLost, logs: Mapping[str, Path] = MappingProxyType({})) -> AttemptLost:
-        self._shown.tell(again.began)
-        asyncio.run(collect(self._paths, again.known.incident, facts=again.began, logs=logs, pids={}))
-        return again
+    def _ask_again(self, cause: Cause, reason: str, *, logs: Mapping[str, Path] = MappingProxyType({})) -> AttemptEnded:
+        """Raises RunError where the disk does not take it."""
+        again = Again(
+            cause=cause,
+            reason=reason,
+            began=time.monotonic(),
+            logs={name: str(file) for name, file in logs.items()},
+        )
+        try:
+            replace_file(self._paths.again, encode(dataclasses.asdict(again)))
+        except OSError as error:
+            raise RunError(f"{reason}; {self._paths.again} can't be written: {error}", SAME_COMMAND) from error
+        return AttemptEnded(reason)
 
     def _create(self, vital: VitalProcesses | HeadWatch) -> Any:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""

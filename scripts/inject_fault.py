@@ -21,7 +21,7 @@ from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.interposer import SETTINGS, interpose
 from scripts.faults.kinds import describe
-from scripts.faults.run_processes import RunProcesses, find_driver, find_run, live_runs, title
+from scripts.faults.run_processes import RunProcesses, find_holder, find_run, live_runs, title
 from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import FaultChoice, ScheduledFault, in_order, parse_fault, storm
 
@@ -111,7 +111,7 @@ def _paths(given: argparse.Namespace) -> RunPaths:
     """The run that is named, or the only live one. Raises UsageError."""
     if given.run:
         paths = _named(given)
-        find_driver(paths)
+        find_holder(paths)
         return paths
     live = live_runs(given.fileroot)
     if len(live) != 1:

@@ -274,14 +274,26 @@ def _logs() -> Path | None:
     return None if node is None else Path(node.get_logs_dir_path())
 
 
-def end_leftovers(mark: str, *, patience_s: float = STRAGGLERS_S, hosts_s: float = HOSTS_S) -> list[int]:
-    """Wait for all that bears a cluster's mark to end, and kill what does not; returns the pids.
+def end_leftovers(
+    mark: str = "",
+    *,
+    find: Callable[[], Collection[Process]] | None = None,
+    patience_s: float = STRAGGLERS_S,
+    hosts_s: float = HOSTS_S,
+) -> list[int]:
+    """Wait for all that bears a cluster's mark, or that `find` finds, to end, and kill what does not; returns the pids.
 
     Actors end when their raylet does, and hosts then end the servers. What would stay: an actor that is stopped, and a
     worker that is starting while Ray's own processes are killed, which searches for them for a minute.
     """
-    killed = _end_within(patience_s, lambda: [one for one in bearing(mark) if one not in _hosts_and_hosted(mark)])
-    return killed + _end_within(hosts_s, lambda: bearing(mark))
+    find = find or functools.partial(bearing, mark)
+
+    def stragglers() -> list[Process]:
+        left = find()
+        hosted = _hosts_and_hosted(left)
+        return [one for one in left if one not in hosted]
+
+    return _end_within(patience_s, stragglers) + _end_within(hosts_s, find)
 
 
 def _end_within(patience_s: float, find: Callable[[], Collection[Process]]) -> list[int]:
@@ -293,8 +305,8 @@ def _end_within(patience_s: float, find: Callable[[], Collection[Process]]) -> l
     return [process.pid for process in killed]
 
 
-def _hosts_and_hosted(mark: str) -> set[Process]:
-    hosts = [process for process in bearing(mark) if name(process) == HOST]
+def _hosts_and_hosted(left: Collection[Process]) -> set[Process]:
+    hosts = [process for process in left if name(process) == HOST]
     return {process for host in hosts for process in (host, *descendants(host.pid))}
 
 

@@ -13,3 +13,6 @@ EXIT_CODES: Mapping[TerminalStatus, int] = {
 }
 RESUMES = 75
 """Of a run that was ABORTED before a deadline (EX_TEMPFAIL of sysexits.h): saved, and the same command resumes it."""
+AGAIN = 76
+"""Of a driver, to its keeper alone: begin another one, if the budgets allow it (again.json says why). No command ends
+with it."""

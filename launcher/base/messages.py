@@ -268,23 +268,6 @@ class RunOutcome:
     evals: Sequence[EvalReport] = field(default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KilledDriver:
-    """A driver that was killed, for the one that takes its place (launcher/cli/keep_alive.py).
-
-    `how`: the signal's name. `at`: monotonic, as is `began`, of the command. `times`: drivers that were killed so far,
-    this one included. `mark`: what is in the environment of all that it had started ("NAME=value"). `settings`: the
-    file of those that the run began with; "" where it was killed before it had begun.
-    """
-
-    how: str
-    at: float
-    began: float
-    times: int
-    mark: str
-    settings: str = ""
-
-
 class Health(enum.StrEnum):
     """UNKNOWN is never healthy, and never a reason to kill (P7)."""
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def end_with(parent: int, number: signal.Signals, *, code: int) -> Callable[[], None]:
@@ -23,3 +23,8 @@ def end_with(parent: int, number: signal.Signals, *, code: int) -> Callable[[], 
             os._exit(code)
 
     return tie
+
+
+def adopt_orphans() -> None:
+    """Whatever a descendant of this process leaves behind becomes its child, in place of a child of pid 1."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -16,7 +16,7 @@ from typing import Self
 
 import psutil
 
-from launcher.base.messages import KilledDriver, StepReport
+from launcher.base.messages import StepReport
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.preemption_notice import NoticeWatch
 from launcher.config.schema import RunConfig
@@ -66,14 +66,14 @@ class Deadlines:
     """Those of one command. Used as a context: a thread looks for the notice meanwhile, where one is set."""
 
     def __init__(
-        self, config: RunConfig, journal: Journal, interrupts: Interrupts, *, killed: KilledDriver | None = None
+        self, config: RunConfig, journal: Journal, interrupts: Interrupts, *, began: float | None = None
     ) -> None:
+        """`began`: the command, monotonic; None: with this process."""
         self._settings: DeadlineConfig = config.run
         self._journal = journal
         self._interrupts = interrupts
-        # A process that took the place of another by execve began with it; on the monotonic clock.
         age_s = time.time() - psutil.Process().create_time()
-        self._began = time.monotonic() - age_s if killed is None else killed.began
+        self._began = time.monotonic() - age_s if began is None else began
         where, interval_s = config.run.preemption_notice, config.run.notice_interval_s
         self._notice = None if where is None else NoticeWatch(where, journal, interval_s=interval_s)
         self._took = TimesTaken() if config.recover.url is None else TimesTaken(copy_s=None)

@@ -20,11 +20,13 @@ EARLY = b"stopping: the run ends when Ray has started, or has failed to; a secon
 
 class Interrupts:
     """A context manager around whatever may be interrupted. `asked` turns true at the first signal; `notified_at` is
-    when the first notice came (monotonic), None before."""
+    when the first notice came (monotonic), None before. While `ends_at_once`, the first ends it already: nothing has
+    begun that could be saved."""
 
-    def __init__(self, *, is_asked: bool = False, notified_at: float | None = None) -> None:
-        self._count = int(is_asked)
-        self.notified_at = notified_at
+    def __init__(self, *, ends_at_once: bool = False) -> None:
+        self._count = 0
+        self.ends_at_once = ends_at_once
+        self.notified_at: float | None = None
         self._is_early = False
         self._previous: dict[int, signal._HANDLER] = {}
 
@@ -34,19 +36,15 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in HEARD:
-            if not _is_switched_off(number):
+            if not is_switched_off(number):
                 self._previous[number] = signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOTICE})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
         return self
 
     @staticmethod
     def hold_back_notice() -> None:
         """It would end a process that does not listen yet. To be called before there are other threads."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {NOTICE})
-
-    def hold_back(self) -> None:
-        """Whatever comes from now on waits until somebody listens, in a process that takes this one's place too."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
 
     def spare_children(self) -> None:
         """What is started before `listen_again` hears no SIGHUP: the kernel sends it to all that a terminal started,
@@ -55,11 +53,10 @@ class Interrupts:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
     def listen_again(self) -> None:
-        """After somebody else has put a handler of their own in place, as `ray.init` does for SIGTERM, and after what
-        was held back."""
+        """After somebody else has put a handler of their own in place, as `ray.init` does for SIGTERM."""
         self._is_early = False
         for number in HEARD:
-            if not _is_switched_off(number):
+            if not is_switched_off(number):
                 signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
 
@@ -73,8 +70,12 @@ class Interrupts:
             return
         if number == signal.SIGHUP:  # the shell and the kernel may both send one
             self._count = max(self._count, 1)
+        else:
+            self._count += 1
+        if self.ends_at_once:
+            raise KeyboardInterrupt
+        if number == signal.SIGHUP:
             return
-        self._count += 1
         if self._count == 1 and self._is_early:
             with contextlib.suppress(OSError):  # a terminal that is gone
                 os.write(2, EARLY)
@@ -82,7 +83,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _is_switched_off(number: int) -> bool:
+def is_switched_off(number: int) -> bool:
     """As by nohup."""
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
@@ -93,9 +94,6 @@ class NoInterrupts(Interrupts):
 
     def __enter__(self) -> Self:
         return self
-
-    def hold_back(self) -> None:
-        pass
 
     def spare_children(self) -> None:
         pass

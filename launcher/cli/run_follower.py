@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -25,7 +25,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class RunFollower:
-    """`reached`: is called with the next step of each snapshot. `actors`: None until they are created."""
+    """`actors`: None until they are created."""
 
     def __init__(
         self,
@@ -35,15 +35,12 @@ class RunFollower:
         now: CurrentStatusFile,
         memory: SeenMemory,
         deadlines: Deadlines,
-        *,
-        reached: Callable[[int], None],
     ) -> None:
         self._journal = journal
         self._screen = screen
         self._now = now
         self._memory = memory
         self._deadlines = deadlines
-        self._reached = reached
         self._events = EventTail(paths.events, journal.attempt)
         self.actors: RunActors | ForeignActors | None = None
         self._nodes_told: set[str] = set()
@@ -103,7 +100,6 @@ class RunFollower:
             self._screen.line(f"the display is out of date: the trainer's snapshot failed: {error} (this is a defect)")
 
     def _take(self, snapshot: Snapshot) -> None:
-        self._reached(snapshot.status.next_step)
         self._deadlines.take(snapshot.reports)
         if snapshot.status.pid != self._trainer_pid:  # another incarnation counts its steps from 0
             self._trainer_pid, was_new = snapshot.status.pid, self._steps_seen == 0

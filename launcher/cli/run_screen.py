@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-import yaml
-
 from launcher.base.durable import replace_file
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, StepReport, TrainerStatus
 from launcher.cli.ray_metrics import RayMetrics
@@ -26,6 +24,7 @@ from launcher.reporting.run_view import RunProgress
 from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.reporting.wandb_sink import WandbSink
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import settings_text
 
 
 class Screen:
@@ -65,10 +64,6 @@ class Screen:
             self._report.close()
         for sink in self._sinks:
             sink.finish()
-
-    @property
-    def began(self) -> float:
-        return self._started
 
     @property
     def elapsed_s(self) -> float:
@@ -184,8 +179,7 @@ def log_to_file(paths: RunPaths) -> None:
 
 def write_config(settings: dict[str, object], paths: RunPaths, attempt: int) -> Path:
     """config.yaml, as resolved; a later attempt with other settings gets a file of its own beside it. Returns which."""
-    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-    target = paths.config
+    text, target = settings_text(settings), paths.config
     if target.exists() and target.read_text() != text:
         target = target.with_name(f"config.attempt{attempt}.yaml")
     replace_file(target, text.encode())

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
 
 from launcher.base.own_python import python
-from launcher.cli.keep_alive import KILLED
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import keep_webhook, read_webhook, shown_webhook
 from launcher.run_files.run_paths import RunPaths
 
 DRIVER_ACTOR = "driver"
 """The name of the actor that a detached run's driver is."""
-CONTINUES = "GRPO_CONTINUES"
-"""In the environment of a process that took the place of one that lost its cluster (launcher/cli/continuation.py)."""
 WEBHOOK = ("alerts.webhook", "+alerts.webhook", "++alerts.webhook")
 QUOTES = "'\""
 
@@ -34,16 +28,6 @@ class Unattended:
     out: TextIO
     command: str
     is_again: bool
-
-
-def settings_to_continue_with() -> Path | None:
-    """The settings that the run began with, where this process continues one; None: they are to be composed.
-
-    A preset that was edited meanwhile must not change a run, nor end it.
-    """
-    text = os.environ.get(CONTINUES) or os.environ.get(KILLED)
-    settings = json.loads(text).get("settings") if text else None
-    return Path(settings) if settings else None
 
 
 def hide_webhook(config: RunConfig, paths: RunPaths) -> None:

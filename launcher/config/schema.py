@@ -423,9 +423,6 @@ class RunConfig:
     total_train_steps: int | None = setting(
         None, "upper limit of the number of steps; null: all steps of all epochs", COUNT
     )
-    keep_alive: bool = setting(
-        False, "a small parent process begins the run again when its driver is killed (restart.driver)"
-    )
     dry_run: bool = setting(False, "check the settings and print the plan; nothing is started")
     tokenizer_path: str = same_as("actor.path", "tokenizer: a folder or a Hugging Face name")
     cluster: ClusterConfig = part(ClusterConfig)

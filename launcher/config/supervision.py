@@ -262,7 +262,7 @@ class RestartConfig:
     fleet: int = setting(2, "restarts of all servers before a larger repair", COUNT)
     restore: int = setting(3, "restores of the trainer before the run halts", COUNT)
     cluster: int = setting(3, "new local Ray clusters in place of lost ones before the run halts", NATURAL)
-    driver: int = setting(3, "new drivers in place of killed ones (keep_alive) before the run ends", NATURAL)
+    driver: int = setting(3, "new drivers in place of killed ones before the run ends", NATURAL)
     attempt: int = setting(
         6, "further attempts of a run that halted for a cause that may pass by itself, before it stays halted", NATURAL
     )

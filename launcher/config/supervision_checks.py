@@ -57,10 +57,6 @@ def _rewards(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _restarts(config: RunConfig) -> Iterator[tuple[str, str]]:
     restart = config.restart
-    if config.keep_alive and config.cluster.detached:
-        yield "keep_alive", "false with cluster.detached=true: Ray starts the driver of a detached run again"
-    if config.keep_alive and config.recover.mode == "off":
-        yield "keep_alive", "false with recover.mode=off, which resumes nothing"
     run = config.run
     if run.walltime is not None and config.cluster.detached:
         yield "run.walltime", "null with cluster.detached=true: such a run outlives its command"

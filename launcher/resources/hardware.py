@@ -101,6 +101,11 @@ def planned_hardware(config: RunConfig, found: Hardware) -> Hardware:
     )
 
 
+def of_the_run(config: RunConfig, found: Hardware) -> Hardware:
+    """The hardware to check a run against: this machine; for a cluster elsewhere, what `hardware.*` describes."""
+    return found if config.cluster.address == "local" else planned_hardware(config, found)
+
+
 def device_for(setting: str, hardware: Hardware) -> str:
     """`cuda` or `cpu` for a `device` setting: `auto` takes a GPU where there is one."""
     if setting != "auto":

@@ -49,9 +49,6 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
             f"each sample is an episode of {rollout.episode}: at most {rollout.max_turns} answers of the model, "
             f"{rollout.episode_timeout:g} s of its own code; no known answers check its rewards"
         )
-    if config.keep_alive:
-        tries = config.restart.driver
-        yield f"a driver that is killed is begun again, {tries} times without a further step (keep_alive)"
     yield describe_recipe(config.actor)
     if config.actor.use_lora and plan.shape is not None:
         adapters, actor = learning(config.actor, plan.shape), config.actor

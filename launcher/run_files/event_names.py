@@ -152,7 +152,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "cluster.restarted": "a new local Ray cluster runs in place of one that was lost",
     "run.deadline": "the run saves and ends before a deadline, with exit code 75",
     "notice.unreadable": "`run.preemption_notice` can't be read, which is no notice",
-    "driver.restarted": "a new driver runs in place of one that was killed (`keep_alive`)",
+    "driver.restarted": "a new driver runs in place of one that was killed",
     "attempt.begun_anew": "a new attempt goes on after one that halted for what may pass by itself",
     "coordinator.placed": "the Coordinator runs on this node",
     "coordinator.adopted": "a restarted Coordinator has adopted the running processes",

@@ -124,6 +124,9 @@ class RunPaths:
     incidents = _InLogs("incidents")
     lock = _InLogs(".run.lock")
     now = _InLogs("now.json")
+    settings = _InLogs(".settings.yaml")
+    """Of the command that runs: each of its drivers begins with them, whatever a preset says by then."""
+    again = _InLogs("again.json")
     scrape_targets = _InLogs("scrape_targets.json")
     attempt_counter = _InLogs(".attempt")
     run_id = _InLogs(RUN_ID)
@@ -155,17 +158,15 @@ class RunLock:
     """The right to be this run: held from construction until `release`, or until the process ends in any way.
 
     An flock, so that a crash never leaves a stale one behind. `tool`: what holds it in place of a run, so that nobody
-    takes it for one. `held`: the descriptor by which this process holds it already (launcher/cli/continuation.py).
-    Raises StorageError when another holds it.
+    takes it for one. Raises StorageError when another holds it.
     """
 
-    def __init__(self, paths: RunPaths, *, tool: str = "", held: int | None = None) -> None:
+    def __init__(self, paths: RunPaths, *, tool: str = "") -> None:
         self._paths = paths
         self._tool = tool
         try:
             # Not inheritable: a server that outlives its driver must not keep the run locked.
-            self._fd = held or os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.set_inheritable(self._fd, False)
+            self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             os.fchmod(self._fd, 0o600)  # who may open it to read may lock it, and so keep the run from starting
         except OSError as error:
             raise _unusable(paths.lock, error) from error
@@ -190,8 +191,9 @@ class RunLock:
                 ) from error
             raise _unusable(paths.lock, error) from error
 
-    @property
-    def descriptor(self) -> int:
+    def keep_over_exec(self) -> int:
+        """This process is to become its run's keeper, which holds the lock by the descriptor that is returned."""
+        os.set_inheritable(self._fd, True)
         return self._fd
 
     def _sign(self) -> None:
@@ -200,27 +202,7 @@ class RunLock:
         os.pwrite(self._fd, json.dumps(holder).encode(), 0)
 
     def next_attempt(self) -> int:
-        """Count this launch of the run: 1 for the first, one more for each that held the lock before.
-
-        Raises StorageError, JournalError."""
-        attempt = self._last_attempt() + 1
-        try:
-            replace_file(self._paths.attempt_counter, f"{attempt}\n".encode())
-        except OSError as error:
-            raise _unusable(self._paths.attempt_counter, error) from error
-        return attempt
-
-    def _last_attempt(self) -> int:
-        try:
-            return int(self._paths.attempt_counter.read_text())
-        except FileNotFoundError:  # the first, or the run was copied without the files whose names begin with a dot
-            known = [line.get("attempt") for line in read_lines(self._paths.events)]
-            return max([one for one in known if isinstance(one, int)], default=0)
-        except (OSError, ValueError) as error:
-            raise StorageError(
-                f"{self._paths.attempt_counter} can't be read: {error}",
-                "it holds the number of launches so far; write the `attempt` of the last line of events.jsonl into it",
-            ) from error
+        return next_attempt(self._paths)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -232,6 +214,33 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def next_attempt(paths: RunPaths) -> int:
+    """Count one more attempt of the run, 1 for the first. For the holder of its lock alone.
+
+    Raises StorageError, JournalError.
+    """
+    attempt = last_attempt(paths) + 1
+    try:
+        replace_file(paths.attempt_counter, f"{attempt}\n".encode())
+    except OSError as error:
+        raise _unusable(paths.attempt_counter, error) from error
+    return attempt
+
+
+def last_attempt(paths: RunPaths) -> int:
+    """How many there were. Raises StorageError, JournalError."""
+    try:
+        return int(paths.attempt_counter.read_text())
+    except FileNotFoundError:  # the first, or the run was copied without the files whose names begin with a dot
+        known = [line.get("attempt") for line in read_lines(paths.events)]
+        return max([one for one in known if isinstance(one, int)], default=0)
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{paths.attempt_counter} can't be read: {error}",
+            "it holds the number of launches so far; write the `attempt` of the last line of events.jsonl into it",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

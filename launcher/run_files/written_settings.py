@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from launcher.base.durable import replace_file
 from launcher.base.errors import StorageError
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
 from launcher.config.schema import RunConfig
@@ -40,6 +41,18 @@ def read_config(file: Path) -> RunConfig:
         raise StorageError(
             f"{file}, the settings of this run, can't be read: {why}", "look at the disk of cluster.fileroot"
         ) from error
+
+
+def write_settings(config: RunConfig, file: Path) -> None:
+    """For `read_config`. Raises StorageError."""
+    try:
+        replace_file(file, settings_text(dataclasses.asdict(config)).encode())
+    except OSError as error:
+        raise StorageError(f"{file} can't be written: {error.strerror or error}", "make room on its disk") from error
+
+
+def settings_text(settings: dict[str, object]) -> str:
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def _filled(kind: type[Section], values: Mapping[str, Any]) -> Section:

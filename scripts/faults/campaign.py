@@ -14,7 +14,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import FaultContext
 from scripts.faults.disk_faults import complete_checkpoints
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.run_processes import NotLive, RunProcesses, find_driver, find_run
+from scripts.faults.run_processes import NotLive, RunProcesses, find_holder, find_run, is_live
 from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import (
     COPIES_COUNT,
@@ -107,10 +107,12 @@ class Campaign:
         not_yet = FaultMoment(elapsed_s=elapsed_s, step=step)
         try:
             if not is_due(fault, not_yet):  # a look at all processes costs the run a tenth of a core
-                find_driver(self._paths)
+                find_holder(self._paths)
                 return not_yet, None
             found = find_run(self._paths)
         except NotLive:
+            if is_live(self._paths):  # its keeper begins another driver
+                return not_yet, None
             return FaultMoment(elapsed_s=elapsed_s, step=step, run_is_live=False), None
         recovering = self._progress.recovering(fault.kind.role, found, since=self._last_fault_at)
         if recovering:

@@ -51,13 +51,13 @@ def kill_supervisor(context: FaultContext) -> Figures:
 
 @fault(
     "M2",
-    "driver killed, interrupted or terminated; this ends the run",
+    "driver killed, which begins another one; interrupted or terminated, which ends the run",
     signal=Option("kill", "which", tuple(DRIVER_SIGNALS)),
 )
 def end_driver(context: FaultContext) -> Figures:
     number = DRIVER_SIGNALS[context.word("signal")]
     if not send(context.found.driver, number):
-        raise Missed("the driver had ended before the signal", "the run is over")
+        raise Missed("the driver had ended before the signal", "try again")
     return {"target": "driver", "pids": [context.found.driver.pid], "signal": number.name}
 
 

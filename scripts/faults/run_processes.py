@@ -1,6 +1,6 @@
 """Finds the processes of a live run, each verified to belong to it.
 
-    .run.lock ─► driver: it holds that file open ─► its descendants: raylet, trainer, supervisors by their Ray titles
+    .run.lock ─► keeper: it holds that file open ─► driver ─► raylet, trainer, supervisors by their Ray titles
     /proc     ─► hosts: started with this run's own llm_server-<i>.log ─► their children, the servers
 
 A process is its pid and its start time (`process_tree.Process`); every signal checks both again.
@@ -31,6 +31,7 @@ from actors.processes.process_tree import (
 )
 from actors.serving.server_incarnation import server_mark
 from launcher.base.errors import UsageError
+from launcher.cli import keeper
 from launcher.run_files.run_paths import RunPaths
 
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
@@ -103,6 +104,17 @@ def find_run(paths: RunPaths) -> RunProcesses:
 
 
 def find_driver(paths: RunPaths) -> Process:
+    """The keeper's child that drives the run, or who holds the lock without a keeper. Raises NotLive."""
+    holder = find_holder(paths)
+    if keeper.__name__ not in command_line(holder):  # a detached run, or a benchmark
+        return holder
+    for process in children(holder.pid):
+        if "".join(command_line(process)[-1:]).startswith(keeper.TASK):
+            return process
+    raise NotLive(f"{paths.title} has no driver at the moment: its keeper begins another one", "try again")
+
+
+def find_holder(paths: RunPaths) -> Process:
     """The process that signed the run's lock and still holds it open. Raises NotLive."""
     run = f"{paths.experiment_name}/{paths.trial_name} below {paths.fileroot}"
     try:
@@ -123,7 +135,7 @@ def find_driver(paths: RunPaths) -> Process:
 def is_live(paths: RunPaths) -> bool | None:
     """None: the run is on another machine, so it is not known here."""
     try:
-        find_driver(paths)
+        find_holder(paths)
     except NotLive as error:
         return None if " runs on " in error.message else False
     return True

@@ -6,7 +6,6 @@ that it holds. `SupervisedRun` is the test's side of it.
 """
 
 import contextlib
-import functools
 import json
 import operator
 import os
@@ -20,10 +19,11 @@ from pathlib import Path
 
 import psutil
 import yaml
+from omegaconf import OmegaConf
 
-from launcher import driver
-from launcher.cli import detached, keep_alive
-from launcher.cli.continuation import Successor
+from launcher import driver_process
+from launcher.cli import keeper
+from launcher.config.compose import to_run_config
 from launcher.config.schema import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.reporting.current_status import read_now
 from launcher.run_files.journal import read_lines
@@ -72,19 +72,27 @@ def run_config(fileroot: str, steps: int, servers: int, ranks: int = 1) -> RunCo
 
 
 def main() -> None:
+    if sys.argv[-1].startswith(keeper.TASK):
+        sys.exit(driver_process.main(server_entry()))
     config = run_config(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5]))
     config.alerts.webhook = sys.argv[4] or None
     for word in sys.argv[6:]:
         key, _, value = word.partition("=")
         part, _, name = key.rpartition(".")
         setattr(operator.attrgetter(part)(config) if part else config, name, yaml.safe_load(value))
-    keep_alive.begin(config)
-    own = functools.partial(driver.run, successor=Successor())
-    run = functools.partial(detached.run, drive=driver.run) if config.cluster.detached else own
     if os.environ.get(REAL_SERVERS):
         config.sglang.max_total_tokens, config.sglang.threads = 20000, 1
-        sys.exit(run(config))
-    sys.exit(run(config, server_entry=STAND_IN))
+    if config.cluster.detached:
+        from launcher import driver  # brings Ray along
+        from launcher.cli import detached
+
+        sys.exit(detached.run(config, driver.run, server_entry=server_entry()))
+    keeper.DRIVER = ("-m", "tests.programs.supervised_run")
+    keeper.begin(to_run_config(OmegaConf.structured(config)))
+
+
+def server_entry() -> tuple[str, ...] | None:
+    return None if os.environ.get(REAL_SERVERS) else STAND_IN
 
 
 class SupervisedRun:

@@ -3,22 +3,18 @@
 `python -m tests.programs.sweep_run [-m] conf=… key=value …`
 """
 
-import functools
 import sys
 
+from launcher import driver_process
 from launcher.__main__ import main
+from launcher.cli import keeper
 from tests.programs.supervised_run import STAND_IN
 
 POOL = ("--bytes-per-token", "50000")
 
 
-def on_stand_ins() -> None:
-    from launcher import driver  # brings Ray and torch along, of which a sweep has none
-
-    driver.run = functools.partial(driver.run, server_entry=(*STAND_IN, *POOL))
-
-
 if __name__ == "__main__":
-    if "-m" not in sys.argv[1:]:
-        on_stand_ins()
+    if sys.argv[-1].startswith(keeper.TASK):
+        sys.exit(driver_process.main((*STAND_IN, *POOL)))
+    keeper.DRIVER = ("-m", "tests.programs.sweep_run")
     sys.exit(main(("-m", "tests.programs.sweep_run")))

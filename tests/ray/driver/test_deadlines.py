@@ -24,7 +24,7 @@ def ends_with_75(run):
 def test_a_signal_a_walltime_and_a_notice_each_save_and_the_same_command_finishes_the_run(tmp_path):
     began = time.monotonic()
     due_at_once = ["run.notice_s=1", "run.margin_s=0"]
-    with SupervisedRun(tmp_path, steps=9000, servers=1, settings=["keep_alive=true", *due_at_once]) as run:
+    with SupervisedRun(tmp_path, steps=9000, servers=1, settings=due_at_once) as run:
         run.wait_steps(3)
         needed_s = time.monotonic() - began
         run.process.send_signal(signal.SIGUSR1)

@@ -1,29 +1,22 @@
-"""A further attempt that the launcher begins has the settings of the first, and ends the run where it can't begin."""
+"""Each attempt of a command has the settings that the command wrote down, and ends the run where it can't begin."""
 
-import dataclasses
 import json
 import sys
 import time
 
 import pytest
 
-from actors.cluster.cluster_restarts import AttemptLost, Continuation
-from launcher import __main__ as command
-from launcher import driver
-from launcher.__main__ import main
-from launcher.base.messages import KilledDriver
-from launcher.cli.continuation import Successor
-from launcher.cli.interrupts import NoInterrupts
-from launcher.cli.keep_alive import KILLED
-from launcher.cli.run_screen import write_config
-from launcher.cli.unattended import CONTINUES
+from launcher import driver, driver_process
+from launcher.base.messages import Cause
+from launcher.cli import interrupts
+from launcher.cli.keeper import DriverTask
 from launcher.config.compose import compose
-from launcher.driver import RunLaunch
+from launcher.driver_process import main
+from launcher.policy.next_attempt import BeginAgain
 from launcher.run_files.journal import Journal, read_lines
-from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_paths import RunLock, RunPaths
+from launcher.run_files.written_settings import write_settings
 
-LOST = Continuation(incident=1, attempt=2, lost_at=1.0, begun=(1.0,), furthest=3, progress_at=None)
-DEAD = KilledDriver(how="SIGKILL", at=1.0, began=0.0, times=1, mark="")
 PRESET = """# @package _global_
 defaults:
   - arithmetic_cpu
@@ -32,7 +25,7 @@ seed: {seed}
 
 
 class Begun:
-    """A run of a preset of the user's own, which has begun and whose attempt an incident has ended."""
+    """A run of a preset of the user's own, which has begun; `drives` is one more driver of it."""
 
     def __init__(self, folder, monkeypatch):
         self.presets = folder / "presets"
@@ -41,16 +34,30 @@ class Begun:
         self.config = compose(["conf=arithmetic_cpu", "seed=5", f"cluster.fileroot={folder / 'root'}"])
         self.paths = RunPaths.of(self.config)
         self.paths.prepare()
-        self.settings = write_config(dataclasses.asdict(self.config), self.paths, 1)
-        journal = Journal(self.paths.events, 1, time.time)
-        journal.record("run.started", reason="fresh", settings=self.settings.name)
-        journal.record("incident.began", subject="cluster", reason="lost", incident=1, cause="cluster_lost", at=1.0)
-        monkeypatch.setattr(sys, "argv", ["launcher", f"--config-dir={self.presets}", "conf=mine"])
+        write_settings(self.config, self.paths.settings)
+        self.journal = Journal(self.paths.events, 1, time.time)
+        self.journal.record("run.started", reason="fresh")
+        self.journal.record("incident.began", subject="server-0", reason="lost", incident=1, cause="server_crash")
+        self.lock = RunLock(self.paths)
+        self.patch = monkeypatch
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(driver_process, "Interrupts", lambda **_: interrupts.NoInterrupts())  # pytest's own stay
 
-    def continues(self, monkeypatch, how):
-        name, known = (CONTINUES, LOST) if how == "lost" else (KILLED, DEAD)
-        facts = dataclasses.asdict(dataclasses.replace(known, settings=str(self.settings)))
-        monkeypatch.setenv(name, json.dumps(facts))
+    def drives(self, cause=Cause.DRIVER_LOST):
+        before = None
+        if cause is not None:
+            before = BeginAgain(cause=cause, reason="lost", doing="another", began=1.0, not_before=0.0, times=1)
+        task = DriverTask(
+            logs=str(self.paths.logs),
+            words=[f"--config-dir={self.presets}", "conf=mine"],
+            path=sys.path,
+            began=2.0,
+            first_attempt=1,
+            lock=self.lock.keep_over_exec(),
+            before=before,
+        )
+        self.patch.setattr(sys, "argv", ["driver_process", task.text()])
+        return main()
 
     def events(self, name):
         return [event for event in read_lines(self.paths.events) if event["event"] == name]
@@ -58,81 +65,78 @@ class Begun:
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    return Begun(tmp_path, monkeypatch)
+    one = Begun(tmp_path, monkeypatch)
+    yield one
+    one.lock.release()
 
 
-@pytest.mark.parametrize("how", ["lost", "killed"])
+@pytest.mark.parametrize("cause", [None, Cause.CLUSTER_LOST, Cause.RUN_HALTED, Cause.DRIVER_LOST])
 @pytest.mark.parametrize("edited", [PRESET.format(seed=6), PRESET.format(seed="none of it: ["), None])
-def test_a_preset_that_is_edited_or_removed_meanwhile_changes_nothing(begun, monkeypatch, edited, how):
+def test_a_preset_that_is_edited_or_removed_meanwhile_changes_nothing(begun, monkeypatch, edited, cause):
     if edited is not None:
         begun.preset.write_text(edited)
-    begun.continues(monkeypatch, how)
     ran = []
-
-    def run(config, *, successor, plan):
-        ran.append((config, successor.known, successor.killed))
-        return 0
-
-    monkeypatch.setattr(driver, "run", run)
-    assert main() == 0
-    ((config, known, killed),) = ran
+    monkeypatch.setattr(driver, "run", lambda config, **given: ran.append((config, given)) or 0)
+    assert begun.drives(cause) == 0
+    ((config, given),) = ran
     assert config == begun.config
-    assert (known is not None, killed is not None) == (how == "lost", how == "killed")
+    assert (None if given["task"].before is None else given["task"].before.cause) == cause
+    assert sys.argv[1:] == [f"--config-dir={begun.presets}", "conf=mine"], "for the command that resumes it"
 
 
-@pytest.mark.parametrize("how", ["lost", "killed"])
-def test_one_that_is_refused_before_it_begins_ends_the_run_with_a_status(begun, monkeypatch, capsys, how):
-    begun.settings.write_text("seed: [")
-    begun.continues(monkeypatch, how)
-    assert main() == 3
+def test_one_that_is_refused_before_it_begins_ends_the_run_with_a_status(begun, capsys):
+    begun.paths.settings.write_text("seed: [")
+    assert begun.drives() == 3
     said = capsys.readouterr().err
-    assert said.count("error:") == 1 and "ERRORED, as no further attempt can begin" in said and "config.yaml" in said
+    assert said.count("error:") == 1 and "ERRORED, as no further attempt can begin" in said
+    assert ".settings.yaml" in said
     (ended,) = begun.events("run.errored")
-    assert (ended["exit_code"], ended["attempt"]) == (3, 2 if how == "lost" else 1)
+    assert (ended["exit_code"], ended["attempt"]) == (3, 1)
     (incident,) = begun.events("incident.ended")
-    assert (incident["incident"], incident["is_mended"], incident["cause"]) == (1, False, "cluster_lost")
-    assert "config.yaml" in begun.paths.report.read_text()
+    assert (incident["incident"], incident["is_mended"], incident["cause"]) == (1, False, "server_crash")
+    assert ".settings.yaml" in begun.paths.report.read_text()
+
+
+def test_the_first_is_refused_in_a_word_and_records_nothing(begun, capsys):
+    begun.paths.settings.write_text("seed: [")
+    assert begun.drives(None) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert begun.events("run.errored") == []
 
 
 def test_ctrl_c_before_it_begins_ends_the_run_with_a_status(begun, monkeypatch, capsys):
-    def interrupted(config):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "check", interrupted)
-    begun.continues(monkeypatch, "killed")
-    assert main() == 130
+    monkeypatch.setattr("launcher.run_files.written_settings.read_config", interrupted)
+    assert begun.drives() == 130
     assert capsys.readouterr().err == "ended by Ctrl-C\n"
     (ended,) = begun.events("run.aborted")
     assert (ended["exit_code"], ended["reason"]) == (130, "ended by the user, before another attempt was begun")
     assert [event["is_mended"] for event in begun.events("incident.ended")] == [False]
 
 
-@pytest.mark.parametrize("how", ["first", "lost", "killed"])
-def test_each_attempt_hands_on_the_settings_of_the_first(begun, monkeypatch, how):
-    """Also where its own are written elsewhere, since an earlier command had others."""
-    first = begun.paths.logs / "config.attempt7.yaml"
-    if how != "first":
-        first.write_text(begun.settings.read_text())
-        begun.settings = first
-        begun.continues(monkeypatch, how)
-    successor, handed = Successor(), []
+@pytest.mark.parametrize(("event", "code"), [("run.errored", 3), ("run.finished", 0), ("run.aborted", 75)])
+def test_a_driver_that_was_killed_while_it_closed_is_closed_for(begun, monkeypatch, capsys, event, code):
+    """Another attempt of a run that had halted was begun."""
+    begun.journal.record(event, reason="so it ended", exit_code=code, global_step=4)
+    monkeypatch.setattr(driver, "run", None)
+    assert begun.drives() == code
+    assert "so it ended" in capsys.readouterr().out
+    assert "so it ended" in begun.paths.summary.read_text()
+    assert len(begun.events(event)) == 1
 
-    def begin(known, interrupts, *, screen_began, lock):
-        handed.append(known.settings)
-        raise SystemExit
 
-    def lost(_):
-        raise AttemptLost({"reason": "lost"}, LOST, not_before=0.0)
+def test_an_end_that_an_earlier_command_recorded_is_none_of_this_one_s(begun, monkeypatch):
+    Journal(begun.paths.events, 0, time.time).record("run.errored", reason="so it ended", exit_code=3)
+    monkeypatch.setattr(driver, "run", lambda config, **given: 7)
+    assert begun.drives() == 7
 
-    monkeypatch.setattr(Successor, "begin", staticmethod(begin))
-    monkeypatch.setattr(RunLaunch, "run", lost)
-    monkeypatch.setattr(driver, "Interrupts", NoInterrupts)
-    monkeypatch.setattr(driver, "check_data", lambda config: [])
-    if successor.known is not None:
-        monkeypatch.setattr(successor, "known", dataclasses.replace(successor.known, lock=None))
-    config = dataclasses.replace(begun.config, seed=8)
-    with pytest.raises(SystemExit):
-        driver.run(config, successor=successor)
-    written = begun.paths.logs / "config.attempt2.yaml"
-    assert handed == [str(written if how == "first" else first)]
-    assert begun.events("run.started")[-1]["settings"] == written.name
+
+def test_a_task_is_read_as_it_was_written(begun):
+    before = BeginAgain(
+        cause=Cause.RUN_HALTED, reason="a", doing="b", began=1.5, not_before=2.5, times=3, logs={"raylet": "/x"}
+    )
+    task = DriverTask(logs="/l", words=["a b"], path=["/p"], began=0.5, first_attempt=7, lock=3, before=before)
+    assert DriverTask.read(task.text()) == task
+    assert json.loads(task.text())["before"]["cause"] == "run_halted"

@@ -1,22 +1,27 @@
 """Whatever happens to a launch, it ends with a status and its reason, and the journal has it (P9)."""
 
 import contextlib
+import dataclasses
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from actors.cluster import ray_cluster
-from actors.cluster.cluster_restarts import Continuation
+from actors.cluster.ray_cluster import VitalProcesses
 from launcher import driver
 from launcher.base.errors import DataError, ResourceError, RolloutError, RunError
 from launcher.base.exit_codes import RESUMES
-from launcher.base.messages import KilledDriver, TerminalStatus
+from launcher.base.messages import Cause, RunOutcome, TerminalStatus
 from launcher.base.own_python import python
+from launcher.cli.attempt_incidents import begin_incident, last_committed
 from launcher.cli.interrupts import NoInterrupts
+from launcher.cli.keeper import DriverTask, read_again
 from launcher.config.schema import DatasetConfig, RunConfig
-from launcher.driver import RunLaunch
-from launcher.run_files.journal import Journal, read_lines
+from launcher.driver import AttemptEnded, RunLaunch
+from launcher.policy.next_attempt import BeginAgain
+from launcher.run_files.journal import Journal, append_line, read_lines
+from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths
 
 
@@ -116,30 +121,193 @@ class Whole:
         return ""
 
 
-@pytest.mark.parametrize(
-    ("known", "killed"),
-    [
-        (Continuation(incident=1, attempt=2, lost_at=1.0, begun=(1.0,), furthest=3, progress_at=None), None),
-        (None, KilledDriver(how="SIGKILL", at=1.0, began=0.0, times=1, mark="")),
-    ],
-)
-def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkeypatch, known, killed):
+def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkeypatch):
     config = RunConfig(experiment_name="status", train_dataset=DatasetConfig(path="none"))
     config.cluster.fileroot = str(tmp_path)
     paths = RunPaths.of(config)
     paths.prepare()
-    Journal(paths.events, 1, time.time).record("run.started", reason="fresh")
+    journal = Journal(paths.events, 1, time.time)
+    journal.record("run.started", reason="fresh")
+    journal.record("incident.began", subject="server-0", reason="it died", incident=1, cause="server_crash")
 
     def refuses(_):
         raise DataError("mine.jsonl:7: the record has no answer", "repair it")
 
     monkeypatch.setattr(driver, "check_data", refuses)
-    monkeypatch.setattr(driver, "Interrupts", NoInterrupts)  # pytest's own stay
+    task = task_after(paths, Cause.DRIVER_LOST)
     with pytest.raises(RunError, match="the record has no answer"):
-        driver.run(config, successor=SimpleNamespace(known=known, killed=killed))
+        driver.run(config, task=task, interrupts=NoInterrupts())  # pytest's own stay
     last = list(read_lines(paths.events))[-1]
-    assert (last["event"], last["exit_code"], last["attempt"]) == ("run.errored", 3, 1 if known is None else 2)
+    assert (last["event"], last["exit_code"], last["attempt"]) == ("run.errored", 3, 1)
     assert "mine.jsonl:7" in last["reason"]
     ended = [event for event in read_lines(paths.events) if event["event"] == "incident.ended"]
-    assert [(one["incident"], one["is_mended"]) for one in ended] == ([] if known is None else [(1, False)])
+    assert [(one["incident"], one["is_mended"]) for one in ended] == [(1, False)]
     assert "mine.jsonl:7" in paths.report.read_text()
+
+
+# ── attempts that end for another one ──
+
+
+def task_after(paths, cause, *, not_before=0.0):
+    before = None
+    if cause is not None:
+        before = BeginAgain(
+            cause=cause, reason="it was lost", doing="another begins", began=1.0, not_before=not_before, times=2
+        )
+    return DriverTask(
+        logs=str(paths.logs), words=[], path=[], began=time.monotonic(), first_attempt=1, lock=-1, before=before
+    )
+
+
+class Attempt:
+    """One attempt of a run, whose cluster lives as long as the test wants; `ends` is what `_watch` does."""
+
+    def __init__(self, folder, monkeypatch, ends, *, mode="auto", cause=None, not_before=0.0, steps=1):
+        config = RunConfig(experiment_name="again", train_dataset=DatasetConfig(path="none"))
+        config.cluster.fileroot, config.recover.mode = str(folder), mode
+        self.paths = RunPaths.of(config)
+        self.paths.prepare()
+        self.journal = Journal(self.paths.events, 2, time.time)
+        if steps:
+            append_line(self.paths.ledger, {"global_step": 41, "attempt": steps})
+        task = task_after(self.paths, cause, not_before=not_before)
+        incident = None if cause is None else begin_incident(self.journal, self.paths, task.before)
+        self.lines, self.interrupts = [], NoInterrupts()
+        screen = SimpleNamespace(line=self.lines.append, milestone=self.lines.append, alert=lambda *_: None)
+        self.launch = RunLaunch(
+            config, self.paths, self.journal, screen, interrupts=self.interrupts, task=task, incident=incident
+        )
+        vital = VitalProcesses("GRPO_CLUSTER=nobody bears it", folder)
+        vital.lost = lambda: LOST
+        monkeypatch.setattr(driver, "ray_cluster", lambda *_, **__: contextlib.nullcontext(vital))
+        monkeypatch.setattr(self.launch, "_create", lambda vital: None)
+        monkeypatch.setattr(self.launch, "_watch", lambda coordinator, vital: ends())
+
+    def events(self, name):
+        return [event for event in read_lines(self.paths.events) if event["event"] == name]
+
+
+LOST = "Ray's own process raylet ended (by SIGKILL), and with it all that it ran"
+HALTED = RunOutcome(status=TerminalStatus.ERRORED, reason="trainer_crash of trainer again", may_pass=True)
+
+
+def loses():
+    raise RunError(LOST, "the same command resumes")
+
+
+def halts():
+    return HALTED
+
+
+@pytest.mark.parametrize(
+    ("ends", "cause", "reason", "logs"),
+    [
+        (loses, Cause.CLUSTER_LOST, LOST, ["gcs_server", "raylet"]),
+        (halts, Cause.RUN_HALTED, HALTED.reason, []),
+    ],
+)
+def test_an_attempt_that_another_may_follow_says_so_and_records_no_end(
+    tmp_path, monkeypatch, ends, cause, reason, logs
+):
+    attempt = Attempt(tmp_path, monkeypatch, ends)
+    with pytest.raises(AttemptEnded):
+        attempt.launch.run()
+    again = read_again(attempt.paths.again)
+    assert (again.cause, again.reason, sorted(again.logs)) == (cause, reason, logs)
+    assert again.began <= time.monotonic()
+    assert not {event["event"] for event in read_lines(attempt.paths.events)} & set(ENDS)
+
+
+@pytest.mark.parametrize(
+    ("ends", "kind"),
+    [
+        (halts, {"mode": "off"}),
+        (halts, {"steps": 0}),
+        (lambda: RunOutcome(status=TerminalStatus.ERRORED, reason=HALTED.reason), {}),
+        (loses, {"mode": "off"}),
+    ],
+)
+def test_where_none_may_follow_the_run_ends(tmp_path, monkeypatch, ends, kind):
+    """What never worked under this command may never work: it has taken no step, or resumes nothing."""
+    attempt = Attempt(tmp_path, monkeypatch, ends, **kind)
+    outcome = attempt.launch.run()
+    assert outcome.status is TerminalStatus.ERRORED
+    assert outcome.reason.startswith(LOST if ends is loses else HALTED.reason)
+    assert not attempt.paths.again.exists()
+
+
+def test_the_steps_of_an_earlier_command_show_nothing_of_this_one(tmp_path, monkeypatch):
+    attempt = Attempt(tmp_path, monkeypatch, halts)
+    attempt.launch._task = dataclasses.replace(attempt.launch._task, first_attempt=2)
+    assert attempt.launch.run().reason == HALTED.reason
+    assert not attempt.paths.again.exists()
+
+
+@pytest.mark.parametrize("ends", [loses, halts])
+def test_one_that_was_asked_to_end_is_not_followed(tmp_path, monkeypatch, ends):
+    attempt = Attempt(tmp_path, monkeypatch, ends)
+    attempt.interrupts._count = 1
+    outcome = attempt.launch.run()
+    assert not attempt.paths.again.exists()
+    assert outcome.reason == (f"ended by the user; {LOST}" if ends is loses else HALTED.reason)
+
+
+def test_a_disk_that_takes_no_request_ends_the_run_with_a_status(tmp_path, monkeypatch):
+    attempt = Attempt(tmp_path, monkeypatch, halts)
+    attempt.paths.again.mkdir()
+    outcome = attempt.launch.run()
+    assert outcome.status is TerminalStatus.ERRORED
+    assert outcome.reason.startswith(f"{HALTED.reason}; {attempt.paths.again} can't be written")
+
+
+@pytest.mark.parametrize(
+    ("cause", "event", "subject"),
+    [
+        (Cause.CLUSTER_LOST, "cluster.restarted", "cluster"),
+        (Cause.RUN_HALTED, "attempt.begun_anew", "run"),
+        (Cause.DRIVER_LOST, "driver.restarted", "driver"),
+    ],
+)
+def test_an_attempt_in_place_of_another_is_one_incident(tmp_path, monkeypatch, cause, event, subject):
+    monkeypatch.setattr(driver, "end_leftovers", lambda **_: [])
+    attempt = Attempt(
+        tmp_path, monkeypatch, lambda: RunOutcome(status=TerminalStatus.FINISHED, reason="done"), cause=cause
+    )
+    assert attempt.launch.run().status is TerminalStatus.FINISHED
+    (began,), (begun,) = attempt.events("incident.began"), attempt.events(event)
+    assert (began["incident"], began["cause"], began["subject"], began["at"]) == (1, cause, subject, 1.0)
+    assert (began["reason"], began["doing"]) == ("it was lost", "another begins")
+    assert (begun["incident"], begun["subject"], begun["global_step"]) == (1, subject, 41)
+    assert begun["seconds"] > 0
+    assert begun.get("times") == (2 if cause is Cause.DRIVER_LOST else None)
+    assert len([line for line in attempt.lines if line.startswith("incident 1: ")]) == 1
+    assert (attempt.paths.incident(1) / "incident.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "deadline", "exit_code", "reason"),
+    [
+        (1, "", None, "ended by the user, before another attempt was begun"),
+        (0, "run.walltime ends in 9 s", RESUMES, "run.walltime ends in 9 s"),
+    ],
+)
+def test_who_waits_to_begin_obeys_signals_and_deadlines(tmp_path, monkeypatch, asked, deadline, exit_code, reason):
+    attempt = Attempt(tmp_path, monkeypatch, halts, cause=Cause.RUN_HALTED, not_before=time.monotonic() + 1e6)
+    attempt.interrupts._count, attempt.launch._deadlines.reason = asked, deadline
+    outcome = attempt.launch.run()
+    assert (outcome.status, outcome.exit_code, outcome.reason) == (TerminalStatus.ABORTED, exit_code, reason)
+
+
+def test_an_incident_gets_the_next_number(tmp_path, monkeypatch):
+    attempt = Attempt(tmp_path, monkeypatch, halts)
+    attempt.journal.record("incident.began", incident=6)
+    task = task_after(attempt.paths, Cause.CLUSTER_LOST)
+    assert begin_incident(attempt.journal, attempt.paths, task.before)["incident"] == 7
+
+
+def test_of_the_ledger_the_last_line_counts(tmp_path, monkeypatch):
+    paths = Attempt(tmp_path, monkeypatch, halts, steps=0).paths
+    assert last_committed(paths) is None
+    for step in (7, 8, 3):
+        append_line(paths.ledger, {"global_step": step})
+    assert last_committed(paths) == 3

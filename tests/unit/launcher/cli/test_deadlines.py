@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from launcher.base.messages import KilledDriver
 from launcher.cli.deadlines import Deadline, Deadlines, TimesTaken, due, needed_s
 from launcher.cli.interrupts import Interrupts
 from launcher.config.schema import DatasetConfig, RunConfig
@@ -78,13 +77,13 @@ def test_it_is_due_at_the_last_moment_that_leaves_what_is_needed_before_the_firs
 
 @pytest.fixture
 def watched(tmp_path):
-    def make(*, interrupts=None, killed=None, url=None, **settings):
+    def make(*, interrupts=None, began=None, url=None, **settings):
         config = RunConfig(experiment_name="ends", train_dataset=DatasetConfig(path="none"))
         config.recover.url = url
         for key, value in settings.items():
             setattr(config.run, key, value)
         journal = Journal(tmp_path / "events.jsonl", 1, time.time)
-        return Deadlines(config, journal, interrupts or Interrupts(), killed=killed)
+        return Deadlines(config, journal, interrupts or Interrupts(), began=began)
 
     make.events = tmp_path / "events.jsonl"
     return make
@@ -101,15 +100,13 @@ def test_walltime_counts_from_the_start_of_the_process(watched):
 
 
 def test_a_driver_that_was_begun_again_has_what_is_left_of_the_command_s_time(watched):
-    killed = KilledDriver(how="SIGKILL", at=5000.0, began=4000.0, times=1, mark="")
-    ends = watched(walltime="3600", margin_s=100.0, killed=killed)
+    ends = watched(walltime="3600", margin_s=100.0, began=4000.0)
     assert not ends.is_due(now=7399.0)
     assert ends.is_due(now=7401.0)
 
 
 def test_the_pace_is_that_of_the_last_save_copy_and_update(watched):
-    killed = KilledDriver(how="SIGKILL", at=0.0, began=0.0, times=1, mark="")
-    ends = watched(walltime="1000", margin_s=10.0, killed=killed, url="file:///there")
+    ends = watched(walltime="1000", margin_s=10.0, began=0.0, url="file:///there")
     ends.follow({"event": "checkpoint.committed", "seconds": 300.0})
     ends.follow({"event": "checkpoint.committed", "seconds": 50.0})
     ends.follow({"event": "checkpoint.uploaded", "seconds": 20.0})

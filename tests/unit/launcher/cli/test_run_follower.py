@@ -38,7 +38,7 @@ def follower(tmp_path, monkeypatch):
     deadlines = SimpleNamespace(follow=lambda event: None)
     journal = Journal(paths.events, 1, time.time)
     memory = SeenMemory(None, journal)
-    follower = RunFollower(paths, journal, screen, now, memory, deadlines, reached=lambda step: None)
+    follower = RunFollower(paths, journal, screen, now, memory, deadlines)
     follower.actors = SimpleNamespace(trainer=Trainer, follow=lambda event: None)
     follower.paths, follower.lines, follower.raises = paths, lines, []
 

@@ -1,4 +1,4 @@
-"""`keep_alive=true`: the driver of a run is killed, and the run finishes by itself."""
+"""The driver of a run is killed, and the run finishes by itself, without any flag."""
 
 import signal
 
@@ -18,7 +18,7 @@ def driver_of(run):
 
 
 def test_a_killed_driver_is_begun_again_and_the_run_finishes_with_its_ledger_whole(tmp_path):
-    with SupervisedRun(tmp_path, steps=STEPS, servers=1, settings=["keep_alive=true"]) as run:
+    with SupervisedRun(tmp_path, steps=STEPS, servers=1) as run:
         for number, how in enumerate((signal.SIGKILL, signal.SIGSEGV), start=1):
             run.wait_steps(run.steps_done() + 3)
             before = set(run.family())
@@ -39,7 +39,7 @@ def test_a_killed_driver_is_begun_again_and_the_run_finishes_with_its_ledger_who
 
 
 def test_ctrl_c_reaches_the_driver_through_its_parent_and_saves(tmp_path):
-    with SupervisedRun(tmp_path, steps=900, servers=1, settings=["keep_alive=true"]) as run:
+    with SupervisedRun(tmp_path, steps=900, servers=1) as run:
         run.wait_steps(2)
         said = run.stop()
         run.wait_gone()
