@@ -280,7 +280,7 @@ def _launch_foreign(config: RunConfig) -> int:
 def _start(config: RunConfig) -> int:
     """Raises LauncherError. Of any other run than a detached one this process becomes the keeper."""
     if not config.cluster.detached:
-        keeper.begin(config)
+        return keeper.begin(config)
     from launcher.cli import detached
     from launcher.driver import run  # brings Ray along, which a dry run does without
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.test_every_process import role_of
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
+from tests.support.kept_runs import kill_command
 
 pytestmark = [pytest.mark.quick, pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -37,7 +38,7 @@ def kill_each(run, *roles):
 def test_a_driver_that_is_killed_while_all_starts_leaves_nobody(start):
     with start(ENDLESS) as run:
         run.wait_until(lambda: run.events("server.starting"), "a server is started")
-        run.kill(run.process.pid)
+        kill_command(run.process.pid)
         run.process.wait()
         run.wait_gone()
 

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.kept_runs import kill_command
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -17,7 +18,7 @@ def test_a_run_whose_disk_is_lost_goes_on_from_the_last_copy(tmp_path):
         run.wait_until(lambda: run.events("checkpoint.uploaded"), "a checkpoint was copied")
         run.wait_steps(run.steps_done() + 2)
         copied = max(event["global_step"] for event in run.events("checkpoint.uploaded"))
-        run.kill(run.process.pid)
+        kill_command(run.process.pid)
         run.process.wait()
     shutil.rmtree(disk)
     disk.mkdir()

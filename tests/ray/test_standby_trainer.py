@@ -10,6 +10,7 @@ import pytest
 
 from scripts.faults.run_processes import find_run
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.kept_runs import kill_command
 from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(900)
@@ -100,7 +101,7 @@ def test_a_coordinator_that_is_restarted_adopts_the_trainer_and_one_is_parked_ag
 
 
 def test_nobody_outlives_the_driver_and_no_step_is_lost_or_taken_twice(run):
-    run.process.kill()
+    kill_command(run.process.pid)
     run.process.wait()
     run.wait_gone()
     run.steps = run.steps_done()

@@ -7,13 +7,13 @@ import os
 import signal
 import urllib.request
 
-import psutil
 import pytest
 
 from launcher.base.addresses import free_port
 from launcher.run_files.run_keys import read_watch_token
 from scripts.run_control import state_of
 from tests.programs.supervised_run import SupervisedRun, command_of
+from tests.support.kept_runs import driver_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -56,7 +56,7 @@ def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):
         run.wait_until(lambda: page.look()["status"][0] == "PAUSED", "the page says so")
         page.push("resume")
         run.wait_until(lambda: state_of(run.paths)[0] == "RUNNING", "it has resumed")
-        children = psutil.Process(run.process.pid).children()
+        children = driver_of(run.process.pid).children()
         (process,) = [one for one in children if "scripts.watch" in command_of(one)]  # others may end meanwhile
         os.kill(process.pid, signal.SIGKILL)
         printed = run.finish()

@@ -8,6 +8,7 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from scripts import list_checkpoints, setup_recovery
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.kept_runs import kill_command
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,7 +40,7 @@ def test_a_killed_trainer_and_a_killed_driver_take_no_step_back(folder):
         run.wait_steps(10)
         assert run.server_pids() == server
         assert len(set(run.trainer_pids())) == 2
-        run.kill(run.process.pid)
+        kill_command(run.process.pid)
         run.process.wait()
     with SupervisedRun(folder, steps=STEPS, servers=1, settings=["restart.cluster=0"]) as resumed:
         resumed.wait_until(lambda: len(resumed.events("trainer.restored")) == 3, "it goes on")

@@ -2,10 +2,10 @@
 
 import signal
 
-import psutil
 import pytest
 
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.kept_runs import driver_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -13,16 +13,12 @@ STEPS = 26
 """More than the run takes while it is broken twice, also where this test gets its turns late."""
 
 
-def driver_of(run):
-    return psutil.Process(run.process.pid).children()[0]
-
-
 def test_a_killed_driver_is_begun_again_and_the_run_finishes_with_its_ledger_whole(tmp_path):
     with SupervisedRun(tmp_path, steps=STEPS, servers=1) as run:
         for number, how in enumerate((signal.SIGKILL, signal.SIGSEGV), start=1):
             run.wait_steps(run.steps_done() + 3)
             before = set(run.family())
-            driver_of(run).send_signal(how)
+            driver_of(run.process.pid).send_signal(how)
             run.wait_until(lambda n=number: len(run.events("incident.ended", "driver")) == n, "the next one trains")
             assert {one.pid for one in before & set(run.family())} == {run.process.pid}, (
                 "nothing of the old one is left"

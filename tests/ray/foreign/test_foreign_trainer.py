@@ -13,6 +13,7 @@ import pytest
 from launcher.run_files.journal import current_lines, read_lines
 from scripts import check_health, report, run_control
 from tests.support.foreign.foreign_run import PROGRAM, ForeignRun
+from tests.support.kept_runs import kill_command
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -84,7 +85,7 @@ def test_nobody_outlives_a_killed_driver_and_the_same_command_resumes(tmp_path):
         run.wait_steps(12)
         before = run.tree()
         assert len(before) >= 2
-        run.driver.kill()
+        kill_command(run.driver.pid)
         run.driver.wait()
         run.driver = None
     with run:

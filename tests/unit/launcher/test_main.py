@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-import types
 from pathlib import Path
 
 import pytest
 
 from launcher.__main__ import main, options_of_each_trial, ordered_arguments
+from launcher.cli import keeper
 from launcher.config.compose import REPOSITORY
 
 QUICK = "reward.fn=tests.support.rewards:by_text"  # imported in no time
@@ -127,14 +127,10 @@ def test_what_a_full_disk_does_not_take(arguments, unbuffered, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_begins_with_its_plan(command, monkeypatch):
-    def run(config, **_):
-        print("the driver")
-        return 0
-
-    monkeypatch.setitem(sys.modules, "launcher.driver", types.SimpleNamespace(run=run))
+    monkeypatch.setattr(keeper, "begin", lambda config: print("the keeper") or 0)
     code, out, _ = command("conf=arithmetic_cpu", QUICK)
     assert code == 0
-    assert 0 == out.index("plan of arithmetic_cpu/trial0") < out.index("headroom") < out.index("the driver")
+    assert 0 == out.index("plan of arithmetic_cpu/trial0") < out.index("headroom") < out.index("the keeper")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ STRAY = re.compile(r"HYDRA|WARNING|INFO|Warning|font|matplotlib|huggingface|ray:
 DRIVER = """
 import logging, sys, warnings
 import launcher.driver
-from launcher.__main__ import main
+from launcher.driver_process import main
 from launcher.cli.run_screen import Screen
 from launcher.reporting.png_figure import write_png
 from launcher.run_files.run_paths import RunPaths
@@ -37,6 +37,13 @@ def draws(config, **_):
     return 0
 
 launcher.driver.run = draws
+sys.exit(main())
+"""
+COMMAND = f"""
+import sys
+from launcher.__main__ import main
+from launcher.cli import keeper
+keeper.DRIVER = ("-c", {DRIVER!r})
 sys.exit(main())
 """
 
@@ -76,7 +83,7 @@ def test_a_wrong_value_is_one_message(empty_home):
 
 @pytest.mark.slow
 def test_what_libraries_log_in_the_driver_is_in_its_log(empty_home, tmp_path):
-    code, out, err = command(empty_home, f"cluster.fileroot={tmp_path}", begin=("-c", DRIVER))
+    code, out, err = command(empty_home, f"cluster.fileroot={tmp_path}", begin=("-c", COMMAND))
     assert (code, err) == (0, "")
     assert not STRAY.search(out)
     (log,) = tmp_path.rglob("driver.log")
