@@ -246,14 +246,13 @@ class RunLaunch:
         return outcome
 
     def _begin_after(self, before: BeginAgain, incident: Record) -> None:
-        """Show why this attempt begins, end what a killed driver has left, and wait as long as the keeper says."""
+        """Show why this attempt begins, end what the driver before has left, and wait as long as the keeper says."""
         self._shown.tell(incident)
         logs = {name: Path(file) for name, file in before.logs.items()}
         number = number_of_incident(incident)
         asyncio.run(collect(self._paths, number, facts=incident, logs=logs, pids={}))
-        if before.cause is Cause.DRIVER_LOST:
-            # Without patience: its trainer may still step, and its state is what this attempt resumes from.
-            end_leftovers(find=_left_by_the_driver_before, patience_s=0.0)
+        # Without patience: a killed driver's trainer may still step, and its state is what this attempt resumes from.
+        end_leftovers(find=_left_by_the_driver_before, patience_s=0.0)
         while time.monotonic() < before.not_before:
             if self._is_stopped():
                 raise KeyboardInterrupt("" if self._deadlines.reason else BEFORE_IT_BEGAN)

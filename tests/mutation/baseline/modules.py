@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator
 
 CHOSEN: dict[str, str] = {
-    "launcher": "__main__ driver",
+    "launcher": "__main__ driver driver_process",
     "launcher/adapters": "areal_adapter command_adapter foreign_health",
     "launcher/base": "addresses durable folder_swap",
     "launcher/checkpoints": "onset checkpoint_catalog in_memory_checkpoints manifest pending_restore uploads"
     " checkpoint_store verification",
-    "launcher/cli": "keep_alive deadlines interrupts run_screen",
+    "launcher/cli": "attempt_incidents deadlines interrupts keeper run_end run_screen",
     "launcher/config": "compose settings schedule hydra_messages",
     "launcher/diagnosis/judging": "evidence verdict causes",
     "launcher/diagnosis/output": "as_text",
@@ -23,7 +23,7 @@ CHOSEN: dict[str, str] = {
     "launcher/resources": "config_checks memory_estimate placement run_plan toolchain",
     "launcher/run_files": "journal run_paths control_requests",
     "launcher/sweep": "sweep_run recommendation",
-    "actors/cluster": "cluster_restarts fencing placement_group ray_cluster",
+    "actors/cluster": "fencing placement_group ray_cluster",
     "actors/data": "prompt_queue record_sources dataset",
     "actors/episodes": "episode_runner episode_process episode transcript turn_tokens",
     "actors/foreign": "foreign_supervisor foreign_checkpoints door_requests partial_answer",

@@ -236,7 +236,8 @@ def test_where_none_may_follow_the_run_ends(tmp_path, monkeypatch, ends, kind):
     assert not attempt.paths.again.exists()
 
 
-def test_the_steps_of_an_earlier_command_show_nothing_of_this_one(tmp_path, monkeypatch):
+def test_what_has_never_taken_a_step_under_this_command_is_not_begun_anew(tmp_path, monkeypatch):
+    """Its settings may never work. The steps of an earlier command show nothing of this one's."""
     attempt = Attempt(tmp_path, monkeypatch, halts)
     attempt.launch._task = dataclasses.replace(attempt.launch._task, first_attempt=2)
     assert attempt.launch.run().reason == HALTED.reason
