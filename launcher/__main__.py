@@ -246,10 +246,9 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     if config.trainer.adapter != OWN:
         config = with_their_names(config, keys_of(overrides))
         check(config)
-    for note in (*find_notes(config), *(leave_out(config) if config.trainer.adapter == OWN else ())):
-        print(f"note: {note}", file=sys.stderr)
-    if config.trainer.adapter != OWN:
         return _launch_foreign(config)
+    for note in (*find_notes(config), *leave_out(config)):
+        print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
     if config.dry_run:
         return _show_plan(config, hardware, overrides)

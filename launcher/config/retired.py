@@ -13,6 +13,7 @@ from launcher.config.settings import MISSING
 
 RETIRED: Mapping[str, str] = {
     "actor.use_remove_padding": "sequences of like length share a micro-batch, of which 1 to 4 % is padding",
+    "keep_alive": "a driver that is killed is always begun again (restart.driver)",
     "memory.warn_before_s": "the host's memory is reported once when 90 % of it is in use",
 }
 """Each key, and what takes its place: a sentence."""

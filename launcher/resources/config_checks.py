@@ -329,8 +329,6 @@ def _without_room(config: RunConfig, devices: tuple[str, str], per_node: int) ->
 def find_notes(config: RunConfig) -> list[str]:
     """What is allowed, but perhaps not meant."""
     notes: list[str] = []
-    if config.keep_alive:
-        notes.append("keep_alive does nothing any more: a killed driver is always begun again (restart.driver)")
     if config.trainer.adapter != OWN:
         return notes
     steps, epochs = config.total_train_steps, config.total_train_epochs

@@ -139,7 +139,7 @@ def test_the_signal_before_the_time_limit_reaches_the_run_and_the_job_is_put_int
     one.process.send_signal(signal.SIGUSR1)
     assert one.ends()[0] == 0
     assert one.said() == [
-        ["grpo-launcher", "conf=gsm8k_h200", "run.notice_s=120", "keep_alive=true"],
+        ["grpo-launcher", "conf=gsm8k_h200", "run.notice_s=120"],
         ["heard", "SIGUSR1"],
         ["scontrol", "requeue", "77"],
     ]
@@ -444,7 +444,7 @@ def test_of_30_s_none_is_left_unused_before_a_save_and_its_copy_were_measured():
 def test_the_settings_and_presets_that_a_recipe_names_exist(path):
     known = {setting.key for setting in settings_of(RunConfig)}
     text = re.sub(r"https?://\S+", "", path.read_text())
-    named = re.findall(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+|keep_alive|conf)=([\w./-]*)", text)
+    named = re.findall(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+|conf)=([\w./-]*)", text)
     assert named
     assert [key for key, _ in named if key != "conf" and key not in known] == []
     assert [value for key, value in named if key == "conf" and value not in presets()] == []

@@ -173,6 +173,7 @@ class Attempt:
         task = task_after(self.paths, cause, not_before=not_before)
         incident = None if cause is None else begin_incident(self.journal, self.paths, task.before)
         self.lines, self.interrupts = [], NoInterrupts()
+        monkeypatch.setattr(driver, "end_leftovers", lambda **_: [])  # they would be pytest's siblings
         screen = SimpleNamespace(line=self.lines.append, milestone=self.lines.append, alert=lambda *_: None)
         self.launch = RunLaunch(
             config, self.paths, self.journal, screen, interrupts=self.interrupts, task=task, incident=incident
@@ -270,7 +271,6 @@ def test_a_disk_that_takes_no_request_ends_the_run_with_a_status(tmp_path, monke
     ],
 )
 def test_an_attempt_in_place_of_another_is_one_incident(tmp_path, monkeypatch, cause, event, subject):
-    monkeypatch.setattr(driver, "end_leftovers", lambda **_: [])
     attempt = Attempt(
         tmp_path, monkeypatch, lambda: RunOutcome(status=TerminalStatus.FINISHED, reason="done"), cause=cause
     )
