@@ -67,7 +67,7 @@ from launcher.resources.missing_files import find_shape, model_folder
 from launcher.resources.node_checks import check_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight, refuse
-from launcher.resources.run_plan import make_plan, noted
+from launcher.resources.run_plan import make_plan, noted, recommend_server
 from launcher.resources.standby_trainer import with_standby_trainer
 from launcher.run_files.run_paths import login_name
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
@@ -209,8 +209,7 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
         check(config)
         if config.trainer.adapter != OWN:
             raise ConfigError(f"trainer.adapter={config.trainer.adapter} with -m", "start each run by itself")
-        standbys = config.recovery.standby_servers or 0  # by default each trial's GPUs are another trial's
-        return replace(config, recovery=replace(config.recovery, standby_servers=standbys))
+        return config
 
     try:
         if not combinations:
@@ -228,7 +227,7 @@ def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
     """Of each trial that is possible; the exit code is that of a wrong command where one is not."""
     _, candidates = candidates_of(combinations, read)
     possible = [(one.config, one.trial.overrides) for one in candidates if one.config is not None]
-    shown = [_show_plan(config, find_hardware(), overrides) for config, overrides in possible]
+    shown = [_show_plan(config, find_hardware(), overrides, is_trial=True) for config, overrides in possible]
     refused = [_refuse(one.refusal) for one in candidates if one.refusal is not None]
     return max([*shown, *refused], default=0)
 
@@ -258,7 +257,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     preflight(config, hardware, plan, check_node())
     with as_far_as_it_is_read():
         show(config, plan, console_of_width(WIDTH))
-    recovery = replace(config.recovery, standby_servers=plan.standbys, standby_trainers=plan.standby_trainers)
+    recovery = replace(config.recovery, standby_trainers=plan.standby_trainers)
     return _start(replace(config, recovery=recovery))
 
 
@@ -291,13 +290,16 @@ def keys_of(overrides: Sequence[str]) -> set[str]:
     return {override.partition("=")[0].lstrip("+~") for override in overrides}
 
 
-def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> int:
+def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str], *, is_trial: bool = False) -> int:
     """Of data that is here, each record is read, one answer scored, and each prompt measured where the tokenizer is
     here too; the exit code is that of a wrong command where they can't be used."""
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
     config, note = fit(config, planned, shape, keys_of(overrides))
     with as_far_as_it_is_read():
-        plan = noted(with_standby_trainer(config, planned, make_plan(config, planned, shape)), note)
+        plan = make_plan(config, planned, shape)
+        if not is_trial:  # whose plan does not know of the GPUs that other trials take
+            plan = noted(plan, recommend_server(config, planned, plan))
+        plan = noted(with_standby_trainer(config, planned, plan), note)
         show(config, plan, console_of_width(WIDTH))
     all_missing = find_missing(config, judged, make_plan(config, judged, shape), check_node())
     for missing in all_missing:

@@ -47,7 +47,7 @@ SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "upda
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
 ZERO, STAYS = "zero", "zero-stays"
 OUTSIDE, WAITS = ("health.outside_weights", "health.verifier_broken"), "rewards.awaited"
-SERVES, WHOLE = frozenset({"READY"}), frozenset({"READY", "PARKED"})
+SERVES = frozenset({"READY"})
 UPDATE_S = 0.3
 """`update` is sent at a random moment of so many seconds after the trainer has given weights."""
 SURVIVED, LOST = 0, 1
@@ -100,7 +100,7 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     chance, paths, adapter = random.Random(given.seed), RunPaths.of(config), adapter_of(config.trainer)
     at = sorted(chance.sample(range(first, last), len(given.faults)))
     is_served = config.trainer.rung == SERVERS
-    n_servers = config.sglang.n_servers + (config.recovery.standby_servers or 0) if is_served else 0
+    n_servers = config.sglang.n_servers if is_served else 0
     costs: list[FaultCost] = []
     with started(words, paths) as run:
         for step, fault in zip(at, given.faults, strict=True):
@@ -224,7 +224,7 @@ def _is_known(fault: str, event: Record, moment: float) -> bool:
 
 
 def _is_due(paths: RunPaths, step: int, n_servers: int) -> bool:
-    return _last_step(paths) >= step and len(_servers(paths, WHOLE)) >= n_servers
+    return _last_step(paths) >= step and len(_servers(paths, SERVES)) >= n_servers
 
 
 def _has_stepped(paths: RunPaths, moment: float, fault: str) -> bool:

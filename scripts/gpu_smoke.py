@@ -70,7 +70,7 @@ SAME = (
     *("gate.canaries=0", "gate.recorded=0", "gate.max_reward_jump=null", "gate.max_share_jump=null"),
     *("reward_health.zero_breaker_steps=null", "reward_health.fall_threshold=null"),
     *("evaluator.freq_steps=null", "valid_dataset.max_items=8", "saver.freq_epochs=null", "recover.freq_steps=20"),
-    *("recovery.standby_servers=0", "total_train_epochs=10000", "actor.mb_spec.max_tokens_per_mb=16384"),
+    *("total_train_epochs=10000", "actor.mb_spec.max_tokens_per_mb=16384"),
 )
 """Random weights learn nothing: rewards are drawn, and what judges them is off."""
 ON_A_GPU = (

@@ -28,7 +28,6 @@ from launcher.run_files.run_ends import ENDS, STARTED, last_end
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
-from scripts.health.recorded_run import read_view
 from scripts.run_choice import add_run_arguments, chosen_run
 from scripts.run_stacks import stacks
 
@@ -173,9 +172,8 @@ def _size(servers: int | None, leaves: Sequence[str], paths: RunPaths, asked: Re
 
 
 def serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
-    """Without those that stand by."""
-    now, fleet = read_now(paths), read_view(paths).fleet
-    servers = () if now is None else [one for one in now.servers if one.name not in fleet.standbys]
+    now = read_now(paths)
+    servers = () if now is None else now.servers
     return [one.name for one in servers if any_state or one.state is ServerState.READY]
 
 

@@ -26,7 +26,7 @@ from actors.foreign.door_servers import DoorServers
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.processes.background_tasks import BackgroundTasks
 from launcher.base.errors import WeightsRefused
-from launcher.base.messages import ServerInfo, ServerState, TrainerView
+from launcher.base.messages import ServerInfo, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
@@ -151,13 +151,7 @@ class DoorActor:
         return await (await self._begun()).servers.send_weights(server)
 
     async def admit(self, server: ServerInfo) -> float | None:
-        return await (await self._begun()).servers.admit(server, ServerState.READY)
-
-    async def park(self, server: ServerInfo) -> float | None:
-        return await (await self._begun()).servers.admit(server, ServerState.PARKED)
-
-    async def promote(self, server: ServerInfo) -> int:
-        return await (await self._begun()).servers.promote(server)
+        return await (await self._begun()).servers.admit(server)
 
     async def drain_server(self, name: str, within_s: float) -> int:
         return await (await self._begun()).servers.pool.drain(name, within_s=within_s)

@@ -15,7 +15,7 @@ from statistics import fmean
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, SGLangClient
-from actors.weights.weight_consistency_check import GREEDY, ONE_TOKEN, PROMOTE_WITHIN_S, SOON_S, golden_limit
+from actors.weights.weight_consistency_check import GREEDY, ONE_TOKEN, golden_limit
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
@@ -112,8 +112,8 @@ class DoorServers:
         await self.publisher.send_to(server, send, version)
         return version
 
-    async def admit(self, server: ServerInfo, state: ServerState) -> float | None:
-        """Give a server traffic, or park it. Its log-probs are compared with those of another that holds the same
+    async def admit(self, server: ServerInfo) -> float | None:
+        """Give a server traffic. Its log-probs are compared with those of another that holds the same
         version; returns their distance in nats, None where there is no other. Raises WeightsRefused, RequestFailed,
         ServerError where it has ended."""
         if not self.pool.is_living(server):  # whoever orders this has seen it alive
@@ -144,7 +144,7 @@ class DoorServers:
         if answer.weight_version != self.version:
             raise WeightsRefused(f"{server.name}: newer weights came meanwhile")
         held = dataclasses.replace(server, weight_version=self.version, lineage=LINEAGE)
-        await self.pool.update_if_alive(dataclasses.replace(held, state=state, reason=""))
+        await self.pool.update_if_alive(dataclasses.replace(held, state=ServerState.READY, reason=""))
         self.serves()
         return distance
 
@@ -169,27 +169,6 @@ class DoorServers:
         except ServerError:
             return None
         return answer if answer.weight_version == self.version else None
-
-    async def promote(self, server: ServerInfo) -> int:
-        """As TrainingServers.promote."""
-        async with asyncio.timeout(PROMOTE_WITHIN_S):
-            while True:
-                known = {(one.name, one.generation): one for one in self.pool.servers()}
-                now = known.get((server.name, server.generation), server)
-                try:
-                    asked = self.client.generate(
-                        server.url, token_ids=PROMPT, sampling=ONE_TOKEN, timeout_s=PROMOTE_WITHIN_S
-                    )
-                    answer = await self.pool.unless_ended(server, asked)
-                except RequestFailed as failure:  # new weights abort what is being generated
-                    if not failure.retryable:
-                        raise
-                else:
-                    is_parked = self.pool.is_living(server) and now.state in (ServerState.PARKED, ServerState.READY)
-                    if is_parked and now.weight_version == answer.weight_version == self.version:
-                        await self.pool.update_if_alive(dataclasses.replace(now, state=ServerState.READY))
-                        return self.version
-                await asyncio.sleep(SOON_S)
 
     async def _weight_version_at(self, url: str) -> int | None:
         within_s = self._config.health.silence_max_s

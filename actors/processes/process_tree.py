@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-CAP_SYS_NICE = 23
-AUTOGROUP_TRIES, AUTOGROUP_PAUSE_S = 3, 0.11
 LONGEST_STAT = 4096
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PF_EXITING = 0x4  # linux/sched.h
@@ -264,45 +262,6 @@ def reap() -> dict[int, int]:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             collected[ended[0]] = ended[1]
     return collected
-
-
-def may_raise_priority() -> bool:
-    """Whether this process may undo what `set_niceness` did: the kernel lets only a few (CAP_SYS_NICE)."""
-    lines = (PROC / "self" / "status").read_text().splitlines()
-    granted = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
-    return bool(granted >> CAP_SYS_NICE & 1)
-
-
-def set_niceness(pid: int, niceness: int) -> None:
-    """Of the session that `pid` leads; and of every thread of it and of those below it, who hand it on, where this
-    process may also undo that."""
-    set_session_niceness(pid, niceness)
-    if not may_raise_priority():
-        return
-    for process in (pid, *(child.pid for child in descendants(pid))):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for task in (PROC / str(process) / "task").iterdir():
-                with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
-                    os.setpriority(os.PRIO_PROCESS, int(task.name), niceness)
-
-
-def set_session_niceness(pid: int, niceness: int) -> None:
-    """Of the session that `pid` leads, against other sessions. Anybody may raise it to 0 again.
-
-    With autogroups (sched(7)), which most distributions turn on, the niceness of a process counts only among those of
-    its session: two busy processes of different sessions had half a CPU each, at niceness 0 and 19 (Linux 6.18).
-    Nothing changes where the kernel has none, or a CPU cgroup takes their place, or `pid` leads no session.
-    """
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        if os.getsid(pid) != pid:
-            return
-        for _ in range(AUTOGROUP_TRIES):
-            try:
-                (PROC / str(pid) / "autogroup").write_text(str(niceness))
-            except BlockingIOError:  # the kernel takes one in 100 ms of those without a privilege
-                time.sleep(AUTOGROUP_PAUSE_S)
-            else:
-                return
 
 
 def process_state(pid: int) -> tuple[str | None, float]:

@@ -2,9 +2,9 @@
 
 A request acquires one of the servers that are READY at the weight version it asks for (P3: weights before traffic);
 launcher/policy/routing.py chooses. Where there is none it waits: an outage costs time, never a rollout. A server that
-refused or reset a connection, or is silent, is SUSPECT and gets no traffic until it has generated again. One that is
-PARKED gets every version and no traffic. A server that leaves gets no new requests; those in flight finish or are
-migrated (`RequestMigrated`), as are those of one that is about to load weights.
+refused or reset a connection, or is silent, is SUSPECT and gets no traffic until it has generated again. A server that
+leaves gets no new requests; those in flight finish or are migrated (`RequestMigrated`), as are those of one that is
+about to load weights.
 
 All methods run on one asyncio loop. `acquire`, `drain` and `clear` wait; `update`, `confirm`, `suspect` and the release
 of a server wake them.
@@ -69,7 +69,7 @@ class ServerPool:
         self.released = 0
         self.throughput = ThroughputTracker()
         self.lineage: int | None = None  # a restore brings the same versions of other weights; None: of any
-        self._admitted: dict[str, tuple[int, ServerState]] = {}  # the generation that the supervisor has let in, and as
+        self._admitted: dict[str, int] = {}  # the generation that the supervisor has let in
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
 
@@ -86,8 +86,8 @@ class ServerPool:
                 return
             self.throughput.forget(server.name)
         self._servers[server.name] = server
-        if server.state in (ServerState.READY, ServerState.PARKED):
-            self._admitted[server.name] = (server.generation, server.state)
+        if server.state is ServerState.READY:
+            self._admitted[server.name] = server.generation
         else:
             self._admitted.pop(server.name, None)
         self._migrate_what_has_ended(server.name)
@@ -144,8 +144,8 @@ class ServerPool:
     async def confirm(
         self, name: str, weight_version: int, lineage: int | None = None, *, generation: int | None = None
     ) -> None:
-        """The server holds these weights: it gets traffic for them, if this incarnation was admitted; none, if it was
-        parked. `generation`: of the incarnation that said so; None: whichever is known."""
+        """The server holds these weights: it gets traffic for them, if this incarnation was admitted. `generation`: of
+        the incarnation that said so; None: whichever is known."""
 
         def confirmed(known: ServerInfo) -> ServerInfo | None:
             if known.state in OVER or generation not in (None, known.generation):
@@ -155,8 +155,7 @@ class ServerPool:
         await self._put(name, confirmed)
 
     def _with_weights(self, known: ServerInfo, weight_version: int, lineage: int | None) -> ServerInfo:
-        generation, admitted_as = self._admitted.get(known.name, (-1, ServerState.STALE))
-        state = admitted_as if generation == known.generation else ServerState.STALE
+        state = ServerState.READY if self._admitted.get(known.name) == known.generation else ServerState.STALE
         lineage = known.lineage if lineage is None else lineage
         return dataclasses.replace(known, state=state, weight_version=weight_version, lineage=lineage, reason="")
 

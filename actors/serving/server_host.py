@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from datetime import datetime
 from pathlib import Path
 
 from actors.processes.hosted_process import PLAIN, HostedProcess, ProcessHost, ProcessLaunch
-from actors.processes.process_tree import set_niceness
 from actors.serving.sglang_command import CPU_ENTRY
 from launcher.base.errors import ServerError
 
@@ -47,19 +45,19 @@ class ServerHost:
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
 
-    async def start(self, launch: ProcessLaunch, *, model_path: str, niceness: int | None) -> HostedProcess:
-        """`niceness`: of imports and server; None: as this process's. Raises ServerError."""
+    async def start(self, launch: ProcessLaunch, *, model_path: str) -> HostedProcess:
+        """Raises ServerError."""
         forks = tuple(launch.command[: len(self._entry)]) == self._entry and time.monotonic() >= self._paused_until
         self._stopped = None
         try:
-            return await (await self._ready(launch, model_path, niceness, forks=forks)).start(launch)
+            return await (await self._ready(launch, model_path, forks=forks)).start(launch)
         except (ServerError, OSError) as error:
             if not forks or (self._stopped is not None and self._stopped.done()):
                 raise
             _say(launch.log, f"run as a program: {error}")
         await self.end()
         self._paused_until = time.monotonic() + PAUSE_S
-        return await (await self._ready(launch, model_path, niceness, forks=False)).start(launch)
+        return await (await self._ready(launch, model_path, forks=False)).start(launch)
 
     async def end(self) -> None:
         """With what runs in it. Harmless where there is none. Raises ServerError where it survives SIGKILL."""
@@ -67,7 +65,7 @@ class ServerHost:
         if host is not None:
             await host.end()
 
-    async def _ready(self, launch: ProcessLaunch, model_path: str, niceness: int | None, *, forks: bool) -> ProcessHost:
+    async def _ready(self, launch: ProcessLaunch, model_path: str, *, forks: bool) -> ProcessHost:
         """A host for `launch`. Raises ServerError, OSError."""
         architectures = _architectures(model_path) if forks else None
         if self._host is not None and (why := self._why_not(self._host, launch, architectures, forks=forks)):
@@ -82,10 +80,7 @@ class ServerHost:
             self._architectures, self._forks = architectures, forks
         host = self._host
         if not host.ready.done():
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            set_niceness(host.pid, own if niceness is None else niceness)
             await self._wait(host)
-            set_niceness(host.pid, own)
         return host
 
     def _why_not(self, host: ProcessHost, launch: ProcessLaunch, architectures: object, *, forks: bool) -> str:

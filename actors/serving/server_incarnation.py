@@ -15,7 +15,6 @@ from datetime import datetime
 from pathlib import Path
 
 from actors.processes.hosted_process import Ended, HostedProcess, ProcessLaunch
-from actors.processes.process_tree import set_niceness
 from actors.serving.auth_middleware import VARIABLE
 from actors.serving.group_address import LOOPBACK
 from actors.serving.readiness_proof import SHORT, ReadinessProof
@@ -44,9 +43,6 @@ GRACE_S = 0.0
 """No grace: on SIGTERM SGLang takes 7.6 s to end even when idle, 52 s with a long request, and saves nothing."""
 VITAL = "sglang::"
 """Scheduler and detokenizer. The server itself notices a dead one after 1.3 s, and takes up to 6 s more to end."""
-BACKGROUND = 5
-"""The niceness of a start in the background: a quarter of a CPU that another session wants all of, a seventh where two
-do. With 10 a start on two busy cores might not end before its deadline."""
 SHARED_MEMORY = "/dev/shm/sglang_"
 
 
@@ -81,18 +77,15 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """Which incarnation to launch, with which weights. `in_background`: at a low priority, until it is told."""
+    """Which incarnation to launch, with which weights."""
 
     generation: int
     model_path: str
     weight_version: int
-    in_background: bool = False
 
 
 class ServerIncarnation:
-    """A launched server: starting, serving or ended. `url` and `pid` belong to this incarnation alone.
-
-    `in_background`: it was started at a low priority, which only a process that may raise it again gives."""
+    """A launched server: starting, serving or ended. `url` and `pid` belong to this incarnation alone."""
 
     def __init__(
         self, spec: ServerSpec, process: HostedProcess, order: LaunchOrder, *, port: int, log_start: int
@@ -103,7 +96,6 @@ class ServerIncarnation:
         self._log_start = log_start
         self.generation = order.generation
         self.weight_version = order.weight_version
-        self.in_background = order.in_background
         self.pid = process.pid
         self.url = url(spec.config, port)
 
@@ -151,12 +143,8 @@ class ServerIncarnation:
             scratch=scratch,
             memory_limit=memory_limit(spec.config, device=device),
         )
-        niceness = BACKGROUND if order.in_background else None
-        process = await host.start(launch, model_path=model, niceness=niceness)
-        server = cls(spec, process, order, port=port, log_start=log_start)
-        if server.in_background:
-            set_niceness(server.pid, BACKGROUND)
-        return server
+        process = await host.start(launch, model_path=model)
+        return cls(spec, process, order, port=port, log_start=log_start)
 
     # ── becoming ready ──
 
@@ -175,11 +163,6 @@ class ServerIncarnation:
     async def generate(self, client: SGLangClient) -> int:
         """Generate, and return the weight version that the tokens came from."""
         return await self._spec.proof.give(client, self.url, timeout_s=self._left())
-
-    def to_the_foreground(self) -> None:
-        """It has the CPUs as others have, whatever it started with."""
-        if self.in_background:
-            set_niceness(self.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def _left(self) -> float:
         return max(self._started + self._spec.setup_timeout_s - time.monotonic(), POLL_S)

@@ -80,12 +80,9 @@ class SGLangProcess:
         """Settings and GPUs for later incarnations; the current one keeps its own."""
         self._spec = replace(self._spec, config=config, gpu_ids=gpu_ids)
 
-    async def start(
-        self, *, generation: int, model_path: str, weight_version: int, in_background: bool = False
-    ) -> ServerInfo:
+    async def start(self, *, generation: int, model_path: str, weight_version: int) -> ServerInfo:
         """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING; one that waits for its
-        host has no pid yet. `in_background`: at a low priority until it is READY, where this process may raise it
-        again.
+        host has no pid yet.
 
         Raises ResourceError where its port is in use, ServerError where the one before has not ended.
         """
@@ -103,9 +100,7 @@ class SGLangProcess:
             state=ServerState.STARTING,
             node=self._spec.node,
         )
-        order = LaunchOrder(
-            generation=generation, model_path=model_path, weight_version=weight_version, in_background=in_background
-        )
+        order = LaunchOrder(generation=generation, model_path=model_path, weight_version=weight_version)
         self._launch = _task(self._begin(self._launch, order))
         self._ready = _task(self._become_ready(self._launch))
         self._begun.set()
@@ -187,7 +182,6 @@ class SGLangProcess:
             await server.wait_answers(client)
             self._info = replace(self._info, state=ServerState.STALE, reason=FIRST_GENERATION)
             held = await server.generate(client)
-        server.to_the_foreground()
         if held != server.weight_version:
             raise ServerError(f"it generates with weight version {held}, not {server.weight_version}")
         self._info = replace(self._info, state=ServerState.READY, weight_version=held, reason="")
@@ -272,7 +266,6 @@ class SGLangServer:
         model_path: str,
         weight_version: int,
         overrides: Overrides | None = None,
-        in_background: bool = False,
         avoid: tuple[GpuName, ...] = (),
     ) -> ServerInfo:
         """`overrides`: settings that a repair has changed. `avoid`: GPUs that are set aside."""
@@ -284,7 +277,6 @@ class SGLangServer:
             generation=generation,
             model_path=model_path,
             weight_version=weight_version,
-            in_background=in_background,
         )
         return replace(started, gpus=await self._gpus.named()) if avoid else started
 

@@ -16,7 +16,6 @@ from typing import assert_never
 from actors.cluster.actor_calls import ActorAway
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
-from actors.supervision.event_facts import served
 from actors.supervision.fleet_scaling import FleetScaling
 from actors.supervision.interfaces import Facts, Observation
 from actors.supervision.run_history import RunHistory
@@ -36,10 +35,8 @@ from launcher.policy.actions import (
     JoinServer,
     LeaveServer,
     LoadWeights,
-    ParkServer,
     ParkTrainer,
     PauseTrainer,
-    PromoteServer,
     ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
@@ -51,8 +48,6 @@ from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
 STOP_S, LAST_ORDER_S = 30.0, 10.0
-PROMOTE_S = 5.0
-"""For a standby to answer and to get traffic; then the lost server is restarted."""
 
 
 class ActionExecutor:
@@ -140,14 +135,12 @@ class ActionExecutor:
                 return config.rollout.setup_timeout + STOP_S + 2 * MARGIN_S
             case LoadWeights():
                 return config.actor.weight_update_timeout + MARGIN_S
-            case AdmitServer() | ParkServer():
+            case AdmitServer():
                 return config.rollout.request_timeout + MARGIN_S
             case RestartTrainer() | RestoreTrainer() | PauseTrainer(save=True):
                 return config.health.trainer_first_s + MARGIN_S
             case PauseTrainer():
                 return config.health.trainer_min_s
-            case PromoteServer():
-                return PROMOTE_S
             case ParkTrainer() | UnparkTrainer():
                 return PARK_S + NEW_PROCESS_S + MARGIN_S
             case JoinServer():
@@ -201,10 +194,6 @@ class ActionExecutor:
                 return {"version": await self._load_weights(name, lineage)}
             case AdmitServer(name=name):
                 return await self._admit(self._slots[name])
-            case ParkServer(name=name):
-                return await self._admit(self._slots[name], "park")
-            case PromoteServer(name=name, replaces=lost):
-                return await self._promote(self._slots[name], self._slots[lost])
             case Halt(word=word):
                 await self._halt(word)
             case _:
@@ -255,9 +244,8 @@ class ActionExecutor:
         overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
         await self._history.flush()
         avoid = self._history.quarantine.names if self._config.recovery.quarantine_gpus else ()
-        how = {"in_background": slot.name in self._history.fleet.standbys} | ({"avoid": avoid} if avoid else {})
         try:
-            return await slot.start(generation, weights, overrides, **how)
+            return await slot.start(generation, weights, overrides, avoid=avoid)
         finally:
             self._history.server_got(slot.name, slot.gpus)
             await asyncio.to_thread(release, slot.name, self._observer.catalog.trial.default)
@@ -303,21 +291,15 @@ class ActionExecutor:
             await self._monitor.trust(name)
         return version
 
-    async def _admit(self, slot: ServerHandle, method: str = "admit") -> Facts:
-        info = self._in_pool(slot)
-        distance = await self._trainer.call(method, info, within_s=self._config.rollout.request_timeout)
-        facts = served(info, slot.recovered_after_s())
-        return {**facts, "weight_version": info.weight_version, "distance": distance}
-
-    async def _promote(self, slot: ServerHandle, lost: ServerHandle) -> Facts:
-        info = self._in_pool(slot)
-        version = await self._trainer.call("promote", info, within_s=PROMOTE_S)
-        return {**served(info, lost.since_end_of(lost.generation)), "weight_version": version}
-
-    def _in_pool(self, slot: ServerHandle) -> ServerInfo:
-        """As the trainer knows it, which tells the lineage of its weights."""
+    async def _admit(self, slot: ServerHandle) -> Facts:
+        # As the trainer knows it, which tells the lineage of its weights.
         known = {(info.name, info.generation): info for info in self._trainer.view.servers}
-        return known.get((slot.name, slot.generation), self._living(slot.name))
+        info = known.get((slot.name, slot.generation), self._living(slot.name))
+        distance = await self._trainer.call("admit", info, within_s=self._config.rollout.request_timeout)
+        facts: dict[str, object] = {"pid": info.pid, "url": info.url, "generation": info.generation}
+        if (seconds := slot.recovered_after_s()) is not None:
+            facts["recovered_after_s"] = seconds
+        return {**facts, "weight_version": info.weight_version, "distance": distance}
 
     # ── the end ──
 

@@ -43,7 +43,6 @@ from launcher.resources.gpu_quarantine import QUARANTINED, to_quarantine
 from launcher.run_files.run_paths import RunPaths
 
 NOTHING_JUDGED = -1
-LOOK_AGAIN_S = 0.5
 MARGIN_S = 15.0
 """Added to a deadline that something has of its own: a call that waits, a process that ends."""
 
@@ -164,17 +163,10 @@ class ClusterObserver:
         dead = {server.name for server in look.servers if is_dead(server)}
         dead |= {TRAINER} if look.trainer.verdict.health is Health.DEAD else set()
         if self._known_dead is None or not dead <= self._known_dead:  # it may have died of its disk
-            await asyncio.gather(self.disks.probed(), *([] if TRAINER in dead else [self._look_at_standbys()]))
+            await self.disks.probed()
             look = self._compose(found, is_stopped=is_stopped)
         self._known_dead = dead
         return look
-
-    async def _look_at_standbys(self) -> None:
-        """As the trainer knows them now: at the last look they may have been loading weights."""
-        if self._history.fleet.standbys:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self.trainer.probe.refresh()
 
     def _disk_answered(self) -> None:
         """On a thread of a probe: the loop may have ended."""
@@ -265,9 +257,8 @@ class ClusterObserver:
         await asyncio.gather(*closing, return_exceptions=True)
 
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
-        """Before the look that it is part of: with the help of whoever is READY; a standby was ready to help."""
-        helped = (ServerState.READY, ServerState.PARKED)
-        helpers = [name for name in self.slots if name in in_pool and in_pool[name].state in helped]
+        """Before the look that it is part of: with the help of whoever is READY."""
+        helpers = [name for name in self.slots if name in in_pool and in_pool[name].state is ServerState.READY]
         self._progress.note(next_step, helpers, now)
         for name, slot in self.slots.items():
             slot.progress_at = self._progress.at(name)
@@ -292,11 +283,10 @@ class ClusterObserver:
 
     def _note_fleet(self) -> None:
         """Recorded when a server has no node any more, and when one has room for it again."""
-        fleet = self.slots.keys() - self._history.fleet.standbys
-        unschedulable = {name for name in fleet if self.nodes.unschedulable_since(name) is not None}
-        left = len(fleet) - len(unschedulable)
+        unschedulable = {name for name in self.slots if self.nodes.unschedulable_since(name) is not None}
+        left = len(self.slots) - len(unschedulable)
         for name in sorted(unschedulable - self._unschedulable):
-            reason = f"Ray has found no node for {name} so far: {left} of {len(fleet)} servers continue"
+            reason = f"Ray has found no node for {name} so far: {left} of {len(self.slots)} servers continue"
             self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
             known = [info for info in self.trainer.view.servers if info.name == name]
             self._tasks.start(self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))

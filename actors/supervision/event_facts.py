@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.supervision.fleet_record import JOINING, LEFT
-from launcher.base.messages import Cause, ServerInfo
+from launcher.base.messages import Cause
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -15,10 +15,8 @@ from launcher.policy.actions import (
     JoinServer,
     LeaveServer,
     LoadWeights,
-    ParkServer,
     ParkTrainer,
     PauseTrainer,
-    PromoteServer,
     ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
@@ -43,8 +41,6 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
     AbandonServer: ("server.abandoning", "server.abandoned"),
     LoadWeights: ("server.loading", "server.loaded"),
     AdmitServer: ("server.probing", "server.ready"),
-    ParkServer: ("server.parking", "server.parked"),
-    PromoteServer: ("server.promoting", "server.promoted"),
     JoinServer: (JOINING, "server.joined"),
     LeaveServer: ("server.leaving", LEFT),
     Halt: ("run.halting", "run.halted"),
@@ -89,9 +85,3 @@ def numbers_of(event: Mapping[str, object], key: str) -> frozenset[float]:
 def optional_number(event: Mapping[str, object], key: str) -> int | None:
     value = event.get(key)
     return value if isinstance(value, int) else None
-
-
-def served(info: ServerInfo, recovered_after_s: float | None) -> dict[str, object]:
-    """Of a server that has got traffic."""
-    facts: dict[str, object] = {"pid": info.pid, "url": info.url, "generation": info.generation}
-    return facts if recovered_after_s is None else {**facts, "recovered_after_s": recovered_after_s}

@@ -27,16 +27,13 @@ def index_of(name: str) -> int:
 
 class FleetRecord:
     """`joining`: to join, in that order; `leaving`: asked to leave and not gone yet, each with the reason;
-    `newcomers`: those of the former that have not served yet. `standbys`: those without traffic. `replaced`: those of
-    them that had some, and how they lost it."""
+    `newcomers`: those of the former that have not served yet."""
 
     def __init__(self) -> None:
         self.joining: list[str] = []
         self.newcomers: set[str] = set()
         self.leaving: dict[str, str] = {}
         self.left: set[str] = set()
-        self.standbys: set[str] = set()
-        self.replaced: dict[str, str] = {}
 
     def take(self, event: Mapping[str, object]) -> None:
         subject = str(event.get("subject", ""))
@@ -44,11 +41,6 @@ class FleetRecord:
             case "server.join_asked":
                 self.joining.append(subject)
                 self.newcomers.add(subject)
-            case "server.joining" if event.get("is_standby") and subject not in self.joining:
-                self.joining.append(subject)
-                self.standbys.add(subject)
-            case "server.promoted":
-                self._change_places(subject, event)
             case "server.ready":
                 self.newcomers.discard(subject)
             case "server.leave_asked":
@@ -57,22 +49,13 @@ class FleetRecord:
                 self.leaving.pop(subject, None)
                 self.left.add(subject)
                 self.newcomers.discard(subject)
-                self.standbys.discard(subject)
-
-    def _change_places(self, subject: str, event: Mapping[str, object]) -> None:
-        lost, seconds = str(event.get("replaces")), event.get("recovered_after_s")
-        after = f", {seconds:.2f} s after its end" if isinstance(seconds, int | float) else ""
-        self.standbys = self.standbys - {subject} | {lost}
-        self.replaced.pop(subject, None)
-        self.replaced[lost] = f"{subject}, which stood by, has its place{after}"
 
     def members(self, first: Sequence[str]) -> list[str]:
         """All that have not left; `first` are those that the run began with."""
         return [name for name in (*first, *self.joining) if name not in self.left]
 
     def staying(self, first: Sequence[str]) -> list[str]:
-        """Those with traffic, now or soon."""
-        return [name for name in self.members(first) if name not in self.leaving and name not in self.standbys]
+        return [name for name in self.members(first) if name not in self.leaving]
 
     def next_name(self, first: Sequence[str]) -> str:
         return f"server-{1 + max(map(index_of, (*first, *self.joining)))}"

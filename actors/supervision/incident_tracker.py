@@ -30,7 +30,6 @@ DONE = frozenset(
         "server.abandoned",
         "server.loaded",
         "server.ready",
-        "server.promoted",
     }
 )
 """Events of actions that were carried out."""

@@ -16,7 +16,7 @@ from actors.cluster.placement_group import RunPlacement
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.serving.sglang_server import SGLangServer
 from actors.supervision.coordinator_actor import COORDINATOR, CoordinatorActor, trainer_names
-from actors.supervision.fleet_record import JOIN_ASKED, JOINING, LEFT, index_of, server_names
+from actors.supervision.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
 from actors.supervision.run_history import TOOK_OVER
 from actors.training.trainer import MONITOR, Trainer
 from launcher.config.schema import RunConfig
@@ -82,7 +82,7 @@ class RunActors:
     def follow(self, event: Mapping[str, object]) -> None:
         """The fleet, and which actor is the trainer, as the Coordinator has it."""
         name = str(event.get("subject"))
-        if event.get("event") in (JOIN_ASKED, JOINING) and name not in self._servers:
+        if event.get("event") == JOIN_ASKED and name not in self._servers:
             self._servers[name] = self._new_server(name)
         elif event.get("event") == TOOK_OVER:
             self.trainer = self._trainers[str(event.get("actor"))]

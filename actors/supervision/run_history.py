@@ -20,7 +20,7 @@ from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentHi
 from actors.supervision.progress_tracker import ATTEMPT, NOT_TRIED, PROVED, RepairRecord
 from launcher.base.gpu_names import GpuName
 from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalStatus
-from launcher.policy.actions import Action, PromoteServer, RestoreTrainer
+from launcher.policy.actions import Action, RestoreTrainer
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.reconcile_trainer import TRAINER
@@ -262,8 +262,6 @@ class RunHistory:
 
     def _record_action(self, event: str, action: Action, facts: dict[str, object], **more: object) -> None:
         subject = str(facts.pop("name", "") or event.partition(".")[0])
-        if isinstance(action, PromoteServer):  # it is the repair of the one that it replaces
-            facts["incident"] = self.incidents.number_for(event, action.replaces)
         self._record(event, subject=subject, reason=str(facts.pop("reason", "")), **facts, **more)
 
     def _record(self, event: str, *, subject: str = "", reason: str = "", **facts: Any) -> Mapping[str, object]:

@@ -38,7 +38,7 @@ REASON_S = 2.0
 """Longest wait for the reason why a process is gone; it comes within milliseconds, on a starved machine later."""
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and no fault was found")
-ADMITTED = frozenset({ServerState.READY, ServerState.PARKED, ServerState.SUSPECT})
+ADMITTED = frozenset({ServerState.READY, ServerState.SUSPECT})
 OVER = frozenset({ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED})
 
 
@@ -293,10 +293,10 @@ class ServerHandle:
     # ── acting ──
 
     async def start(
-        self, generation: int, weights: StartWeights, overrides: Overrides, **how: bool | tuple[GpuName, ...]
+        self, generation: int, weights: StartWeights, overrides: Overrides, *, avoid: tuple[GpuName, ...] = ()
     ) -> ServerInfo:
-        """End what there is, start another incarnation, and wait until it has generated. `how`: `in_background` and
-        `avoid`, as its actor takes them. Raises LauncherError."""
+        """End what there is, start another incarnation, and wait until it has generated. `avoid`: GPUs that it must
+        not be on. Raises LauncherError."""
         self._order_end()
         self.state = ServerStarting(generation=generation, lineage=weights.lineage)
         why_not = "its start was given up"
@@ -309,7 +309,7 @@ class ServerHandle:
                     model_path=weights.path,
                     weight_version=weights.version,
                     overrides=dict(overrides),
-                    **{"in_background": False} | how,
+                    avoid=avoid,
                 ),
                 within_s=STOP_S,
                 of=self.name,

@@ -29,7 +29,7 @@ from actors.processes.log_drain import LogDrain
 from actors.ranks.rank_controller import RankController
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
-from launcher.base.messages import Overrides, ServerInfo, ServerState, Snapshot, TrainerEnd, TrainerReady, TrainerView
+from launcher.base.messages import Overrides, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerView
 from launcher.base.rank_location import RankLocation
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
@@ -223,14 +223,6 @@ class Trainer:
     @ray.method(concurrency_group="mend")
     def admit(self, server: ServerInfo) -> float:
         return self._begun().servers.admit(server)
-
-    @ray.method(concurrency_group="mend")
-    def park(self, server: ServerInfo) -> float:
-        return self._begun().servers.admit(server, ServerState.PARKED)
-
-    @ray.method(concurrency_group="ctl")  # rollouts wait for it: not behind a server that is sent weights
-    def promote(self, server: ServerInfo) -> int:
-        return self._begun().servers.promote(server)
 
     @ray.method(concurrency_group="mend")
     def drain_server(self, name: str, within_s: float) -> int:

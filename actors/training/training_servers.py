@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import time
 from collections.abc import Sequence
 
 from actors.data.training_data import TrainingData
@@ -26,8 +25,6 @@ from actors.weights.group_sender import GroupSender
 from actors.weights.weight_consistency_check import (
     GREEDY,
     ONE_TOKEN,
-    PROMOTE_WITHIN_S,
-    SOON_S,
     golden_distance,
     golden_limit,
 )
@@ -212,9 +209,8 @@ class TrainingServers:
                 raise
         return self._thread.call(self.publisher.send_to(server, send, version))
 
-    def admit(self, server: ServerInfo, state: ServerState = ServerState.READY) -> float:
-        """Give a server traffic, or park it, if it holds the trainer's weights; returns the distance of its log-probs
-        in nats.
+    def admit(self, server: ServerInfo) -> float:
+        """Give a server traffic if it holds the trainer's weights; returns the distance of its log-probs in nats.
 
         Raises WeightsRefused and RequestFailed (it stays STALE, without a version), ServerError where it has ended.
         """
@@ -242,40 +238,9 @@ class TrainingServers:
                 self._thread.call(self.pool.update_if_alive(doubted))
             raise
         with self._weights_lock:  # no step may be published between this look and the admission
-            known = dataclasses.replace(self._known(server), state=state, reason="")
+            known = dataclasses.replace(self._known(server), state=ServerState.READY, reason="")
             self._thread.call(self.pool.update_if_alive(known))
         return distance
-
-    def promote(self, server: ServerInfo) -> int:
-        """Give a parked server traffic; returns the version of its weights.
-
-        It generates a token first: what was seen of it is some moments old, and one that hangs is no help. Its
-        log-probs were compared when it was parked, and since then it has confirmed each version, as others do. While it
-        loads one it is waited for. Raises WeightsRefused, RequestFailed, ServerError where it has ended.
-        """
-        give_up_at = time.monotonic() + PROMOTE_WITHIN_S
-        while True:
-            left_s = max(give_up_at - time.monotonic(), SOON_S)
-            ask = self._client.generate(
-                server.url, token_ids=self._data.golden_prompt, sampling=ONE_TOKEN, timeout_s=left_s
-            )
-            try:
-                answer = self._thread.call(self.pool.unless_ended(server, ask))
-            except RequestFailed as failure:  # new weights abort what is being generated
-                if not failure.retryable or time.monotonic() >= give_up_at:
-                    raise
-                time.sleep(SOON_S)
-                continue
-            with self._weights_lock:
-                known, version = self._known(server), self._model.policy_version
-                is_parked = self.pool.is_living(server) and known.state in (ServerState.PARKED, ServerState.READY)
-                if is_parked and known.weight_version == answer.weight_version == version:
-                    self._thread.call(self.pool.update_if_alive(dataclasses.replace(known, state=ServerState.READY)))
-                    return version
-            if time.monotonic() >= give_up_at:
-                told = f"{server.name} answers with weight version {answer.weight_version}, not {version}"
-                raise WeightsRefused(told)
-            time.sleep(SOON_S)
 
     def _known(self, server: ServerInfo) -> ServerInfo:
         """As the pool knows this incarnation."""

@@ -21,8 +21,6 @@ from launcher.policy.admission import GateRules
 GOLDEN_TOKENS = 16
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=0)
 ONE_TOKEN = dataclasses.replace(GREEDY, max_new_tokens=1)
-PROMOTE_WITHIN_S = 2.0
-"""In which a server that is given traffic must have generated a token."""
 SOON_S = 0.02
 TRIES = 3
 """Answers of a version that is not the trainer's, or aborted, while no new weights were on their way to the server."""

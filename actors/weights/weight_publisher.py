@@ -7,7 +7,7 @@ After two failures in a row of one server these two give way to files, for a whi
 All servers load side by side, each with its own deadline, and each gets traffic as soon as it has confirmed. The step
 continues when the first has confirmed and the others have had about as long again. A server that is late then loads
 beside the step: it is STALE until it confirms, and is sent the newest version next if there is a newer one. A server
-that was late or refused is not waited for again until it has kept up. One without traffic (parked, restarted, silent)
+that was late or refused is not waited for again until it has kept up. One without traffic (restarted, silent)
 is never waited for.
 """
 

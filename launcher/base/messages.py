@@ -12,13 +12,11 @@ from launcher.base.rank_location import RankLocation
 
 
 class ServerState(enum.StrEnum):
-    """State of one SGLang server. READY is reached only through STALE with the weights loaded; so is PARKED, which is
-    a standby: as READY, without traffic."""
+    """State of one SGLang server. READY is reached only through STALE with the weights loaded."""
 
     STARTING = "STARTING"
     STALE = "STALE"
     READY = "READY"
-    PARKED = "PARKED"
     SUSPECT = "SUSPECT"
     DEAD = "DEAD"
     STOPPED = "STOPPED"

@@ -278,12 +278,6 @@ class RestartConfig:
 class RecoveryConfig:
     """What stands ready for a failure (checkpoints to resume from: `recover`)."""
 
-    standby_servers: int | None = setting(
-        None,
-        "started servers without traffic, which hold every version and take the place of a lost one; "
-        "null: 1 where memory allows",
-        NATURAL,
-    )
     standby_trainers: int | None = setting(
         None,
         "number of parked trainer processes for each rank, which have everything imported (on a CPU also the "

@@ -94,13 +94,9 @@ class AbandonServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinServer:
-    """Take a server into the fleet that was asked to join: from then on it is started and repaired as the others.
-
-    `is_standby`: nobody asked; it is to be a standby.
-    """
+    """Take a server into the fleet that was asked to join: from then on it is started and repaired as the others."""
 
     name: str
-    is_standby: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,21 +130,6 @@ class AdmitServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParkServer:
-    """Ask a golden probe, as `AdmitServer` does, and give the server no traffic: it stands by."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromoteServer:
-    """Give a standby traffic, if it answers now. The server that it `replaces` is the standby from then on."""
-
-    name: str
-    replaces: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
     """End the run: stop everything in reverse order. After ERRORED what is sound is saved first.
 
@@ -175,7 +156,5 @@ Action = (
     | LeaveServer
     | LoadWeights
     | AdmitServer
-    | ParkServer
-    | PromoteServer
     | Halt
 )

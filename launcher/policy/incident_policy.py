@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Health, Rejection, ServerState
-from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, PromoteServer, RestartServer
+from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, RestartServer
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
-from launcher.policy.reconcile_servers import OF_WEIGHTS, active_servers, is_current, is_dead, is_doubted
+from launcher.policy.reconcile_servers import OF_WEIGHTS, is_current, is_dead, is_doubted
 from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
@@ -132,10 +132,9 @@ def _troubles(
 
 
 def _of_servers(seen: Observed) -> list[Trouble]:
-    """A standby has no prompt to lose: what befalls it is repaired without an incident."""
     return [
         Trouble(cause=server.verdict.cause or Cause.SERVER_CRASH, subject=server.name, reason=server.verdict.reason)
-        for server in active_servers(seen)
+        for server in seen.servers
         if server.state not in (ServerState.FAILED, ServerState.STOPPED) and (is_dead(server) or is_doubted(server))
     ]
 
@@ -149,7 +148,7 @@ def _of_trainer(seen: Observed) -> list[Trouble]:
 
 def _of_weights(seen: Observed, attempts: Sequence[RepairAttempt]) -> list[Trouble]:
     """A server that has lost its weights although the trainer was not restored: the pool or the publisher found it."""
-    alive = {server.name: server for server in active_servers(seen) if not is_dead(server)}
+    alive = {server.name: server for server in seen.servers if not is_dead(server)}
     return [
         Trouble(cause=attempt.cause, subject=attempt.subject, reason=_lacks_weights(alive[attempt.subject]))
         for attempt in attempts
@@ -177,8 +176,6 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
 
 def _ending_of_server(one: OpenIncident, server: ServerFacts, seen: Observed) -> Ending | None:
     trainer = seen.trainer
-    if server.name in seen.standbys:
-        return Ending(incident=one, reason=seen.replaced.get(server.name, "it stands by now"))
     if server.state is ServerState.FAILED:
         return Ending(incident=one, reason="given up; the run continues without it", is_mended=False)
     if any(getattr(action, "name", "") == server.name for action in seen.under_way):
@@ -202,8 +199,6 @@ def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
         match action:
             case RestartServer(name=trouble.subject):
                 return "it is being restarted"
-            case PromoteServer(name=name, replaces=trouble.subject):
-                return f"{name}, which stood by, takes its place"
             case LoadWeights(name=trouble.subject):
                 return "its weights are sent again"
             case CondemnCheckpoints():

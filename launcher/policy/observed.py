@@ -90,10 +90,8 @@ class Observed:
     `ending`: the status with which the run is being shut down. `is_stopped`: nothing of it is left running.
     `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `joining`, `leaving`: servers that were
     asked to join, and those that were asked to leave and have not left, with the reason. `newcomers`: those that joined
-    and have not served yet; that one of them has no weights is no incident. `standbys`: servers that take no traffic,
-    also those that are yet to join. `replaced`: servers that lost their place to a standby, and how. `next_name`: of a
-    server that joins. `disk`: what keeps the run from writing. `standby_trainer`: NONE where there is
-    none.
+    and have not served yet; that one of them has no weights is no incident. `disk`: what keeps the run from writing.
+    `standby_trainer`: NONE where there is none.
     `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
     """
 
@@ -115,9 +113,6 @@ class Observed:
     joining: tuple[str, ...] = ()
     leaving: Mapping[str, str] = field(default_factory=dict)
     newcomers: frozenset[str] = frozenset()
-    standbys: frozenset[str] = frozenset()
-    replaced: Mapping[str, str] = field(default_factory=dict)
-    next_name: str = ""
     disk: DiskTrouble | None = None
     standby_trainer: StandbyTrainer = StandbyTrainer.NONE
     not_before: Mapping[tuple[type[Action], str], float] = field(default_factory=dict)

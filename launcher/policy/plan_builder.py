@@ -107,7 +107,6 @@ class PlanBuilder:
             progress_at=progress_at,
             without=without,
             told=told,
-            is_standby=subject in self.seen.standbys,
         )
 
     def must_keep_its_settings(self, ran_out: RanOut | None) -> bool:

@@ -9,14 +9,12 @@ from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
     LoadWeights,
-    ParkServer,
     PauseTrainer,
-    PromoteServer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
 )
-from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
+from launcher.policy.observed import ServerFacts, TrainerFacts
 from launcher.policy.plan_builder import KEPT, NO_OVERRIDES, PlanBuilder
 from launcher.policy.reconcile_trainer import holds_damage, restore
 from launcher.policy.restart_budget import Repair, Rung
@@ -26,8 +24,8 @@ OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
 OF_THE_MACHINE = frozenset({Cause.SERVER_OOM, Cause.SERVER_SLOW, Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL})
 """Of no weights: to restore others would throw steps away for nothing (P12)."""
 OF_ALL = frozenset({Rung.FLEET, Rung.RESTORE})
-UNDECIDED = (LoadWeights, AdmitServer, ParkServer, PromoteServer)
-LIVING = frozenset({ServerState.STALE, ServerState.READY, ServerState.PARKED})
+UNDECIDED = (LoadWeights, AdmitServer)
+LIVING = frozenset({ServerState.STALE, ServerState.READY})
 
 
 def is_dead(server: ServerFacts) -> bool:
@@ -49,23 +47,11 @@ def is_unschedulable(server: ServerFacts) -> bool:
     return is_dead(server) and server.unschedulable_since is not None
 
 
-def active_servers(seen: Observed) -> tuple[ServerFacts, ...]:
-    """Those that are to have traffic."""
-    return tuple(server for server in seen.servers if server.name not in seen.standbys)
-
-
-def being_replaced(builder: PlanBuilder) -> frozenset[str]:
-    """Those whose place a standby is taking: each is restarted as the next standby then."""
-    acting = (*builder.seen.under_way, *builder.actions)
-    return frozenset(action.replaces for action in acting if isinstance(action, PromoteServer))
-
-
 def reconcile_servers(builder: PlanBuilder) -> None:
-    as_they_are = {*builder.seen.leaving, *being_replaced(builder)}
     for server in builder.seen.servers:
         if builder.halt_reason or builder.does(RestartServer, server.name) or server.state is ServerState.STOPPED:
             continue
-        if server.name in as_they_are:
+        if server.name in builder.seen.leaving:
             continue
         if is_unschedulable(server):
             _wait_for_node(builder, server)
@@ -99,9 +85,6 @@ def trainer_has_weights(builder: PlanBuilder) -> bool:
 def _bring_up_to_date(builder: PlanBuilder, server: ServerFacts) -> None:
     if not is_current(server, builder.seen.trainer):
         _repair(builder, server, Cause.SERVER_STALE)
-    elif server.name in builder.seen.standbys:
-        if server.state is not ServerState.PARKED:
-            builder.order(ParkServer(name=server.name), reason=f"{server.name} stands by with the current weights")
     elif server.state is not ServerState.READY:
         builder.order(AdmitServer(name=server.name), reason=f"{server.name} holds the current weights")
 
@@ -117,7 +100,7 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
         reason = f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}"
         _give_up(builder, server, reason, is_spared=False, may_pass=False)
         return
-    of_all = OF_ALL if is_spared else {Rung.FLEET} if len(active_servers(builder.seen)) == 1 else frozenset()
+    of_all = OF_ALL if is_spared else {Rung.FLEET} if len(builder.seen.servers) == 1 else frozenset()
     without = frozenset(of_all) | ({Rung.RESTORE} if cause in OF_THE_MACHINE else frozenset())
     repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=without)
     overrides, rung_reason = builder.give_way(server.ran_out, server.verdict.reason)
@@ -164,7 +147,7 @@ def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
 
 def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, *, is_spared: bool, may_pass: bool) -> None:
     """The run continues with the others; while none of them is ready yet, it waits for them."""
-    if not is_spared and server.name not in builder.seen.standbys:
+    if not is_spared:
         builder.halt(reason, may_pass=may_pass)
     elif server.state is not ServerState.FAILED and any(
         other.name != server.name and other.state is ServerState.READY and _may_work(builder, other)
@@ -177,7 +160,7 @@ def _perform(builder: PlanBuilder, server: ServerFacts, cause: Cause, repair: Re
     match repair.rung:
         case Rung.RETRY:
             _load_weights(builder, server, cause)
-        case Rung.SERVER | Rung.STANDBY:
+        case Rung.SERVER:
             _restart(builder, server, cause, f"{server.verdict.reason}; {repair.reason}")
         case Rung.FLEET:
             _restart_all(builder, server, cause, repair.reason)
@@ -203,15 +186,14 @@ def _load_weights(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> No
 
 def _restart(builder: PlanBuilder, server: ServerFacts, cause: Cause, reason: str) -> None:
     overrides, _ = builder.give_way(server.ran_out, server.verdict.reason)
-    rung = Rung.STANDBY if server.name in builder.seen.standbys else Rung.SERVER
     builder.order(
         RestartServer(name=server.name, reason=reason, overrides=overrides),
-        attempt=builder.attempt(cause, server.name, rung),
+        attempt=builder.attempt(cause, server.name, Rung.SERVER),
     )
 
 
 def _restart_all(builder: PlanBuilder, because_of: ServerFacts, cause: Cause, reason: str) -> None:
-    for server in active_servers(builder.seen):
+    for server in builder.seen.servers:
         builder.order(
             RestartServer(name=server.name, reason=f"{cause} of {because_of.name}: {reason}", overrides=NO_OVERRIDES)
         )

@@ -7,7 +7,6 @@
     servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
     disk      full, read-only, stalled ─► pause, repair nothing, wait
     fleet     asked to join ─► start ─► as a dead one; asked to leave ─► leaves, when another one serves
-    standbys  start when all serve ─► as a dead one, but parked ─► takes a lost server's place, which stands by next
 
 Each plan holds only what can be done from here; what follows from its success is in the next plan, made from the
 next look. So the same look gives the same plan, an action that failed is simply due again (its budget in
@@ -31,8 +30,8 @@ from launcher.policy.actions import (
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
-from launcher.policy.reconcile_fleet import reconcile_fleet, reconcile_standbys
-from launcher.policy.reconcile_servers import active_servers, is_current, is_dead, is_unschedulable, reconcile_servers
+from launcher.policy.reconcile_fleet import reconcile_fleet
+from launcher.policy.reconcile_servers import is_current, is_dead, is_unschedulable, reconcile_servers
 from launcher.policy.reconcile_trainer import holds_damage, reconcile_standby_trainer, reconcile_trainer
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
@@ -60,7 +59,6 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         return _end(seen, Halt(reason=reason, may_pass=True))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
     reconcile_trainer(builder)
-    reconcile_standbys(builder)
     reconcile_servers(builder)
     reconcile_fleet(builder)
     _hold_or_resume(builder)
@@ -81,14 +79,14 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
 
 def _what_runs(seen: Observed) -> str:
     """Of a run that has just begun to run, or runs again."""
-    serving = [one.name for one in active_servers(seen) if one.state is ServerState.READY]
-    others = [f"{one.name} is {one.state}" for one in active_servers(seen) if one.state is not ServerState.READY]
+    serving = [one.name for one in seen.servers if one.state is ServerState.READY]
+    others = [f"{one.name} is {one.state}" for one in seen.servers if one.state is not ServerState.READY]
     served_by = f"{', '.join(serving)} {'serves' if len(serving) == 1 else 'serve'}"
     return "; ".join([f"the trainer takes step {seen.trainer.next_step}", served_by, *others])
 
 
 def _unready(seen: Observed) -> str:
-    return "; ".join(f"{one.name} is {one.state}" for one in active_servers(seen) if one.state is not ServerState.READY)
+    return "; ".join(f"{one.name} is {one.state}" for one in seen.servers if one.state is not ServerState.READY)
 
 
 def _known(seen: Observed) -> str:
@@ -195,6 +193,6 @@ def _is_repairing(builder: PlanBuilder) -> bool:
     settled = {ServerState.READY, ServerState.SUSPECT, ServerState.STOPPED, ServerState.FAILED}
     return any(
         server.state not in settled or (is_dead(server) and server.state is not ServerState.FAILED)
-        for server in active_servers(builder.seen)
+        for server in builder.seen.servers
         if not is_unschedulable(server)
     )

@@ -4,8 +4,6 @@ A halt after failures that may pass by themselves (processes that are killed or 
 another attempt of the run, after waits of their own, within the budget of the rung `attempt`. One that a process itself
 explains in the same words each time is.
 
-A standby's restarts have a rung of their own, and no larger one: they cost no server with traffic anything.
-
 Each cause has its ladder and each rung a budget. Attempts count per cause and subject since the subject last took
 part in getting further than ever before: a budget per lifetime would end a long run for its length, one that any
 step refills would let a run fall back and repeat the same steps for ever, and one that others refill would restart
@@ -32,7 +30,6 @@ class Rung(enum.StrEnum):
 
     RETRY = "retry"
     SERVER = "server"
-    STANDBY = "standby"
     FLEET = "fleet"
     RESTORE = "restore"
     CLUSTER = "cluster"
@@ -107,7 +104,6 @@ def next_repair(
     progress_at: float | None,
     without: frozenset[Rung] = frozenset(),
     told: str = "",
-    is_standby: bool = False,
 ) -> Repair:
     """The next rung for a failure of `subject`.
 
@@ -117,8 +113,6 @@ def next_repair(
     """
     recent = _since_quiet(history, settings, now, progress_at)
     rungs = [rung for rung in LADDERS[cause] if rung is not Rung.HALT and rung not in without]
-    if is_standby:
-        rungs = [Rung.STANDBY if rung is Rung.SERVER else rung for rung in rungs if rung not in SHARED_RUNGS]
     spent = {rung: _spent(rung, cause, subject, recent) for rung in rungs}
     for rung in rungs:
         budget = budget_of(rung, settings)
@@ -139,7 +133,7 @@ def budget_of(rung: Rung, settings: RestartConfig) -> int:
     match rung:
         case Rung.RETRY:
             return settings.retry
-        case Rung.SERVER | Rung.STANDBY:
+        case Rung.SERVER:
             return settings.server
         case Rung.FLEET:
             return settings.fleet

@@ -42,7 +42,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
 }
 
 
-IN_AN_INCIDENT = frozenset({"trainer.pausing", "server.restarting", "server.ready", "server.promoted", "node.lost"})
+IN_AN_INCIDENT = frozenset({"trainer.pausing", "server.restarting", "server.ready", "node.lost"})
 """What belongs to an incident is reported by its two lines."""
 
 TOLD: Mapping[str, str | Callable[[Record], str]] = {
@@ -60,9 +60,6 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "server.restarting": "{subject} is being restarted: {short_reason}",
     "server.abandoned": "{subject} is given up; the run continues without it: {short_reason}",
     "server.ready": "{subject} READY, weight_version {weight_version}",
-    "server.parked": "{subject} stands by, weight_version {weight_version}",
-    "server.promoted": "{subject}, which stood by, takes the place of {replaces}",
-    "server.promoting_failed": "{subject} stood by and could not take the place of {replaces}: {short_reason}",
     "server.join_asked": "{subject} joins: {short_reason}",
     "server.leave_asked": "{subject} leaves: {short_reason}",
     "server.left": "{subject} has left; {moved} of its requests moved",

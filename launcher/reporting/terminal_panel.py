@@ -28,7 +28,6 @@ LONGEST_REASON = 60
 """Of a server, in characters; all of it is in the journal."""
 SERVER_STYLES = {
     ServerState.READY: "green",
-    ServerState.PARKED: "dim green",
     ServerState.STARTING: "yellow",
     ServerState.STALE: "yellow",
     ServerState.SUSPECT: "yellow",

@@ -18,7 +18,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.settings import as_typed, value_of
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
-from launcher.resources.run_plan import RunPlan, gpu_memory, plan_of
+from launcher.resources.run_plan import RunPlan, gpu_memory, make_plan
 
 FRACTION = "sglang.mem_fraction_static"
 CONCURRENCY = "rollout.max_concurrent_rollouts"
@@ -62,7 +62,7 @@ def fit(config: RunConfig, hardware: Hardware, shape: ModelShape | None, typed: 
             f"hardware=auto: the sizes of {config.actor.path} are unknown until it is on this machine",
             "download it first, or leave hardware=auto out and set what the preset sets",
         )
-    plan = plan_of(config, hardware, shape)
+    plan = make_plan(config, hardware, shape)
     if "cuda" not in plan.devices or plan.shortage is not None:
         return Fit(config, "hardware=auto: no GPU is used, nothing was changed" if plan.shortage is None else "")
     longest = _longest(config, shape)
@@ -128,7 +128,7 @@ def _served(
     config: RunConfig, hardware: Hardware, shape: ModelShape, tokens: int, fixed: Sequence[str]
 ) -> RunConfig | None:
     """With the largest share of the GPU for the servers that fits and is of use to a step's `tokens`."""
-    plan = plan_of(config, hardware, shape)
+    plan = make_plan(config, hardware, shape)
     if plan.devices[0] == "cpu" or FRACTION in fixed:
         return config if _has_room(plan) else None
     sglang = config.sglang
@@ -138,11 +138,11 @@ def _served(
 
     def is_too_much(percent: int) -> bool:
         sglang.mem_fraction_static = percent / PERCENT
-        return not _leaves_spare(plan_of(config, hardware, shape))
+        return not _leaves_spare(make_plan(config, hardware, shape))
 
     percents = range(1, min(of_use, PERCENT - 1) + 1)
     sglang.mem_fraction_static = bisect.bisect_left(percents, True, key=is_too_much) / PERCENT
-    return config if _has_room(plan_of(config, hardware, shape)) else None
+    return config if _has_room(make_plan(config, hardware, shape)) else None
 
 
 def _has_room(plan: RunPlan) -> bool:
@@ -155,7 +155,7 @@ def _leaves_spare(plan: RunPlan) -> bool:
 
 def _held(config: RunConfig, hardware: Hardware, shape: ModelShape, longest: int) -> float:
     """Completions of full length, with their prompts, that all servers hold at once."""
-    tokens = plan_of(config, hardware, shape).kv_tokens or 0
+    tokens = make_plan(config, hardware, shape).kv_tokens or 0
     return tokens // longest * config.sglang.n_servers
 
 
@@ -190,7 +190,7 @@ def _more_ranks(
     for ranks in range(config.actor.dp_size + 1, len(hardware.gpus) * hardware.n_nodes + 1):
         changed = copy.deepcopy(config)
         changed.actor.dp_size = ranks
-        if plan_of(changed, hardware, shape).shortage is None and _search(changed, hardware, shape, longest, fixed):
+        if make_plan(changed, hardware, shape).shortage is None and _search(changed, hardware, shape, longest, fixed):
             yield f"actor.dp_size={ranks} fits here"
             return
 

@@ -70,9 +70,8 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     rung = "B, servers" if trainer.rung == SERVERS else "A, a command"
     yield f"rung {rung} ({trainer.adapter}): {shlex.join(adapter.command(None).words)}"
     if trainer.rung == SERVERS:
-        n_servers, standbys = config.sglang.n_servers, config.recovery.standby_servers or 0
         yield f"in {trainer.cwd}; rollouts and gate are its own"
-        yield f"servers: {n_servers} SGLang of {config.sglang.model_path}, standing by: {standbys}"
+        yield f"servers: {config.sglang.n_servers} SGLang of {config.sglang.model_path}"
         if trainer.adapter == AREAL and (theirs := areal_settings(trainer).servers()):
             named = ", ".join(f"sglang.{key}" for key in theirs)
             yield f"from {trainer.config}, where the command does not set them: {named}"

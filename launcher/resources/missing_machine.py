@@ -83,12 +83,7 @@ def _of_size(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:
 
 
 def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
-    """GPU or host memory that the plan needs and the machine has not, or would not have with the standbys."""
-    if plan.too_many_standbys:
-        yield ResourceError(
-            f"recovery.standby_servers: {plan.too_many_standbys}",
-            "lower it; 0: none, null: as many as fit, at most 1. Without standbys the run fits",
-        )
+    """GPU or host memory that the plan needs and the machine has not."""
     held = [note for note in plan.notes if note.startswith(HELD)]
     for problem in lacks(plan):
         if held and problem.startswith("GPU"):
@@ -160,8 +155,7 @@ def _too_little(folder: Path, needed: int, what: str, hint: str) -> Iterator[Usa
 def missing_ports(config: RunConfig) -> Iterator[UsageError]:
     """An address that servers can listen on, and the ports asked for."""
     sglang = config.sglang
-    servers = sglang.n_servers + (config.recovery.standby_servers or 0)
-    ports = [0] if sglang.port is None else [sglang.port + index for index in range(servers)]
+    ports = [0] if sglang.port is None else [sglang.port + index for index in range(sglang.n_servers)]
     for port in ports:
         refusal = why_not_bound(sglang.host, port)
         if refusal and port:

@@ -27,8 +27,6 @@ def show(config: RunConfig, plan: RunPlan, console: Console) -> None:
         console.print(_memory(plan))
         console.print(_places(plan))
     cannot = [] if plan.shortage is None else [f"can't be placed: {plan.shortage}"]
-    if plan.too_many_standbys:
-        cannot.append(f"without the standbys of recovery.standby_servers: {plan.too_many_standbys}")
     for note in (*plan.notes, *cannot, *(f"too small: {problem}" for problem in lacks(plan))):
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 

@@ -64,8 +64,7 @@ class RunPlan:
     """`devices` are the servers' and the trainer's (`cuda` or `cpu`); `kv_tokens` is one server's token pool.
 
     `shortage`: what can't be placed on this hardware; the plan is then of what it would take. `is_described`: of nodes
-    that aren't this machine. `standbys`: so many of the servers stand by; `too_many_standbys`: why those that were
-    asked for can't be had beside the rest, which can; the plan is then without them.
+    that aren't this machine.
     """
 
     devices: tuple[str, str]
@@ -79,8 +78,6 @@ class RunPlan:
     shortage: UsageError | None
     is_described: bool
     notes: tuple[str, ...]
-    standbys: int = 0
-    too_many_standbys: str = ""
     standby_trainers: int = 0
 
     @property
@@ -88,45 +85,22 @@ class RunPlan:
         return gpus_of([process.placement for process in self.processes])
 
 
-def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
-    """The plan of a configuration that passed its checks, on this hardware, with the standbys that it has room for."""
-    without = plan_of(config, hardware, shape)
-    wanted = config.recovery.standby_servers
-    if wanted is None and (why_not := _why_no_standby(config, without)):
-        return noted(without, f"no standby server: {why_not} (recovery.standby_servers=null)")
-    standbys = 1 if wanted is None else wanted
-    if standbys == 0:
-        return without
-    sglang = dataclasses.replace(config.sglang, n_servers=config.sglang.n_servers + standbys)
-    plan = plan_of(dataclasses.replace(config, sglang=sglang), hardware, shape)
-    problem = why_not_run(plan) if config.cluster.address == "local" or hardware.is_described else ""
-    if problem and why_not_run(without):
-        return without  # what is missing is missing without it too
-    if problem and wanted is None:
-        short = problem.partition(";")[0]
-        return noted(without, f"no standby server: with one, {short} (recovery.standby_servers=null)")
-    if problem:
-        return dataclasses.replace(without, too_many_standbys=problem)
-    names = ", ".join(f"server-{index}" for index in range(config.sglang.n_servers, sglang.n_servers))
-    how = "null: 1, as memory allows it" if wanted is None else f"{wanted}"
-    note = f"{names}: without traffic, in place of a server that is lost (recovery.standby_servers={how})"
-    return dataclasses.replace(noted(plan, note), standbys=standbys)
-
-
 def noted(plan: RunPlan, note: str) -> RunPlan:
     """With one more note; "": with none."""
     return dataclasses.replace(plan, notes=(*plan.notes, *([note] if note else [])))
 
 
-def _why_no_standby(config: RunConfig, plan: RunPlan) -> str:
-    """Where nobody has asked for one; "" where its memory decides."""
-    if plan.devices[0] == "cpu":
-        return "on the CPU its start takes time from the steps (docs/measurements.md)"
-    if config.cluster.address != "local":
-        return "the memory of a running cluster's machines is not known here"
-    if plan.shape is None:
-        return "its memory is not known before the model is here"
-    return ""
+def recommend_server(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:
+    """One line where one more server fits beside what is planned, else "". Where several serve, the others go on with
+    the completions of one that is lost. On a CPU its work takes time from the steps."""
+    is_known = config.cluster.address == "local" or plan.is_described
+    if plan.devices[0] == "cpu" or plan.shape is None or not is_known or why_not_run(plan):
+        return ""
+    more = config.sglang.n_servers + 1
+    larger = dataclasses.replace(config, sglang=dataclasses.replace(config.sglang, n_servers=more))
+    if why_not_run(make_plan(larger, hardware, plan.shape)):
+        return ""
+    return f"one more server has room (sglang.n_servers={more}): when one is lost, the others go on in its place"
 
 
 def why_not_run(plan: RunPlan) -> str:
@@ -134,8 +108,8 @@ def why_not_run(plan: RunPlan) -> str:
     return "; ".join([*([] if plan.shortage is None else [plan.shortage.message]), *lacks(plan)])
 
 
-def plan_of(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
-    """The plan of exactly these servers, without a standby."""
+def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
+    """The plan of a configuration that passed its checks, on this hardware."""
     devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
     placements, shortage = _place(config, hardware, devices)
     processes = tuple(
@@ -263,7 +237,7 @@ def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -
     for gib in range(4, LARGEST_GPU_GIB + 1, 4):
         gpu = Gpu(name="GPU", memory=gib * GIB, free=gib * GIB)
         gpus = (gpu,) * gpus_needed(config)
-        plan = plan_of(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
+        plan = make_plan(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
         if not lacks(plan):
             return gib
     return None

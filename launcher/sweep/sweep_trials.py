@@ -25,7 +25,7 @@ KEEP_MEMORY = {"memory.give_way": "false", "memory.remember": "false"}
 """In a sweep over memory settings the ladder would change what is being swept, and what one trial has learnt would
 change the next."""
 
-NO_STANDBY = {"recovery.standby_servers": "0", "recovery.standby_trainers": "0"}
+NO_STANDBY = {"recovery.standby_trainers": "0"}
 """Where it is left to the plan: a trial's plan does not know of the memory that the trials beside it take."""
 
 LONGEST_NAME = 128

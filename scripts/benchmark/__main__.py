@@ -17,7 +17,7 @@ BENCHMARKS = {
     "foreign_step": "a step of the real AReaL under the launcher, with its servers, against one without it",
     "publish": "new weights to the server: from a folder, as tensors, over a group",
     "supervision": "steps with supervision against steps without, in one run",
-    "failover": "from a server's SIGKILL to the next tokens, with a standby and without",
+    "failover": "from a server's SIGKILL to the next tokens of its completions: at another one, alone",
     "hangs": "from a server's SIGSTOP until it is condemned, and its requests are answered elsewhere",
     "trainer_kills": "a killed trainer to the next committed step, with a parked trainer and without",
     "state": "how long a step waits for its state in memory and a checkpoint: on its path and beside the next",

@@ -1,9 +1,10 @@
-"""Benchmark `failover`: from a server's SIGKILL to the next tokens, with a standby and without one, in one run.
+"""Benchmark `failover`: from a server's SIGKILL to the next tokens of its completions, at another server or alone.
 
-Each kill is of the main process of every server that has traffic; those of the cold arm are of the standby too, in the
-same moment. In turn, each once a standby is parked again, and in the midst of a rollout. What counts is when the first
-tokens of a server that was not killed arrive in the trainer (timed_completions.py), on the clock that the kill is taken
-on; servers send each token. The learning rate is next to nothing, so that steps stay equal work.
+In one run two servers serve and one of them, drawn, is killed; in another one there is one server, which starts again.
+Each kill is in the midst of a rollout, of a server's main process, once all servers serve. What counts is when the
+first tokens of a completion that was begun before arrive in the trainer from another incarnation
+(timed_completions.py), on the clock that the kill is taken on; servers send each token. The learning rate is next to
+nothing, so that steps stay equal work.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import argparse
 import random
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import TypeVar
 
 from actors.processes.process_tree import send
 from launcher.run_files.journal import Record, read_lines
+from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.measured import Measured
 from scripts.benchmark.supervision import SAME_WORK
@@ -28,22 +29,24 @@ from scripts.faults.run_processes import find_servers
 from scripts.faults.started_run import Driver, at_s, short_lived, until
 from scripts.health.recorded_run import RecordedRun, read_view
 
-ARMS = ("standby", "cold")
+ARMS = {"other": 2, "alone": 1}
+"""Servers."""
 ENDLESS = ("total_train_steps=100000", "total_train_epochs=1000")
-SETTINGS = (*ENDLESS, "recovery.standby_servers=1", "rollout.stream_interval=1")
-PARKED_WITHIN_S = 900.0
+SETTINGS = (*ENDLESS, "rollout.stream_interval=1")
+BEGUN_WITHIN_S = 900.0
 SERVED_WITHIN_S = 400.0
 BETWEEN_S = 5.0
 """Of undisturbed steps before a kill; up to two seconds more, drawn."""
 SOON_S = 0.002
+IDLE = "idle"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Seconds from the signal to the journal's line of the death, to that of a server with traffic, and to the first
-    tokens. `version` of those, and `newest` of all before the signal."""
+    """Seconds from the signal to the journal's line of the death, to that of its next incarnation with traffic, and to
+    the first tokens of its completions. `version` of those, and `newest` of all before the signal."""
 
     arm: str
     died_s: float
@@ -60,12 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Measured:
     draw = random.Random(arguments.seed)
+    kills: list[Kill] = []
+    problems: list[str] = []
+    for arm, servers in ARMS.items():
 
-    def disturb(paths: RunPaths, process: Driver) -> list[Kill]:
-        return [kill(paths, process, arm, draw) for _ in range(arguments.kills) for arm in ARMS]
+        def disturb(paths: RunPaths, process: Driver, arm: str = arm) -> list[Kill]:
+            return [kill(paths, process, arm, draw) for _ in range(arguments.kills)]
 
-    words = [*SETTINGS, *arguments.overrides]
-    return measured(*disturbed(words, disturb, module="scripts.benchmark.timed_completions"))
+        words = [*SETTINGS, f"sglang.n_servers={servers}", *arguments.overrides]
+        made, found = disturbed(words, disturb, module="scripts.benchmark.timed_completions")
+        kills += made
+        problems += found
+    return measured(kills, problems)
 
 
 def disturbed(
@@ -83,51 +92,65 @@ def disturbed(
 
 
 def kill(paths: RunPaths, process: Driver, arm: str, draw: random.Random) -> Kill:
-    tokens = paths.logs / TOKENS
-    standby = until(process, lambda: parked(read_view(paths)), PARKED_WITHIN_S)
-    time.sleep(BETWEEN_S + 2 * draw.random())
-    victims = [server for server in find_servers(paths) if arm == "cold" or server.name != standby]
-    size = tokens.stat().st_size
-    until(process, lambda: tokens.stat().st_size > size or None, SERVED_WITHIN_S, SOON_S)
-    at = time.monotonic()
-    for victim in victims:
-        send(victim.http, signal.SIGKILL)
-    urls = {victim.url for victim in victims}
-
-    def look() -> Kill | None:
-        return outcome(arm, at, urls, list(read_lines(paths.events)), list(read_lines(tokens)))
-
-    made = until(process, look, SERVED_WITHIN_S)
+    """One whose server had no completion in the making is none: another is killed."""
+    while (made := _killed(paths, process, arm, draw)) is None:
+        print(f"{arm:8} nothing was in flight")
     print(f"{arm:8} died {made.died_s:.3f} s, serves {made.serves_s:.3f} s, tokens {made.tokens_s:.3f} s")
     return made
 
 
-def parked(view: RecordedRun) -> str | None:
-    """The standby, where it is parked and all others have traffic."""
-    states = {name: one.state for name, one in view.servers.items()}
-    found = next((name for name in view.fleet.standbys if states.get(name) == "PARKED"), None)
-    return found if all(state == "READY" for name, state in states.items() if name != found) else None
+def _killed(paths: RunPaths, process: Driver, arm: str, draw: random.Random) -> Kill | None:
+    tokens = paths.logs / TOKENS
+    until(process, lambda: served(read_view(paths), ARMS[arm]) or None, BEGUN_WITHIN_S)
+    time.sleep(BETWEEN_S + 2 * draw.random())
+    victim = draw.choice(list(find_servers(paths)))
+    arriving = LineTail(tokens, since=tokens.stat().st_size)
+    until(
+        process,
+        lambda: any(line["server"] == victim.url for line in arriving.read()) or None,
+        SERVED_WITHIN_S,
+        SOON_S,
+    )
+    at = time.monotonic()
+    send(victim.http, signal.SIGKILL)
+
+    def look() -> Kill | str | None:
+        return outcome(arm, at, victim.name, victim.url, list(read_lines(paths.events)), list(read_lines(tokens)))
+
+    made: Kill | str = until(process, look, SERVED_WITHIN_S)
+    return None if isinstance(made, str) else made
+
+
+def served(view: RecordedRun, servers: int) -> bool:
+    """Whether all of so many servers have traffic."""
+    return [one.state for one in view.servers.values()] == ["READY"] * servers
 
 
 def outcome(
-    arm: str, at: float, killed: Collection[str], events: Sequence[Record], tokens: Sequence[Record]
-) -> Kill | None:
-    """None while something of it is missing."""
+    arm: str, at: float, name: str, url: str, events: Sequence[Record], tokens: Sequence[Record]
+) -> Kill | str | None:
+    """Of the server `name`, which was killed at its `url`. None while something is missing; `IDLE` where it made no
+    completion."""
 
-    def seconds(*names: str) -> float | None:
-        return next((at_s(event) - at for event in events if at_s(event) > at and event.get("event") in names), None)
+    def seconds(event_name: str) -> float | None:
+        mine = (event for event in events if event.get("event") == event_name and event.get("subject") == name)
+        return next((at_s(event) - at for event in mine if at_s(event) > at), None)
 
-    first = next((line for line in tokens if at_s(line) > at and line["server"] not in killed), None)
-    died, serves = seconds("server.died"), seconds("server.ready", "server.promoted")
-    if first is None or died is None or serves is None:
+    newest = max((int(str(line["version"])) for line in tokens if at_s(line) <= at), default=0)
+    later = [line for line in tokens if at_s(line) > at and line["server"] != url]
+    first = next((line for line in later if line["is_again"]), None)
+    died, serves = seconds("server.died"), seconds("server.ready")
+    if died is None or serves is None:
         return None
+    if first is None:
+        return IDLE if any(int(str(line["version"])) > newest for line in later) else None
     return Kill(
         arm=arm,
         died_s=died,
         serves_s=serves,
         tokens_s=at_s(first) - at,
         version=int(str(first["version"])),
-        newest=max((int(str(line["version"])) for line in tokens if at_s(line) <= at), default=0),
+        newest=newest,
     )
 
 
@@ -138,7 +161,6 @@ def measured(kills: Sequence[Kill], problems: Sequence[str]) -> Measured:
         for what in ("died_s", "serves_s", "tokens_s")
     }
     points |= {
-        "cold_by_standby": [median(points["cold_tokens_s"]) / median(points["standby_tokens_s"])],
         "older_versions": [float(one.version < one.newest) for one in kills],
         "ledger_violations": [float(len(problems))],
     }

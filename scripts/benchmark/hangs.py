@@ -14,16 +14,17 @@ from dataclasses import asdict, dataclass
 
 from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.failover import BETWEEN_S, ENDLESS, PARKED_WITHIN_S, SERVED_WITHIN_S, disturbed
+from scripts.benchmark.failover import BEGUN_WITHIN_S, BETWEEN_S, ENDLESS, SERVED_WITHIN_S, disturbed, served
 from scripts.benchmark.measured import Measured
 from scripts.faults import signals
 from scripts.faults.run_processes import find_servers
 from scripts.faults.started_run import Driver, at_s, until
-from scripts.health.recorded_run import RecordedRun, read_view
+from scripts.health.recorded_run import read_view
 
+SERVERS = 2
 SETTINGS = (
     *ENDLESS,
-    *("sglang.n_servers=2", "recovery.standby_servers=0", "restart.server=1000", "restart.wait_max_s=1"),
+    *(f"sglang.n_servers={SERVERS}", "restart.server=1000", "restart.wait_max_s=1"),
 )
 PARTS = ("scheduler", "http", "both")
 MOMENT_S = 1.0
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> Measured:
 
 
 def hang(paths: RunPaths, process: Driver, part: str, draw: random.Random, *, is_short: bool) -> Hang:
-    until(process, lambda: served(read_view(paths)) or None, PARKED_WITHIN_S)
+    until(process, lambda: served(read_view(paths), SERVERS) or None, BEGUN_WITHIN_S)
     time.sleep(BETWEEN_S + 2 * draw.random())
     victim = draw.choice(list(find_servers(paths)))
     parts = ("scheduler", "http") if part == "both" else (part,)
@@ -77,11 +78,6 @@ def hang(paths: RunPaths, process: Driver, part: str, draw: random.Random, *, is
     made = outcome(list(read_lines(paths.events)), victim.name, at, part=part, is_short=is_short)
     print(made)
     return made
-
-
-def served(view: RecordedRun) -> bool:
-    """Whether all servers have traffic."""
-    return bool(view.servers) and all(one.state == "READY" for one in view.servers.values())
 
 
 def outcome(events: Sequence[Record], name: str, at: float, *, part: str, is_short: bool) -> Hang:

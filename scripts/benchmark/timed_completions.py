@@ -9,10 +9,12 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import ray
 
+from actors.rollout.group_progress import GroupProgress
 from actors.serving import completions
 from actors.supervision import run_actors
 from actors.training.trainer import Trainer
@@ -23,6 +25,8 @@ from launcher.config.compose import compose
 from launcher.run_files.run_paths import RunPaths
 
 TOKENS = "tokens.jsonl"
+IS_AGAIN = ContextVar("is_again", default=False)
+"""Whether the request of this task asks for what an earlier one has not brought to its end."""
 
 
 class TimedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
@@ -39,17 +43,27 @@ class TimedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):
 def write_down(paths: RunPaths) -> None:
     """From now on, in this process."""
     file = (paths.logs / TOKENS).open("a", buffering=1)
-    read = completions.completion_from
+    read, ask = completions.completion_from, GroupProgress.request
+    asked: dict[int, object] = {}  # the samplings of each group, which its copies share; kept, so that no id is reused
+
+    def request(progress: GroupProgress) -> Any:
+        """Called in the task that sends it, which reads the answer too."""
+        samplings = progress._samplings
+        IS_AGAIN.set(id(samplings) in asked)
+        asked[id(samplings)] = samplings
+        return ask(progress)
 
     def timed(
         answer: Mapping[str, Any], *, server: str, is_part: bool = False, vocabulary: int | None = None
     ) -> Completion:
         made = read(answer, server=server, is_part=is_part, vocabulary=vocabulary)
         line = {"monotonic": time.monotonic(), "server": server, "version": made.weight_version}
+        line["is_again"] = IS_AGAIN.get()
         file.write(json.dumps(line) + "\n")
         return made
 
     completions.completion_from = timed
+    GroupProgress.request = request  # type: ignore[method-assign, assignment]
 
 
 def run(trainer: type) -> int:

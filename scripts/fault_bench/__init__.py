@@ -3,11 +3,11 @@
 A *cell* is one measurement: a name, an arm, how it is run, its marks. Most call what measures already:
 
     noop, traps         scripts.storm, with faults that do nothing or must stay unnoticed: each alarm is a false one
-    storm, no_standby   scripts.storm, one fault per 10 steps; ours, and ours without what stands ready
+    storm, no_standby   scripts.storm, one fault per 10 steps; ours, and ours without the parked trainer
     detectors_off       scripts.storm, ours with three detectors switched off: it must miss its marks
     resume, by_hand     runs.py: the whole job begins again after each fault, from a checkpoint or from step 0
     overhead            scripts.benchmark supervision: paired blocks
-    failover            scripts.benchmark failover: a lost server, with a standby and cold
+    failover            scripts.benchmark failover: a lost server beside another one, and alone
     restores            scripts.benchmark restores: made runs, each with a cause
     storm_5, storm_1, slow_probes, no_kept_tokens, preemption, trainer_kills: with --full alone
 

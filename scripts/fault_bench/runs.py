@@ -28,7 +28,7 @@ UNSUPERVISED = (
     *("reward_health.zero_breaker_steps=null", "reward_health.fall_threshold=null"),
 )
 """Nothing finds hangs, old weights or broken rewards; ends of processes are seen still."""
-NONE_STANDS_BY = ("recovery.standby_servers=0", "recovery.standby_trainers=0")
+WITHOUT_STANDBY = ("recovery.standby_trainers=0",)
 DISK_ALONE = ("recover.memory=false",)
 NEVER_SAVED = (*DISK_ALONE, "recover.freq_steps=null", "recover.first_steps=null", "recover.freq_secs=null")
 SILENT = frozenset({"C5", "C6", "S1", "S2"})
@@ -88,7 +88,7 @@ def restarted_run(faults: str, every: int, *settings: str) -> Way:
     """
 
     def run(place: Workplace) -> Points:
-        words = place.words(*UNSUPERVISED, *NONE_STANDS_BY, *settings)
+        words = place.words(*UNSUPERVISED, *WITHOUT_STANDBY, *settings)
         config = compose(words)
         paths, to_come = RunPaths.of(config), deque(drawn(faults, config, seed=place.seed))
         asked, began, exit_code = len(to_come), time.monotonic(), None

@@ -34,7 +34,7 @@ class LiveProgress:
     def _note(self, event: Mapping[str, object]) -> None:
         subject = str(event.get("subject", ""))
         match event.get("event"), event.get("pid"):
-            case "server.ready" | "server.promoted", int(pid):
+            case "server.ready", int(pid):
                 self._ready[subject] = pid
             case "server.died" | "server.starting" | "server.restarting", _:
                 self._ready.pop(subject, None)

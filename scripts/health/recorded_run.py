@@ -26,8 +26,6 @@ SERVER_STATES = {
     "server.starting": "STARTING",
     "server.restarting": "STARTING",
     "server.ready": "READY",
-    "server.promoted": "READY",
-    "server.parked": "PARKED",
     "server.died": "DEAD",
     "server.abandoned": "ABANDONED",
     "server.leaving": "LEAVING",
@@ -36,7 +34,7 @@ SERVER_STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
-    """`state`: READY, PARKED (a standby, without traffic), STARTING, DEAD, ABANDONED or LEAVING."""
+    """`state`: READY, STARTING, DEAD, ABANDONED or LEAVING."""
 
     state: str
     url: str = ""
@@ -102,7 +100,7 @@ class RecordedRun:
                 self.waits.pop(name.partition(".")[0], None)
             case "trainer.died":  # nobody is left to say that it is over
                 self.waits.clear()
-            case "server.ready" | "server.promoted" | "server.parked":
+            case "server.ready":
                 url = str(event.get("url") or "")
                 self.servers[subject] = ServerRecord(state=SERVER_STATES[name], url=url, pid=pid)
             case "server.left":  # as requested: it is not missing

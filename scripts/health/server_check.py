@@ -25,16 +25,14 @@ from scripts.health.run_check import Subject
 SHARE_OF_DEADLINE = 0.8
 """Of the check's: the rest is for what comes after the answer."""
 RUNNING, QUEUED, KV_USE = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
-ANSWERING = ("READY", "PARKED")
 WORST = "ZTtDRSI"
 """Letters of proc(5), the one that says most first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSeen:
-    """`state` is the journal's (ServerRecord); `is_standby`: it has no traffic, by right. `process`: the worst letter
-    of proc(5) of its processes, "" where they are gone, None where they can't be seen from here. Without an answer a
-    figure is None.
+    """`state` is the journal's (ServerRecord). `process`: the worst letter of proc(5) of its processes, "" where they
+    are gone, None where they can't be seen from here. Without an answer a figure is None.
 
     `expected`: lowest and highest weight version that is current, read before and after the server was asked.
     """
@@ -50,14 +48,11 @@ class ServerSeen:
     running: float | None = None
     queued: float | None = None
     kv_use: float | None = None
-    is_standby: bool = False
 
 
 def judge_server(seen: ServerSeen) -> Finding:
     facts = dataclasses.asdict(seen)
     result, text = _verdict(seen)
-    if seen.is_standby:  # while it is missing the run lacks nothing but what would take a lost server's place
-        result, text = (NOTE if result == BAD else result), f"standby: {text}"
     return Finding("servers", facts.pop("name"), result, text, facts)
 
 
@@ -125,9 +120,8 @@ async def _look(subject: Subject, client: SGLangClient, name: str, record: Serve
         state=record.state,
         url=record.url,
         process=_process_state(subject, name, record),
-        is_standby=name in subject.view.fleet.standbys,
     )
-    if record.state not in ANSWERING or not record.url or seen.process == "":
+    if record.state != "READY" or not record.url or seen.process == "":
         return seen
     before = trainer_version(subject.paths)
     timeout_s = SHARE_OF_DEADLINE * subject.timeout_s
@@ -159,7 +153,7 @@ def _process_state(subject: Subject, name: str, record: ServerRecord) -> str | N
         return None
     found = next((one for one in subject.processes.servers if one.name == name), None)
     if found is None or (record.pid is not None and found.http.pid != record.pid):
-        return "" if record.state in ANSWERING else None
+        return "" if record.state == "READY" else None
     letters = {letter for process in found.tree if (letter := state(process))}
     return min(letters, key=lambda letter: WORST.find(letter) % (len(WORST) + 1), default="")
 

@@ -16,7 +16,7 @@ from scripts.health.recorded_run import SERVER_STATES
 
 MOST_SPANS = 800
 """Across a lane; neighbours shorter than this part of it are drawn as one."""
-LOOKS = {"READY": "running", "PARKED": "parked", "STARTING": "starting", "LEAVING": "ending"}
+LOOKS = {"READY": "running", "STARTING": "starting", "LEAVING": "ending"}
 GONE = ""
 
 Change = tuple[float, str, str]

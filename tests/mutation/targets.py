@@ -28,10 +28,7 @@ STORE = (
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
     *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states", "may_pass", "undone_restore")),
-    *(
-        f"{POLICY}/reconcile/test_{name}.py"
-        for name in ("plan_borders", "reconcile_servers", "reconcile_standbys", "reconcile_trainer")
-    ),
+    *(f"{POLICY}/reconcile/test_{name}.py" for name in ("plan_borders", "reconcile_servers", "reconcile_trainer")),
     *(f"{POLICY}/test_{name}.py" for name in ("disk_pause", "node_policy", "standby_trainer")),
     SCALING,
 ]

@@ -15,7 +15,7 @@ KINDS: Mapping[str, Kind] = {
     "incident.began": Kind.INCIDENT,
     "server.died": Kind.SERVER_EXITED,
     "server.ready": Kind.SERVER_READY,
-    "server.promoted": Kind.SERVER_READY,
+    "server.promoted": Kind.SERVER_READY,  # in files of before all servers served: a standby took over
     "memory.ran_out": Kind.OUT_OF_MEMORY,
     "checkpoint.committed": Kind.CHECKPOINT,
     "checkpoint.condemned": Kind.CONDEMNED,

@@ -1,12 +1,11 @@
 """Probes of suspects, and what is given back when a request ends."""
 
 import asyncio
-import dataclasses
 
 from actors.rollout import server_pool
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
-from tests.unit.actors.rollout.test_server_pool import HOLD_S, assert_none_is_leased, leased, pool, server
+from tests.unit.actors.rollout.test_server_pool import HOLD_S, leased, pool, server
 
 
 async def test_each_request_is_busy_time_of_its_server_and_its_samples_are_free_again():
@@ -69,25 +68,6 @@ async def test_an_answer_that_comes_after_other_news_of_a_suspect_changes_nothin
     for _ in range(5):
         await asyncio.sleep(0)
     assert servers.servers()[0] == server(state=ServerState.STALE)
-
-
-async def test_a_parked_server_gets_each_version_and_no_traffic_until_it_is_promoted():
-    servers = pool()
-    parked = server(state=ServerState.PARKED)
-    await servers.update([parked])
-    for version in (1, 2):
-        await servers.mark_stale("server-0", "loading")
-        await servers.confirm("server-0", version)
-        assert servers.servers()[0].state is ServerState.PARKED
-        await assert_none_is_leased(servers, version)
-    await servers.mark_stale("server-0", "loading")
-    await assert_none_is_leased(servers, 2)
-    await servers.confirm("server-0", 3)
-    await servers.update([dataclasses.replace(servers.servers()[0], state=ServerState.READY)])
-    assert await leased(servers, 3) == "server-0"
-    await servers.mark_stale("server-0", "loading")
-    await servers.confirm("server-0", 4)
-    assert await leased(servers, 4) == "server-0", "from then on it is as any other"
 
 
 async def in_turn(servers, *news):

@@ -62,7 +62,7 @@ async def test_a_server_that_is_let_in_again_is_given_to_who_waits():
         ([server("server-1", 1, state=ServerState.STALE)], False),
         ([server("server-1", 1, version=1)], False),
         ([server("server-1", 1), server("server-2", 2, version=1)], True),
-        ([server("server-1", 1, state=ServerState.PARKED), server("server-2", 2)], True),
+        ([server("server-1", 1, state=ServerState.SUSPECT), server("server-2", 2)], True),
     ],
 )
 async def test_another_server_may_stand_in_where_it_is_ready_at_the_same_weights(others, has_other):

@@ -1,7 +1,6 @@
 """What the Coordinator sees of a run: of the disk as last known where it can't be read, of damage what it concerns."""
 
 import asyncio
-import os
 import time
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import CheckpointError
-from launcher.base.messages import Health, TrainerView
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.schema import RunConfig
@@ -171,19 +169,3 @@ def test_a_slow_server_that_is_lost_or_replaced_is_not_told_to_be_as_fast_as_it_
         slot.generation = 1
     trial.eyes._note_pace({}, set())
     assert not trial.events("server.pace_back")
-
-
-@pytest.mark.parametrize(("is_started", "asked"), [(False, 0), (True, 1)])
-async def test_a_trainer_that_has_ended_is_not_asked_what_it_knows_of_the_standbys(
-    tmp_path, monkeypatch, is_started, asked
-):
-    """Its answer was waited for for half a second, before each repair of it."""
-    trial, questions = Trial(tmp_path, monkeypatch), []
-    trial.history.fleet.standbys.add("server-1")
-    trial.eyes.memory = SimpleNamespace(settings=lambda lengths: None)
-    trial.eyes.trainer.view = TrainerView(pid=os.getpid(), is_started=is_started)
-    monkeypatch.setattr(trial.eyes.trainer.probe, "refresh", lambda: asyncio.sleep(0, questions.append(1)))
-    look = await trial.eyes.look(is_stopped=False)
-    await trial.eyes.close()
-    assert (look.trainer.verdict.health is Health.DEAD) is not is_started
-    assert len(questions) == asked

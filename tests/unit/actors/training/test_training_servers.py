@@ -12,10 +12,9 @@ import pytest
 
 from actors.rollout.live_rollouts import LoopThread
 from actors.rollout.server_pool import ServerPool
-from actors.training import training_servers
 from actors.training.training_servers import TrainingServers
 from actors.weights.weight_folders import WeightFolders
-from launcher.base.errors import RequestFailed, ServerError, WeightsRefused
+from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Completion
 from launcher.config.schema import RunConfig
@@ -53,9 +52,6 @@ class Trial:
 
     def admit(self):
         return TrainingServers.admit(self, STALE)
-
-    def promote(self):
-        return TrainingServers.promote(self, STALE)
 
     def _known(self, server):
         return TrainingServers._known(self, server)
@@ -152,61 +148,6 @@ def test_one_that_died_after_its_answer_is_not_brought_back(trials):
     with pytest.raises(ServerError, match="ended meanwhile"):
         trial.admit()
     assert trial.pool.servers() == (DEAD,)
-
-
-PARKED = dataclasses.replace(STALE, state=ServerState.PARKED)
-
-
-def test_a_parked_server_that_answers_at_the_trainers_version_gets_traffic(trials):
-    trial = trials(right, PARKED)
-    assert trial.promote() == 7
-    assert trial.pool.servers() == (dataclasses.replace(PARKED, state=ServerState.READY),)
-
-
-@pytest.mark.parametrize(
-    "known",
-    [STALE, dataclasses.replace(PARKED, weight_version=6), dataclasses.replace(PARKED, generation=2)],
-    ids=["not parked", "older weights", "another life"],
-)
-def test_one_that_is_not_parked_at_the_trainers_version_is_not_promoted(trials, monkeypatch, known):
-    monkeypatch.setattr(training_servers, "PROMOTE_WITHIN_S", 0.05)
-    trial = trials(right, known)
-    with pytest.raises(WeightsRefused):
-        trial.promote()
-    assert trial.pool.servers() == (known,)
-
-
-def test_one_that_loads_new_weights_is_waited_for(trials):
-    """Its answer was aborted, it is STALE, and then it has confirmed them."""
-    trial = trials(right, PARKED)
-    trial._model.policy_version = 8
-    steps = []
-
-    async def answer():
-        steps.append(trial.pool.servers()[0].state)
-        if len(steps) == 1:
-            await trial.pool.mark_stale("server-0", "loading weight version 8")
-            raise RequestFailed("aborted", kind="aborted")
-        if len(steps) == 3:
-            await trial.pool.confirm("server-0", 8)
-        return dataclasses.replace(RIGHT, weight_version=7 if len(steps) < 3 else 8)
-
-    trial._client = SimpleNamespace(generate=lambda url, **how: answer())
-    assert trial.promote() == 8
-    assert steps == [ServerState.PARKED, ServerState.STALE, ServerState.STALE]
-    assert trial.pool.servers()[0].state is ServerState.READY
-
-
-def test_one_that_hangs_is_not_promoted(trials, monkeypatch):
-    monkeypatch.setattr(training_servers, "PROMOTE_WITHIN_S", 0.05)
-
-    async def silent():
-        raise RequestFailed("no answer within 0.05 s", kind="timeout")
-
-    trial = trials(silent, PARKED)
-    with pytest.raises(RequestFailed, match="no answer"):
-        trial.promote()
-    assert trial.pool.servers() == (PARKED,)
 
 
 def test_weights_that_a_disk_refuses_are_waited_for_until_there_is_room_for_them(tmp_path):

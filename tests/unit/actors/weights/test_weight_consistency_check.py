@@ -83,7 +83,7 @@ def test_what_was_asked_across_a_publish_is_asked_again_and_not_counted(ends_on_
 
 
 def test_an_answer_begun_before_a_publish_accuses_nobody_under_the_label_of_after_it():
-    """Its prompt may be cached of the version before: a sound standby was refused for 2.5e-4."""
+    """Its prompt may be cached of the version before: a sound server was refused for 2.5e-4."""
     versions = [2, 3, 3]
     answers = [answer(-9.0), answer(-1.0)]
     assert asked(lambda: answers.pop(0), lambda ids: (3, [-1.0]), settled=lambda: versions.pop(0)) == 0.0

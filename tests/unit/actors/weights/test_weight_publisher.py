@@ -136,9 +136,9 @@ async def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_wh
         assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 5)]
 
 
-@pytest.mark.parametrize("state", [ServerState.STALE, ServerState.SUSPECT, ServerState.PARKED])
+@pytest.mark.parametrize("state", [ServerState.STALE, ServerState.SUSPECT])
 async def test_a_server_without_traffic_is_not_waited_for(servers, tmp_path, monkeypatch, state):
-    """A restarted standby that loaded its first weights held each of two steps for a second."""
+    """A restarted server that loaded its first weights held each of two steps for a second."""
     monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
     async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
         await pool.update([dataclasses.replace(pool.servers()[0], state=state)])

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.checkpoints.model_files import read_shape
 from launcher.config.supervision import RecoveryConfig
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import make_plan
 from launcher.resources.standby_trainer import STANDBY, with_standby_trainer
 from tests.support.preflight_parts import NO_GPU, changed, printed
-from tests.unit.launcher.resources.test_plan_standbys import SMALL
-from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, QWEN
+from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, MODEL, QWEN
 
 LEFT = 100 * MIB
+SMALL = read_shape(MODEL)
 
 
 def plans(config, hardware, shape, wanted=None):

@@ -18,10 +18,10 @@ from launcher.resources.memory_estimate import (
     server_on_gpu,
     trainer,
 )
-from launcher.resources.run_plan import make_plan, plan_of
+from launcher.resources.run_plan import make_plan
 from tests.support.preflight_parts import NO_GPU, WITH_GPU, changed
 
-GSM8K = changed(compose(["conf=gsm8k_h200"]), recovery__standby_servers=0)
+GSM8K = compose(["conf=gsm8k_h200"])
 QWEN = known_shape("Qwen/Qwen2.5-1.5B-Instruct")
 VERSION = 2 * QWEN.parameters
 LARGE = replace(NO_GPU, memory=200 * GIB)
@@ -82,23 +82,23 @@ def test_a_small_model_is_one_bucket_of_its_own_size():
 
 def test_a_gpu_that_has_room_for_files_may_have_none_for_tensors():
     before, after = (
-        plan_of(changed(GSM8K, actor__weight_update_mode=mode), WITH_GPU, QWEN).places for mode in ("disk", "tensor")
+        make_plan(changed(GSM8K, actor__weight_update_mode=mode), WITH_GPU, QWEN).places for mode in ("disk", "tensor")
     )
     assert after[0].planned - before[0].planned == VERSION + BUCKET_BYTES
     assert before[1].planned - after[1].planned == 3 * VERSION, "the files in the host's memory"
 
 
-def test_a_standby_reads_the_same_bytes():
+def test_a_further_server_reads_the_same_bytes():
     """Each server's were a copy of its own."""
     config = changed(GSM8K, actor__weight_update_mode="tensor", sglang__device="cpu", actor__device="cpu")
     config.sglang.max_total_tokens = 1000
     one, two = (
         next(
             process
-            for process in make_plan(changed(config, recovery__standby_servers=standbys), LARGE, QWEN).processes
+            for process in make_plan(changed(config, sglang__n_servers=servers), LARGE, QWEN).processes
             if process.placement.name == "trainer"
         )
-        for standbys in (0, 1)
+        for servers in (1, 2)
     )
     assert new_weights(two.items) == new_weights(one.items) == VERSION + BUCKET_BYTES
 

@@ -7,54 +7,62 @@ from scripts.health.recorded_run import RecordedRun
 BEGUN = [
     {"event": "server.starting", "subject": "server-0"},
     {"event": "server.ready", "subject": "server-0", "monotonic": 1.0},
-    {"event": "server.joining", "subject": "server-1", "is_standby": True},
-    {"event": "server.starting", "subject": "server-1"},
-    {"event": "server.joined", "subject": "server-1"},
-    {"event": "server.loading", "subject": "server-1"},
+    {"event": "server.ready", "subject": "server-1", "monotonic": 1.2},
 ]
-PARKED = {"event": "server.parked", "subject": "server-1"}
 DIED = {"event": "server.died", "subject": "server-0", "monotonic": 10.1}
-PROMOTED = {"event": "server.promoted", "subject": "server-1", "replaces": "server-0", "monotonic": 10.3}
+BACK = {"event": "server.ready", "subject": "server-0", "monotonic": 12.3}
+OLD = {"server": "http://old", "version": 4, "is_again": False}
 
 
-def parked(events):
+def is_served(events):
     view = RecordedRun()
     for event in events:
         view.take(event)
-    return failover.parked(view)
+    return failover.served(view, 2)
 
 
-def test_a_kill_waits_for_a_parked_standby_beside_servers_with_traffic():
-    assert parked(BEGUN) is None
-    assert parked([*BEGUN, PARKED]) == "server-1"
-    assert parked([*BEGUN, PARKED, DIED]) is None
-    assert parked([*BEGUN, PARKED, DIED, PROMOTED, {"event": "server.restarting", "subject": "server-0"}]) is None
-    swapped = [*BEGUN, PARKED, DIED, PROMOTED, {"event": "server.parked", "subject": "server-0"}]
-    assert parked(swapped) == "server-0"
+def test_a_kill_waits_until_all_servers_serve():
+    assert not is_served(BEGUN[:2])
+    assert is_served(BEGUN)
+    assert not is_served([*BEGUN, DIED])
+    assert not is_served([*BEGUN, DIED, {"event": "server.restarting", "subject": "server-0"}])
+    assert is_served([*BEGUN, DIED, BACK])
 
 
-def test_the_first_tokens_are_those_of_a_server_that_was_not_killed():
-    events = [*BEGUN, PARKED, DIED, PROMOTED]
+def found(tokens, at=10.0, events=(*BEGUN, DIED, BACK)):
+    return outcome("other", at, "server-0", "http://old", events, tokens)
+
+
+def test_the_first_tokens_are_those_that_go_on_with_what_the_killed_server_made():
     tokens = [
-        {"monotonic": 9.9, "server": "http://old", "version": 4},
-        {"monotonic": 10.05, "server": "http://old", "version": 4},  # was on its way already
+        {"monotonic": 9.9, **OLD},
+        {"monotonic": 10.05, **OLD, "is_again": True},  # was on its way already
+        {"monotonic": 10.1, "server": "http://other", "version": 4, "is_again": False},  # its own
     ]
-    assert outcome("standby", 10.0, {"http://old"}, events, tokens) is None
-    tokens.append({"monotonic": 10.5, "server": "http://new", "version": 4})
-    made = outcome("standby", 10.0, {"http://old"}, events, tokens)
-    assert made is not None
-    assert [round(s, 3) for s in (made.died_s, made.serves_s, made.tokens_s)] == [0.1, 0.3, 0.5]
-    assert (made.version, made.newest) == (4, 4) and isinstance(made, Kill)
-    assert outcome("standby", 10.2, {"http://old"}, events, tokens) is None, "its death was before the kill"
+    assert found(tokens) is None
+    tokens.append({"monotonic": 10.5, "server": "http://other", "version": 4, "is_again": True})
+    made = found(tokens)
+    assert isinstance(made, Kill)
+    assert [round(s, 3) for s in (made.died_s, made.serves_s, made.tokens_s)] == [0.1, 2.3, 0.5]
+    assert (made.version, made.newest) == (4, 4)
+    assert found(tokens, at=10.2) is None, "its death was before the kill"
+    assert found(tokens, events=(*BEGUN, DIED)) is None, "it does not serve yet"
+
+
+def test_a_server_that_made_nothing_when_it_was_killed_is_no_figure():
+    tokens = [{"monotonic": 9.9, **OLD}]
+    later = {"monotonic": 11.0, "server": "http://other", "version": 5, "is_again": False}
+    assert found(tokens) is None
+    assert found([*tokens, later]) == failover.IDLE, "the next step is being made, and nothing of this one was begun"
 
 
 def test_each_arm_has_points_of_its_own():
     made = [
         Kill(arm=arm, died_s=0.1, serves_s=0.2, tokens_s=seconds, version=3, newest=3)
-        for arm, seconds in (("standby", 0.5), ("cold", 20.0))
+        for arm, seconds in (("other", 0.2), ("alone", 2.4))
     ]
     found = failover.measured(made, ["a prompt twice"])
-    assert (found.points["standby_tokens_s"], found.points["cold_by_standby"]) == ([0.5], [40.0])
+    assert (found.points["other_tokens_s"], found.points["alone_tokens_s"]) == ([0.2], [2.4])
     assert (found.points["older_versions"], found.points["ledger_violations"]) == ([0.0, 0.0], [1.0])
 
 

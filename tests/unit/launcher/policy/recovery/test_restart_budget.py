@@ -201,12 +201,6 @@ def test_the_wait_is_for_one_s_own_attempts_and_retries_of_others_are_not_one_s_
     assert after.rung is Rung.SERVER, "a restart of another server made no new situation for this one"
 
 
-@pytest.mark.parametrize(("history", "rung"), [([], Rung.STANDBY), (attempts(*[Rung.STANDBY] * 3), Rung.HALT)])
-def test_for_a_standby_nobody_else_is_restarted(history, rung):
-    found = next_repair(CRASH, "s0", history, SETTINGS, now=200.0, progress_at=None, is_standby=True)
-    assert found.rung is rung
-
-
 @pytest.mark.parametrize(("before", "wait_s"), [(0, 30.0), (1, 60.0), (3, 240.0), (5, 960.0)])
 def test_another_attempt_of_the_run_waits_twice_as_long_each_time(before, wait_s):
     history = attempts(*[Rung.ATTEMPT] * before, cause=Cause.RUN_HALTED, subject="run", start=150.0)
