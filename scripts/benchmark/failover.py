@@ -38,7 +38,6 @@ SERVED_WITHIN_S = 400.0
 BETWEEN_S = 5.0
 """Of undisturbed steps before a kill; up to two seconds more, drawn."""
 SOON_S = 0.002
-IDLE = "idle"
 
 T = TypeVar("T")
 
@@ -114,11 +113,10 @@ def _killed(paths: RunPaths, process: Driver, arm: str, draw: random.Random) -> 
     at = time.monotonic()
     send(victim.http, signal.SIGKILL)
 
-    def look() -> Kill | str | None:
+    def look() -> list[Kill] | None:
         return outcome(arm, at, victim.name, victim.url, list(read_lines(paths.events)), list(read_lines(tokens)))
 
-    made: Kill | str = until(process, look, SERVED_WITHIN_S)
-    return None if isinstance(made, str) else made
+    return next(iter(until(process, look, SERVED_WITHIN_S)), None)
 
 
 def served(view: RecordedRun, servers: int) -> bool:
@@ -128,9 +126,9 @@ def served(view: RecordedRun, servers: int) -> bool:
 
 def outcome(
     arm: str, at: float, name: str, url: str, events: Sequence[Record], tokens: Sequence[Record]
-) -> Kill | str | None:
-    """Of the server `name`, which was killed at its `url`. None while something is missing; `IDLE` where it made no
-    completion."""
+) -> list[Kill] | None:
+    """Of the server `name`, which was killed at its `url`. None while something is missing; none of them where it made
+    no completion."""
 
     def seconds(event_name: str) -> float | None:
         mine = (event for event in events if event.get("event") == event_name and event.get("subject") == name)
@@ -143,15 +141,17 @@ def outcome(
     if died is None or serves is None:
         return None
     if first is None:
-        return IDLE if any(int(str(line["version"])) > newest for line in later) else None
-    return Kill(
-        arm=arm,
-        died_s=died,
-        serves_s=serves,
-        tokens_s=at_s(first) - at,
-        version=int(str(first["version"])),
-        newest=newest,
-    )
+        return [] if any(int(str(line["version"])) > newest for line in later) else None
+    return [
+        Kill(
+            arm=arm,
+            died_s=died,
+            serves_s=serves,
+            tokens_s=at_s(first) - at,
+            version=int(str(first["version"])),
+            newest=newest,
+        )
+    ]
 
 
 def measured(kills: Sequence[Kill], problems: Sequence[str]) -> Measured:
