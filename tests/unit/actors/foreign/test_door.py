@@ -173,7 +173,7 @@ async def test_a_pause_that_aborts_nothing_cuts_what_runs_and_it_is_continued_af
 
 async def test_a_server_is_admitted_although_the_trainer_ends_all_requests_meanwhile(tmp_path):
     async with Door(tmp_path) as door, CountingServer(token_s=0.02) as server:
-        admitting = asyncio.create_task(door.servers.admit(server.info(), ServerState.READY))
+        admitting = asyncio.create_task(door.servers.admit(server.info()))
         await until(lambda: server.in_flight)
         assert (await door.post("/abort_request", {"abort_all": True}))[0] == 200
         assert await admitting is None
@@ -207,7 +207,7 @@ async def test_an_update_is_answered_when_a_replacement_has_loaded_it(tmp_path):
         assert not any(one.done() for one in asked)
         async with CountingServer(generation=1, version=1) as again:
             await door.serve(again, state=ServerState.STALE)
-            assert await door.servers.admit(again.info(), ServerState.READY) is None, "nobody to compare with"
+            assert await door.servers.admit(again.info()) is None, "nobody to compare with"
             for one in asked:
                 expected = {"success": True, "message": "Succeeded to update model weights."}
                 assert await one == (200, {**expected, "num_paused_requests": 0})
@@ -242,9 +242,9 @@ async def test_a_late_server_gets_the_newest_from_what_was_kept_and_a_wrong_one_
         remove(source)
         await door.serve(late, state=ServerState.STALE)
         with pytest.raises(WeightsRefused, match="answers with version 0, not 1"):
-            await door.servers.admit(late.info(), ServerState.READY)
+            await door.servers.admit(late.info())
         assert await door.servers.send_weights(late.info()) == 1
-        assert await door.servers.admit(late.info(), ServerState.READY) == 0.0, "as those of the first"
+        assert await door.servers.admit(late.info()) == 0.0, "as those of the first"
         assert {one.name for one in door.servers.pool.servers() if one.state is ServerState.READY} == {
             "server-0",
             "server-1",
