@@ -18,7 +18,7 @@ from actors.supervision.event_facts import attempt_of, number_of, optional_numbe
 from launcher.base.messages import Health
 from launcher.policy.observed import TrainerFacts
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.policy.restart_budget import RepairAttempt, restored_nothing, touches
+from launcher.policy.restart_budget import RepairAttempt, restored_nothing
 from launcher.run_files.line_tail import LineTail
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class RepairRecord:
         """It was repaired since the run last got further with its help."""
         since = self.proved.get(subject, float("-inf"))
         recent = itertools.takewhile(lambda attempt: attempt.at > since, reversed(self.attempts))
-        return any(touches(attempt, subject) for attempt in recent)
+        return any(attempt.subject == subject for attempt in recent)
 
     def has_lost_a_restore(self, trainer: TrainerFacts) -> bool:
         """While none is under way: the last one was ordered, and the trainer holds what it held before, or has ended

@@ -244,7 +244,7 @@ class AlertsConfig:
 
 @dataclass
 class RestartConfig:
-    """How often a repair is tried before the next larger one; a step further than ever before refills all."""
+    """How often each repair is tried; a step further than ever before refills all."""
 
     window_s: float = setting(
         3600.0, "time without a failure after which earlier failures are forgotten, in seconds", POSITIVE
@@ -258,8 +258,7 @@ class RestartConfig:
         "attempts of the smallest repair, such as loading weights again or dropping a batch, before a larger one",
         COUNT,
     )
-    server: int = setting(3, "restarts of one server before a larger repair", COUNT)
-    fleet: int = setting(2, "restarts of all servers before a larger repair", COUNT)
+    server: int = setting(3, "restarts of one server before the run goes on without it, or halts", COUNT)
     restore: int = setting(3, "restores of the trainer before the run halts", COUNT)
     cluster: int = setting(3, "new local Ray clusters in place of lost ones before the run halts", NATURAL)
     driver: int = setting(3, "new drivers in place of killed ones before the run ends", NATURAL)

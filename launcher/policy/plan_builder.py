@@ -19,8 +19,7 @@ KEPT = "and nothing may give way (memory.give_way=false)"
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
-    """Once `halt_reason` is set, the plan is to halt; `may_pass`: as of the action. `restore_reason`: why servers need
-    the trainer to go back."""
+    """Once `halt_reason` is set, the plan is to halt; `may_pass`: as of the action."""
 
     seen: Observed
     history: Sequence[RepairAttempt]
@@ -32,7 +31,6 @@ class PlanBuilder:
     wake_at: list[float] = field(default_factory=list)
     halt_reason: str = ""
     may_pass: bool = False
-    restore_reason: str = ""
     _kinds_by_name: set[tuple[type[Action], str]] = field(init=False)
 
     def __post_init__(self) -> None:

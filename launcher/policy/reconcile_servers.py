@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
-from launcher.base.messages import Cause, Health, Incident, ServerState
+from launcher.base.messages import Cause, Health, ServerState
 from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
     LoadWeights,
-    PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
 )
 from launcher.policy.observed import ServerFacts, TrainerFacts
-from launcher.policy.plan_builder import KEPT, NO_OVERRIDES, PlanBuilder
-from launcher.policy.reconcile_trainer import holds_damage, restore
+from launcher.policy.plan_builder import KEPT, PlanBuilder
+from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restart_budget import Repair, Rung
 
 GONE = frozenset({ServerState.DEAD, ServerState.FAILED})
 OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
-OF_THE_MACHINE = frozenset({Cause.SERVER_OOM, Cause.SERVER_SLOW, Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL})
-"""Of no weights: to restore others would throw steps away for nothing (P12)."""
-OF_ALL = frozenset({Rung.FLEET, Rung.RESTORE})
+NOT_OF_A_SERVER = frozenset({Rung.RESTORE})
+"""What no weights cause must throw no step away (P12), and what they do is another attempt's: it loads a checkpoint."""
 UNDECIDED = (LoadWeights, AdmitServer)
 LIVING = frozenset({ServerState.STALE, ServerState.READY})
 
@@ -90,7 +86,7 @@ def _bring_up_to_date(builder: PlanBuilder, server: ServerFacts) -> None:
 
 
 def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
-    """One rung for one server. A rung that affects all is left out while another server may do the work."""
+    """Its own restarts; then the run goes on without it, or where no other may do the work halts."""
     if builder.rests(RestartServer, server.name):
         return  # nothing is counted against a budget for it
     if not is_dead(server) and builder.rests(LoadWeights, server.name):
@@ -100,17 +96,19 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
         reason = f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}"
         _give_up(builder, server, reason, is_spared=False, may_pass=False)
         return
-    of_all = OF_ALL if is_spared else {Rung.FLEET} if len(builder.seen.servers) == 1 else frozenset()
-    without = frozenset(of_all) | ({Rung.RESTORE} if cause in OF_THE_MACHINE else frozenset())
-    repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=without)
+    repair = _next_repair(builder, server, cause)
     overrides, rung_reason = builder.give_way(server.ran_out, server.verdict.reason)
     if overrides:
         _restart(builder, server, cause, f"{server.verdict.reason}; {rung_reason}")
     elif repair.rung is Rung.HALT:
         reason, may_pass = f"{repair.reason}; {server.verdict.reason}", repair.may_pass and server.ran_out is None
         _give_up(builder, server, reason, is_spared=is_spared, may_pass=may_pass)
-    elif builder.is_due(repair):
-        _perform(builder, server, cause, repair)
+    elif not builder.is_due(repair):
+        return
+    elif repair.rung is Rung.RETRY:
+        _load_weights(builder, server, cause)
+    else:
+        _restart(builder, server, cause, f"{server.verdict.reason}; {repair.reason}")
 
 
 def _wait_for_node(builder: PlanBuilder, server: ServerFacts) -> None:
@@ -141,8 +139,11 @@ def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
         return False
     if not is_dead(server) or builder.does(RestartServer, server.name):
         return server.state is not ServerState.STOPPED
-    own = builder.next_repair(_cause_of(server), server.name, progress_at=server.progress_at, without=OF_ALL)
-    return own.rung is not Rung.HALT
+    return _next_repair(builder, server, _cause_of(server)).rung is not Rung.HALT
+
+
+def _next_repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> Repair:
+    return builder.next_repair(cause, server.name, progress_at=server.progress_at, without=NOT_OF_A_SERVER)
 
 
 def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, *, is_spared: bool, may_pass: bool) -> None:
@@ -154,23 +155,6 @@ def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, *, is_spare
         for other in builder.seen.servers
     ):
         builder.order(AbandonServer(name=server.name, reason=reason))
-
-
-def _perform(builder: PlanBuilder, server: ServerFacts, cause: Cause, repair: Repair) -> None:
-    match repair.rung:
-        case Rung.RETRY:
-            _load_weights(builder, server, cause)
-        case Rung.SERVER:
-            _restart(builder, server, cause, f"{server.verdict.reason}; {repair.reason}")
-        case Rung.FLEET:
-            _restart_all(builder, server, cause, repair.reason)
-            builder.attempts.append(builder.attempt(cause, server.name, Rung.FLEET))
-        case Rung.RESTORE:
-            _restore_and_restart_all(builder, server, cause, repair.reason)
-        case Rung.HALT | Rung.CLUSTER | Rung.DRIVER | Rung.ATTEMPT:
-            pass  # given up before; no server's
-        case _:
-            assert_never(repair.rung)
 
 
 def _load_weights(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
@@ -190,27 +174,3 @@ def _restart(builder: PlanBuilder, server: ServerFacts, cause: Cause, reason: st
         RestartServer(name=server.name, reason=reason, overrides=overrides),
         attempt=builder.attempt(cause, server.name, Rung.SERVER),
     )
-
-
-def _restart_all(builder: PlanBuilder, because_of: ServerFacts, cause: Cause, reason: str) -> None:
-    for server in builder.seen.servers:
-        builder.order(
-            RestartServer(name=server.name, reason=f"{cause} of {because_of.name}: {reason}", overrides=NO_OVERRIDES)
-        )
-
-
-def _restore_and_restart_all(builder: PlanBuilder, server: ServerFacts, cause: Cause, reason: str) -> None:
-    """Servers that die with fresh processes may die of the weights: go back to ones that are certified good."""
-    trainer = builder.seen.trainer
-    builder.restore_reason = reason
-    if builder.does(RestoreTrainer) or builder.does(RestartTrainer) or not trainer.is_loaded:
-        return
-    if not trainer.is_paused:
-        builder.order(PauseTrainer(reason=reason))
-        return
-    incident = Incident(
-        cause=cause, subject=server.name, reason=reason, since=builder.now, onset_step=trainer.next_step
-    )
-    restore(builder, incident)
-    if builder.does(RestoreTrainer):
-        _restart_all(builder, server, cause, reason)

@@ -25,7 +25,7 @@ from launcher.policy.run_state import RunState
 
 TRAINER = "trainer"
 OF_THE_HOST = frozenset({RanOut.SERVER_HOST, RanOut.TRAINER_HOST})
-NOT_OF_THE_TRAINER = frozenset({Rung.RETRY, Rung.SERVER, Rung.FLEET})
+NOT_OF_THE_TRAINER = frozenset({Rung.RETRY, Rung.SERVER})
 
 
 def holds_damage(incident: Incident | None, trainer: TrainerFacts) -> bool:

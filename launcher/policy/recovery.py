@@ -154,7 +154,7 @@ def _why_paused(builder: PlanBuilder) -> str:
         return builder.seen.hold_reason
     if incident is not None and (incident.cause in NO_STEP_DURING or holds_damage(incident, builder.seen.trainer)):
         return incident.reason
-    return builder.restore_reason
+    return ""
 
 
 def _can_serve(builder: PlanBuilder) -> bool:

@@ -1,8 +1,9 @@
-"""May a repair be tried again, which one, and when? Rungs: retry → server → fleet → restore → halt.
+"""May a repair be tried again, which one, and when? Rungs: retry → server → halt; of the trainer:
+retry → restore → halt.
 
 A halt after failures that may pass by themselves (processes that are killed or hang) is not the end: the driver begins
-another attempt of the run, after waits of their own, within the budget of the rung `attempt`. One that a process itself
-explains in the same words each time is.
+another attempt of the run, in which everything starts anew, after waits of their own, within the budget of the rung
+`attempt`. One that a process itself explains in the same words each time is.
 
 Each cause has its ladder and each rung a budget. Attempts count per cause and subject since the subject last took
 part in getting further than ever before: a budget per lifetime would end a long run for its length, one that any
@@ -30,7 +31,6 @@ class Rung(enum.StrEnum):
 
     RETRY = "retry"
     SERVER = "server"
-    FLEET = "fleet"
     RESTORE = "restore"
     CLUSTER = "cluster"
     DRIVER = "driver"
@@ -52,13 +52,15 @@ class RepairAttempt:
     told: str = ""
 
 
-OF_A_SERVER = (Rung.SERVER, Rung.FLEET, Rung.RESTORE, Rung.HALT)
+OF_A_SERVER = (Rung.SERVER, Rung.HALT)
 OF_WEIGHTS = (Rung.RETRY, *OF_A_SERVER)
 OF_THE_TRAINER = (Rung.RESTORE, Rung.HALT)
+OF_EITHER = (Rung.SERVER, Rung.RESTORE, Rung.HALT)
+"""A server's part of it is its restarts, the trainer's its restores (`without`)."""
 
 LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     **dict.fromkeys((Cause.SERVER_CRASH, Cause.SERVER_HANG, Cause.SERVER_OOM, Cause.SERVER_SLOW), OF_A_SERVER),
-    **dict.fromkeys((Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL), OF_A_SERVER),
+    **dict.fromkeys((Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL), OF_EITHER),
     **dict.fromkeys((Cause.SERVER_STALE, Cause.SERVER_CORRUPT), OF_WEIGHTS),
     **dict.fromkeys((Cause.TRAINER_CRASH, Cause.TRAINER_HANG, Cause.TRAINER_OOM), OF_THE_TRAINER),
     Cause.REWARD_COLLAPSE: OF_THE_TRAINER,
@@ -72,12 +74,12 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
 }
 """From the smallest repair that can help to the end of the run."""
 
-SHARED_RUNGS = frozenset({Rung.FLEET, Rung.RESTORE})
 MAY_PASS = frozenset(
-    {Cause.SERVER_CRASH, Cause.SERVER_HANG, Cause.SERVER_STALE, Cause.NODE_LOST}
+    {Cause.SERVER_CRASH, Cause.SERVER_HANG, Cause.SERVER_STALE, Cause.SERVER_CORRUPT, Cause.NODE_LOST}
     | {Cause.TRAINER_CRASH, Cause.TRAINER_HANG, Cause.CHECKPOINT_CORRUPT}
 )
-"""What the same command may go on from: not memory, a GPU, wrong numbers or rewards, which it would meet again."""
+"""What the same command may go on from: not memory, a GPU, numbers that are not finite or rewards, which it would meet
+again. Weights that no restart of a server brings right are loaded from a checkpoint then."""
 VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 """In the words of a failure, from one time to the next."""
 
@@ -109,7 +111,7 @@ def next_repair(
 
     `history`: oldest first. `progress_at`: when the run last completed a step that it had never completed before,
     with the help of `subject`.
-    `without`: rungs that can't help here (a fleet of one). `told`: as of an attempt, of this failure.
+    `without`: rungs that can't help `subject`. `told`: as of an attempt, of this failure.
     """
     recent = _since_quiet(history, settings, now, progress_at)
     rungs = [rung for rung in LADDERS[cause] if rung is not Rung.HALT and rung not in without]
@@ -135,8 +137,6 @@ def budget_of(rung: Rung, settings: RestartConfig) -> int:
             return settings.retry
         case Rung.SERVER:
             return settings.server
-        case Rung.FLEET:
-            return settings.fleet
         case Rung.RESTORE:
             return settings.restore
         case Rung.CLUSTER:
@@ -169,21 +169,16 @@ def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[RepairAttemp
     """Attempts at a rung. Retries count from 0 after each larger repair, of whatever cause: it made a new situation."""
     if rung is Rung.RETRY:
         small = itertools.takewhile(
-            lambda a: a.rung is Rung.RETRY, (a for a in reversed(recent) if touches(a, subject))
+            lambda a: a.rung is Rung.RETRY, (a for a in reversed(recent) if a.subject == subject)
         )
         return sum(attempt.cause is cause for attempt in small)
-    return sum(a.rung is rung and a.cause is cause and touches(a, subject) for a in recent)
+    return sum(a.rung is rung and a.cause is cause and a.subject == subject for a in recent)
 
 
 def _always_tells(told: str, cause: Cause, subject: str, recent: Sequence[RepairAttempt]) -> bool:
     """The process has explained each failure in the same words, but for numbers: the next one would end alike."""
     words = [one.told for one in recent if one.cause is cause and one.subject == subject]
     return bool(told and words) and {VARIES.sub("", one) for one in words} == {VARIES.sub("", told)}
-
-
-def touches(attempt: RepairAttempt, subject: str) -> bool:
-    """What is done for one at a shared rung is done for all."""
-    return attempt.subject == subject or attempt.rung in SHARED_RUNGS
 
 
 def restored_nothing(attempts: Sequence[RepairAttempt], step: int | None) -> list[RepairAttempt]:
@@ -203,14 +198,8 @@ def _not_before(
     mine = [attempt for attempt in recent if attempt.cause is cause and attempt.subject == subject]
     if rung is Rung.ATTEMPT:
         return now + min(settings.attempt_wait_s * 2.0 ** min(len(mine), 30), settings.window_s / 2)
-    larger = [] if rung is Rung.RETRY else [attempt for attempt in recent if _restarted(attempt, subject)]
+    larger = [one for one in recent if one.subject == subject and Rung.RETRY not in (rung, one.rung)]
     return max((tries[-1].at + wait_s(len(tries), settings) for tries in (mine, larger) if tries), default=now)
-
-
-def _restarted(attempt: RepairAttempt, subject: str) -> bool:
-    """A restore of the trainer for its own sake restarts no server."""
-    is_for_all = attempt.rung in SHARED_RUNGS and Rung.FLEET in LADDERS[attempt.cause]
-    return attempt.rung is not Rung.RETRY and (attempt.subject == subject or is_for_all)
 
 
 def wait_s(tries: int, settings: RestartConfig) -> float:

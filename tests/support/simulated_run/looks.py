@@ -79,7 +79,6 @@ def attempts(*rungs, cause=Cause.SERVER_CRASH, subject="s0"):
 
 SPENT = [Rung.SERVER] * CONFIG.restart.server
 BOTH_SPENT = attempts(*SPENT) + attempts(*SPENT, subject="s1")
-FLEET_SPENT = BOTH_SPENT + attempts(*[Rung.FLEET] * CONFIG.restart.fleet)
 
 
 def kinds(made):

@@ -23,7 +23,8 @@ STANDBY = (
     {"event": "incident.ended", "subject": "server-0", "incident": 1, "cause": "server_crash", "is_mended": True},
     {"event": "server.promoting_failed", "subject": "server-1", "replaces": "server-0", "reason": "too late"},
 )
-OLD = (*STANDBY,)
+FLEET = ({"event": "repair.begun", "subject": "server-0", "cause": "server_crash", "rung": "fleet", "at": 2.0},)
+OLD = (*STANDBY, *FLEET)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_others_refill_no_budget_of_a_server_before_and_after(trial):
         trial.repair("server-1", crash, Rung.SERVER)
         trial.steps(step)
         trial.killed().look(step + 1)
-    assert trial.next("server-1", crash).startswith("fleet, 1")
+    assert trial.next("server-1", crash).startswith("halt")
     assert trial.next("server-0", crash).startswith("server, 1")
 
 
@@ -99,7 +99,7 @@ def test_a_proof_is_written_once_for_each_repair(trial):
     assert trial.proofs() == []
     trial.repair()
     trial.steps(*range(100, 200))
-    assert trial.proofs() == ["trainer", "server-0"]  # a restore is shared by all
+    assert trial.proofs() == ["trainer"]
 
 
 def test_the_steps_of_earlier_attempts_are_not_this_ones(tmp_path):

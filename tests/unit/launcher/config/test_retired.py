@@ -45,5 +45,12 @@ def test_other_keys_are_refused_as_before(compose):
         compose("recovery.spare_wheel=2")
 
 
+@pytest.mark.parametrize("key", retired.RETIRED)
+def test_each_that_has_gone_is_accepted(key, capsys):
+    retired._report_once.cache_clear()
+    assert composing.compose(["conf=arithmetic_cpu", f"{key}=1"]) == composing.compose(["conf=arithmetic_cpu"])
+    assert capsys.readouterr().err.startswith(f"note: {key} does nothing any more: ")
+
+
 def test_no_setting_is_retired_and_there():
     assert not {one.key for one in settings_of(RunConfig)} & retired.RETIRED.keys()

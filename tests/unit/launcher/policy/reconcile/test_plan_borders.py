@@ -26,7 +26,6 @@ from tests.support.simulated_run.looks import (
     CONFIG,
     CORRUPT,
     CRASHED,
-    FLEET_SPENT,
     NOW,
     PAUSED,
     SHELF,
@@ -102,23 +101,8 @@ def test_weights_are_nobody_s_while_the_trainer_has_no_place_or_holds_damage():
     assert kinds(damaged) == [PauseTrainer]
 
 
-def test_a_restart_of_all_is_counted_once_for_all():
-    made = decide(observed(dead(0), dead(1)), BOTH_SPENT)
-    assert kinds(made) == [RestartServer, RestartServer]
-    assert [(attempt.subject, attempt.rung) for attempt in made.attempts] == [("s0", Rung.FLEET)]
-
-
-@pytest.mark.parametrize(
-    "busy",
-    [{"trainer": NOT_LOADED}, {"under_way": RESTORING}, {"under_way": RESTARTING}],
-    ids=["not loaded", "restoring", "restarting"],
-)
-def test_servers_that_need_other_weights_wait_for_a_trainer_that_is_getting_some(busy):
-    assert decide(observed(dead(0), dead(1), **busy), FLEET_SPENT).actions == ()
-
-
 def test_a_plan_that_ends_the_run_says_what_came_first():
-    made = decide(observed(dead(0)), attempts(*SPENT, *[Rung.RESTORE] * CONFIG.restart.restore))
+    made = decide(observed(dead(0)), attempts(*SPENT))
     assert made.actions[0].reason.startswith("server_crash of s0 again")
     lost = trainer(verdict=T_CRASHED)
     spent = of_trainer(*[Rung.RESTORE] * CONFIG.restart.restore)

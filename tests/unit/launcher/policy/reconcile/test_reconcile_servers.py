@@ -10,7 +10,6 @@ from launcher.policy.actions import (
     AdmitServer,
     Halt,
     LoadWeights,
-    PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
@@ -24,7 +23,6 @@ from tests.support.simulated_run.looks import (
     CONFIG,
     CORRUPT,
     CRASHED,
-    FLEET_SPENT,
     NOW,
     OUT_OF_MEMORY,
     PAUSED,
@@ -95,36 +93,27 @@ def test_a_second_restart_waits_and_says_until_when():
 @pytest.mark.parametrize(
     ("servers", "history", "expected"),
     [
-        ((dead(0), dead(1)), BOTH_SPENT, [RestartServer, RestartServer]),  # the fleet
+        ((dead(0), dead(1)), BOTH_SPENT, [Halt]),  # nobody is left
         ((dead(0), dead(1)), attempts(*SPENT), [RestartServer]),  # the other one has restarts left
         ((dead(0), server(1)), attempts(*SPENT), [AbandonServer]),  # the run goes on with the other
         ((dead(0), fresh(1, ServerState.STARTING)), attempts(*SPENT), []),  # it may yet be the other
         ((server(0, ServerState.FAILED, CRASHED), server(1)), attempts(*SPENT), []),
-        ((server(0, ServerState.FAILED, CRASHED), dead(1)), BOTH_SPENT, [RestartServer, RestartServer]),
-        ((dead(0),), attempts(*SPENT), [PauseTrainer]),  # a fleet of one: towards a restore
+        ((server(0, ServerState.FAILED, CRASHED), dead(1)), BOTH_SPENT, [Halt]),
+        ((dead(0),), attempts(*SPENT), [Halt]),  # it was alone
     ],
 )
 def test_when_restarts_of_one_server_are_spent(servers, history, expected):
     assert kinds(decide(observed(*servers), history)) == expected
 
 
-def test_servers_that_die_with_every_process_get_other_weights():
-    history = FLEET_SPENT
-    pausing = decide(observed(dead(0), dead(1)), history)
-    assert kinds(pausing) == [PauseTrainer]
-    assert pausing.state is RunState.PAUSED
-    going_back = decide(observed(dead(0), dead(1), trainer=PAUSED, state=RunState.PAUSED), history)
-    assert kinds(going_back) == [RestoreTrainer, RestartServer, RestartServer]
-    assert going_back.actions[0].global_step == 19
-    assert going_back.attempts[-1].rung is Rung.RESTORE
-
-
-def test_and_when_nothing_helps_the_run_halts():
-    made = decide(observed(dead(0)), attempts(*SPENT, *[Rung.RESTORE] * CONFIG.restart.restore))
-    assert kinds(made) == [Halt]
-    assert made.actions[0].word is TerminalStatus.ERRORED
-    assert "server 3 times, restore 3 times" in made.actions[0].reason
-    assert made.state is RunState.SHUTTING_DOWN
+def test_and_when_nothing_helps_the_run_halts_and_another_attempt_begins_everything_anew():
+    """One that dies of the weights, or whose weights no restart brings right, has a checkpoint's to try then."""
+    (halt,) = decide(observed(dead(0)), attempts(*SPENT)).actions
+    assert halt.word is TerminalStatus.ERRORED and halt.may_pass
+    assert "server_crash of s0 again, without progress: server 3 times" in halt.reason
+    spent = attempts(*SPENT, *[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.SERVER_CORRUPT)
+    (halt,) = decide(observed(server(0, verdict=CORRUPT)), spent).actions
+    assert isinstance(halt, Halt) and halt.may_pass
 
 
 @pytest.mark.parametrize("cause", [Cause.SERVER_OOM, Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL])
@@ -132,8 +121,6 @@ def test_no_step_is_thrown_away_for_what_no_weights_cause(cause):
     failed = dead(0, Verdict(health=Health.DEAD, reason="no room", cause=cause))
     (halt,) = decide(observed(failed), attempts(*SPENT, cause=cause)).actions
     assert isinstance(halt, Halt) and "restore" not in halt.reason
-    crashed = decide(observed(dead(0)), attempts(*SPENT))
-    assert kinds(crashed) == [PauseTrainer], "one that dies of the weights has others to try"
 
 
 def test_progress_of_the_server_itself_refills_its_budget():
@@ -176,10 +163,10 @@ def test_weights_that_are_not_to_be_had_are_waited_for():
 
 
 def test_a_server_that_is_alone_is_not_its_own_stand_in():
-    """Its weights are damaged whatever is tried: there is nobody else to do the work, so the run goes back."""
+    """Its weights are damaged whatever is tried, and there is nobody else to do the work."""
     spent = SPENT + [Rung.RETRY] * CONFIG.restart.retry
     alone = decide(observed(server(0, verdict=CORRUPT)), attempts(*spent, cause=Cause.SERVER_CORRUPT))
-    assert kinds(alone) == [PauseTrainer]
+    assert kinds(alone) == [Halt]
     beside = decide(observed(server(0, verdict=CORRUPT), server(1)), attempts(*spent, cause=Cause.SERVER_CORRUPT))
     assert kinds(beside) == [AbandonServer]
 

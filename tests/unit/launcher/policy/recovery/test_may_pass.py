@@ -22,7 +22,7 @@ from tests.support.simulated_run.looks import (
     trainer,
 )
 
-SPENT = (*[Rung.SERVER] * CONFIG.restart.server, *[Rung.RESTORE] * CONFIG.restart.restore)
+SPENT = [Rung.SERVER] * CONFIG.restart.server
 BUG = "ValueError: no answer in record 17 at 0x7f00"
 
 

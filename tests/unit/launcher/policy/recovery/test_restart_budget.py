@@ -27,10 +27,8 @@ def decide(history, *, cause=CRASH, subject="s0", now=200.0, progress_at=None, w
     return next_repair(cause, subject, history, settings, now=now, progress_at=progress_at, without=without)
 
 
-SERVER, FLEET, RESTORE, RETRY = Rung.SERVER, Rung.FLEET, Rung.RESTORE, Rung.RETRY
-ALL_SERVER = [SERVER] * 3
-ALL_FLEET = [*ALL_SERVER, FLEET, FLEET]
-EVERYTHING = [*ALL_FLEET, RESTORE, RESTORE, RESTORE]
+SERVER, RESTORE, RETRY = Rung.SERVER, Rung.RESTORE, Rung.RETRY
+EVERYTHING = [SERVER] * 3
 
 
 @pytest.mark.parametrize(
@@ -38,12 +36,9 @@ EVERYTHING = [*ALL_FLEET, RESTORE, RESTORE, RESTORE]
     [
         ([], SERVER),
         (attempts(SERVER), SERVER),
-        (attempts(*ALL_SERVER), FLEET),
-        (attempts(*ALL_SERVER, FLEET), FLEET),
-        (attempts(*ALL_FLEET), RESTORE),
+        (attempts(SERVER, SERVER), SERVER),
         (attempts(*EVERYTHING), Rung.HALT),
-        (attempts(*ALL_SERVER, subject="s1"), SERVER),  # another's restarts
-        (attempts(*ALL_SERVER, FLEET, FLEET, subject="s1") + attempts(*ALL_SERVER), RESTORE),  # shared rungs are shared
+        (attempts(*EVERYTHING, subject="s1"), SERVER),  # another's restarts
         (attempts(*EVERYTHING, cause=Cause.SERVER_HANG), SERVER),  # another cause
     ],
 )
@@ -52,17 +47,15 @@ def test_the_ladder_is_climbed_rung_by_rung(history, rung):
 
 
 def test_the_last_word_says_what_was_tried():
-    assert decide(attempts(*EVERYTHING)).reason == (
-        "server_crash of s0 again, without progress: server 3 times, fleet 2 times, restore 3 times"
-    )
+    assert decide(attempts(*EVERYTHING)).reason == ("server_crash of s0 again, without progress: server 3 times")
 
 
 def test_progress_refills_and_a_quiet_window_forgets():
     spent = attempts(*EVERYTHING)
     assert decide(spent, progress_at=99.0).rung is Rung.HALT
     assert decide(spent, progress_at=150.0).rung is SERVER
-    assert decide(spent, now=135.0 + SETTINGS.window_s).rung is Rung.HALT
-    assert decide(spent, now=135.1 + SETTINGS.window_s).rung is SERVER
+    assert decide(spent, now=110.0 + SETTINGS.window_s).rung is Rung.HALT
+    assert decide(spent, now=110.1 + SETTINGS.window_s).rung is SERVER
 
 
 def test_failures_close_together_belong_together_however_long_they_go_on():
@@ -78,9 +71,11 @@ def test_waits_double_up_to_the_cap(tries, wait_s):
 
 
 def test_rungs_that_cannot_help_are_left_out():
-    assert decide(attempts(*ALL_SERVER), without=frozenset({FLEET})).rung is RESTORE
-    assert decide(attempts(*ALL_SERVER), without=frozenset({FLEET, RESTORE})).rung is Rung.HALT
-    nothing = decide([], without=frozenset({SERVER, FLEET, RESTORE}))
+    lost = {"cause": Cause.NODE_LOST}
+    assert decide([], **lost, without=frozenset({SERVER})).rung is RESTORE, "the trainer's part of it"
+    spent = attempts(*EVERYTHING, cause=Cause.NODE_LOST)
+    assert decide(spent, **lost, without=frozenset({RESTORE})).rung is Rung.HALT, "a server's"
+    nothing = decide([], without=frozenset({SERVER}))
     assert nothing.reason.endswith("nothing can help here")
 
 
@@ -104,7 +99,7 @@ def test_every_cause_has_a_ladder_that_ends():
 class Budgets(RuleBasedStateMachine):
     """Failures of any cause and subject, progress at times, time going by; beside it a plain count of what was done."""
 
-    settings = RestartConfig(retry=2, server=2, fleet=1, restore=2, window_s=1000.0)
+    settings = RestartConfig(retry=2, server=2, restore=2, window_s=1000.0)
     subjects = ("s0", "s1")
 
     def __init__(self):
@@ -148,12 +143,9 @@ class Budgets(RuleBasedStateMachine):
     @invariant()
     def budgets_hold(self):
         recent = [a for a in self.history if self.progress_at is None or a.at > self.progress_at]
-        for cause, rung in itertools.product(Cause, (FLEET, RESTORE)):
-            spent = sum(a.cause is cause and a.rung is rung for a in recent)
+        for cause, subject, rung in itertools.product(Cause, self.subjects, (SERVER, RESTORE)):
+            spent = sum(a.cause is cause and a.rung is rung and a.subject == subject for a in recent)
             assert spent <= budget_of(rung, self.settings)
-        for cause, subject in itertools.product(Cause, self.subjects):
-            spent = sum(a.cause is cause and a.rung is SERVER and a.subject == subject for a in recent)
-            assert spent <= budget_of(SERVER, self.settings)
 
     @invariant()
     def trouble_without_progress_ends(self):
@@ -222,8 +214,8 @@ def test_a_restart_waits_for_the_later_of_its_own_cause_and_of_whatever_was_done
     )
     assert decide(of_its_cause, settings=settings).not_before == 188.0
     assert decide(of_its_cause + of_another, settings=settings).not_before == 190.0 + 8.0 * 4
-    of_the_fleet = attempts(FLEET, subject="s1", start=195.0)
-    assert decide(of_its_cause + of_the_fleet, settings=settings).not_before == 195.0 + 8.0 * 2
+    of_the_other = attempts(SERVER, subject="s1", start=195.0)
+    assert decide(of_its_cause + of_the_other, settings=settings).not_before == 188.0
     retried = attempts(RETRY, RETRY, cause=Cause.SERVER_STALE, start=190.0)
     assert decide(retried, settings=settings).not_before == 200.0, "a retry restarts nothing"
 
