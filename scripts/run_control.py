@@ -11,8 +11,7 @@ import dataclasses
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from launcher.base.errors import StorageError, UsageError
 from launcher.base.messages import ServerState, TerminalStatus
@@ -57,15 +56,10 @@ def parser() -> argparse.ArgumentParser:
         choices=["status", "attach", "stacks", "pause", "resume", "scale", "stop"],
         help="status: its state; stacks: what each of its processes on this machine is doing; "
         "attach: the screen of its driver, until it ends; pause: no further step until resume; "
-        "scale: servers join or leave until there are --servers; stop: save and end",
+        "scale: servers are started, or leave, until there are --servers; stop: save and end",
     )
     add_run_arguments(made)
-    made.add_argument(
-        "--servers", type=int, help="for scale: the number of servers to have; by default the current number"
-    )
-    made.add_argument(
-        "--leaves", action="append", default=[], metavar="SERVER", help="for scale: a server to remove, as server-0"
-    )
+    made.add_argument("--servers", type=int, help="for scale: the number of servers to have")
     made.add_argument("--reason", default="", help="reason of a pause, a scale or a stop, for the journal")
     made.add_argument(
         "--timeout",
@@ -88,7 +82,7 @@ def _do(given: argparse.Namespace) -> int:
         return attach(paths)
     if given.what == "stacks":
         return _stacks(paths)
-    request = send(paths, given.what, reason=given.reason, servers=given.servers, leaves=given.leaves)
+    request = send(paths, given.what, reason=given.reason, servers=given.servers)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
     reached: Callable[[], bool] = {
         "pause": lambda: state_of(paths)[0] == "PAUSED" and not _phase_of_step(paths),
@@ -117,9 +111,7 @@ def _do(given: argparse.Namespace) -> int:
     return DONE
 
 
-def send(
-    paths: RunPaths, what: str, *, reason: str, servers: int | None = None, leaves: Sequence[str] = ()
-) -> RequestEntry:
+def send(paths: RunPaths, what: str, *, reason: str, servers: int | None = None) -> RequestEntry:
     """Ask the run to pause, resume, stop or scale; what was asked of its servers before still holds.
 
     Raises UsageError for a size that can't be, StorageError where this user may not ask.
@@ -127,7 +119,11 @@ def send(
     asked = _asked(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
     request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=reason)
     if what == "scale":
-        request = dataclasses.replace(request, **_size(servers, leaves, paths, asked))
+        if servers is None or servers < 1:
+            told = "scale needs --servers" if servers is None else f"--servers {servers}: a run needs a server"
+            there = serving(paths, any_state=True)
+            raise UsageError(told, f"1 or more; there are {', '.join(there)}, and `stop` ends the run")
+        request = dataclasses.replace(request, servers=servers)
     else:
         request = dataclasses.replace(request, wish=REQUESTS[what], at=time.time())
     ask(paths, request)
@@ -155,22 +151,6 @@ def _waits_on(paths: RunPaths, request: RequestEntry) -> str:
     return str(waits[-1].get("reason")) if waits and waits[-1].get("heard_at") == request.at else ""
 
 
-def _size(servers: int | None, leaves: Sequence[str], paths: RunPaths, asked: RequestEntry) -> dict[str, Any]:
-    """What `scale` changes of what was asked before. Raises UsageError."""
-    there = serving(paths, any_state=True)
-    if servers is None and not leaves:
-        raise UsageError("scale needs --servers or --leaves", f"there are {', '.join(there)}")
-    if servers is not None and servers < 1:
-        raise UsageError(f"--servers {servers}: a run needs a server", "1 or more; `stop` ends the run")
-    if unknown := [name for name in leaves if name not in there]:
-        raise UsageError(f"--leaves {unknown[0]}: there is no such server", f"there are {', '.join(there)}")
-    staying = [name for name in there if name not in leaves]
-    size = servers or len(staying)
-    if size < 1:
-        raise UsageError("all servers were told to leave", "give --servers, so that others come first")
-    return {"servers": size, "leaves": (*asked.leaves, *leaves)}
-
-
 def serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
     now = read_now(paths)
     servers = () if now is None else now.servers
@@ -179,7 +159,7 @@ def serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
 
 def _has_size(paths: RunPaths, request: RequestEntry) -> bool:
     there, ready = serving(paths, any_state=True), serving(paths)
-    return there == ready and len(ready) == request.servers and not set(ready) & set(request.leaves)
+    return there == ready and len(ready) == request.servers
 
 
 def lives(paths: RunPaths) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +173,8 @@ class ServedSupervisor(ForeignSupervisor):
         self._counted: CompletionCounts | None = None
         self.resizes: Callable[..., None] = super().resize
 
-    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
-        self.resizes(servers, without=without, reason=reason)
+    def resize(self, servers: int, reason: str) -> None:
+        self.resizes(servers, reason)
 
     async def _start(self, step: int, *, is_again: bool) -> None:
         """The door first forgets the incarnation before."""

@@ -22,7 +22,6 @@ from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.supervision.coordinator_actor import RunActor, find_servers
-from actors.supervision.fleet_record import server_names
 from actors.supervision.run_actors import NO_GPU, RANK_0, RunActors
 from actors.supervision.run_history import RunHistory
 from actors.training.trainer import MONITOR
@@ -97,11 +96,10 @@ class ForeignTrainerActor(RunActor):
         name = self._config.trainer.addresses_env
         supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=door)
         steps, self._supervisor, self._leader = supervisor.steps, supervisor, supervisor
-        members, joining = history.fleet.members(server_names(self._config)), history.fleet.joining
         self._fleet = fleet = Fleet(
             *(self._config, self._paths, history),
             next_step=lambda: 0 if steps.last_step is None else steps.last_step + 1,
-            servers=await asyncio.to_thread(find_servers, members, joining),
+            servers=await asyncio.to_thread(find_servers, self._config, history),
             monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
             door=door,
             book=self._book,
@@ -150,7 +148,7 @@ class ForeignActors:
         return self.trainer
 
     def follow(self, event: Mapping[str, object]) -> None:
-        """Nothing joins, leaves or takes over."""
+        """No server comes or leaves, and nothing takes over."""
 
     def end(self) -> None:
         if self.trainer is not None:
@@ -162,8 +160,7 @@ class ServedActors(RunActors):
 
     def create(self, book: MemoryHistory) -> Any:
         config, paths, attempt = self._config, self._paths, self._attempt
-        for name in server_names(config):
-            self._servers[name] = self._new_server(name)
+        self._make_servers(config.sglang.n_servers)
         watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
         self._monitor = self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, paths, attempt)
         self._new(DoorActor, {"name": DOOR, **watchers}, config, paths, attempt)

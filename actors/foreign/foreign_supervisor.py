@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
@@ -113,7 +113,7 @@ class ForeignSupervisor:
         """Raises RunError where the trainer can't be paused."""
         self.pause.ask(reason, steps=self.steps.seen_now is not None)
 
-    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
+    def resize(self, servers: int, reason: str) -> None:
         raise RunError("this run has no servers of the launcher's", "trainer.rung=servers has")
 
     # ── the loop ──

@@ -32,7 +32,6 @@ from launcher.policy.actions import (
     AdmitServer,
     CondemnCheckpoints,
     Halt,
-    JoinServer,
     LeaveServer,
     LoadWeights,
     ParkTrainer,
@@ -64,7 +63,7 @@ class ActionExecutor:
         self._tasks = BackgroundTasks()
         self._unusable: UsageError | None = None
         self._is_stopped = False
-        self._fleet = FleetScaling(config, history, observer, start=self._start_server)
+        self._fleet = FleetScaling(history, observer, drain_s=config.sglang.drain_timeout)
 
     # ── the beginning ──
 
@@ -143,8 +142,6 @@ class ActionExecutor:
                 return config.health.trainer_min_s
             case ParkTrainer() | UnparkTrainer():
                 return PARK_S + NEW_PROCESS_S + MARGIN_S
-            case JoinServer():
-                return self._fleet.join_deadline_s
             case LeaveServer():
                 return self._fleet.leave_deadline_s
             case Halt():
@@ -183,11 +180,9 @@ class ActionExecutor:
             case ReinstateCheckpoints(after_step=step):
                 return {"checkpoints": list(await asyncio.to_thread(self._observer.catalog.reinstate_after, step))}
             case RestartServer(name=name, overrides=rung):
-                return await self._restart_server(self._slots[name], rung)
+                return await self._restart_server(await self._fleet.slot_of(name), rung)
             case AbandonServer(name=name):
                 await self._abandon(self._slots[name])
-            case JoinServer(name=name):
-                return await self._fleet.join(name)
             case LeaveServer(name=name):
                 return await self._fleet.leave(name)
             case LoadWeights(name=name, lineage=lineage):
@@ -337,4 +332,4 @@ class ActionExecutor:
             self._history.event("actor.stop_failed", subject=subject, reason=str(error) or "no answer in time")
 
     async def close(self) -> None:
-        await asyncio.gather(self._tasks.close(), self._fleet.close(), self._observer.close(), return_exceptions=True)
+        await asyncio.gather(self._tasks.close(), self._observer.close(), return_exceptions=True)

@@ -136,6 +136,10 @@ class ClusterObserver:
         self.actors[name] = actor
         return self.slots[name]
 
+    def drop_slot(self, name: str) -> None:
+        self.slots.pop(name, None)
+        self.actors.pop(name, None)
+
     async def refresh(self) -> None:
         """Query every actor again, concurrently; after an action, whose effect the next plan must know."""
         self.checkpoints.invalidate()

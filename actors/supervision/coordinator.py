@@ -13,19 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from actors.supervision.artifact_collector import ArtifactCollector
-from actors.supervision.fleet_record import JOIN_ASKED, LEAVE_ASKED, server_names
+from actors.supervision.fleet_record import RESIZED
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.interfaces import ClusterInterface, Observation
 from actors.supervision.run_history import RunHistory
-from launcher.base.errors import LauncherError, UsageError
+from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action, Halt, PauseTrainer, RestoreTrainer
 from launcher.policy.observed import Observed, RecoveryPlan
-from launcher.policy.reconcile_fleet import change_to
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import wait_s
 from launcher.policy.run_state import ENDS, RunState
@@ -92,41 +91,14 @@ class Coordinator:
         self._history.asked_to_abort(reason)
         self._cluster.changed.set()
 
-    def add_server(self, reason: str) -> str:
-        """Have one more server join; its name. Raises UsageError where the run is ending."""
-        self._check_goes_on()
-        name = self._history.fleet.next_name(server_names(self._config))
-        self._history.event(JOIN_ASKED, subject=name, reason=reason)
-        self._cluster.changed.set()
-        return name
-
-    def remove_server(self, name: str, reason: str) -> None:
-        """Have a server leave. Asking twice changes nothing. Raises UsageError where it can't be spared, or isn't."""
-        self._check_goes_on()
-        fleet, first = self._history.fleet, server_names(self._config)
-        if name in fleet.leaving:
-            return
-        staying = fleet.staying(first)
-        if name not in staying:
-            raise UsageError(f"there is no server {name!r}", f"of the fleet: {', '.join(staying)}")
-        if staying == [name]:
-            raise UsageError(f"{name} is the only server that stays", "add another one first, or stop the run")
-        self._history.event(LEAVE_ASKED, subject=name, reason=reason)
-        self._cluster.changed.set()
-
-    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
-        """Have servers join or leave until there are so many, none of `without` among them; asking twice changes
-        nothing. A run that is ending stays as it is."""
-        change = change_to(servers, self._history.fleet.staying(server_names(self._config)), without=without)
-        with contextlib.suppress(UsageError):
-            for _ in range(change.joins):
-                self.add_server(reason)
-            for name in change.leaves:
-                self.remove_server(name, reason)
-
-    def _check_goes_on(self) -> None:
-        if self._history.state in ENDS or self._history.ending is not None or self._history.abort_reason:
-            raise UsageError("the run is ending", "nothing was changed")
+    def resize(self, servers: int, reason: str) -> None:
+        """There are to be so many servers from now on. Asking twice changes nothing; a run that is ending stays as it
+        is."""
+        history = self._history
+        is_ending = history.state in ENDS or history.ending is not None or bool(history.abort_reason)
+        if servers != len(history.fleet.names(self._config)) and not is_ending:
+            history.event(RESIZED, subject="fleet", reason=reason, servers=servers)
+            self._cluster.changed.set()
 
     def hold(self, reason: str) -> None:
         """Pause the trainer until this is asked with "". Asking twice changes nothing."""
@@ -189,9 +161,8 @@ class Coordinator:
             abort_reason=history.abort_reason,
             ending=history.ending,
             is_stopped=look.is_stopped,
-            joining=tuple(name for name in history.fleet.joining if name not in history.fleet.left),
-            leaving=dict(history.fleet.leaving),
-            newcomers=frozenset(history.fleet.newcomers),
+            fleet=(fleet := history.fleet.names(self._config)),
+            newcomers=frozenset(fleet) - history.fleet.served,
             monitor_silent_s=look.monitor_silent_s,
             disk=look.disk,
             standby_trainer=look.standby_trainer,

@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
-from actors.supervision.fleet_record import server_names
+from actors.supervision.fleet_record import LEFT
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import furthest_step
 from actors.supervision.run_history import RunHistory
@@ -42,15 +42,16 @@ TRAINERS = ("trainer", "trainer-standby")
 """
 
 
-def find_servers(members: Sequence[str], joining: Collection[str]) -> dict[str, Any]:
-    """One that was asked to join may have no actor yet: the plan has it join then."""
-    found = {}
-    for name in members:
+def find_servers(config: RunConfig, history: RunHistory) -> dict[str, Any]:
+    """Those that there are: of one that there is to be the driver may not have made the actor yet, and one that was
+    leaving when the Coordinator before this one was killed may have none any more."""
+    wanted, found = history.fleet.names(config), {}
+    for name in dict.fromkeys([*wanted, *history.generations]):
         try:
             found[name] = ray.get_actor(name)
         except ValueError:
-            if name not in joining:
-                raise
+            if name not in wanted and name not in history.fleet.left:
+                history.event(LEFT, subject=name, reason="its actor has ended", moved=0)
     return found
 
 
@@ -72,7 +73,7 @@ class RunLeader(Protocol):
 
     def abort(self, reason: str) -> None: ...
 
-    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None: ...
+    def resize(self, servers: int, reason: str) -> None: ...
 
 
 class RunActor(ABC):
@@ -152,13 +153,12 @@ class CoordinatorActor(RunActor):
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
         """The cluster's store is asked in threads too."""
         to_thread = asyncio.to_thread
-        members, joining = history.fleet.members(server_names(self._config)), history.fleet.joining
         memory = OomBackoff(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
         observer = ClusterObserver(
             self._config,
             self._paths,
             history,
-            servers=await to_thread(find_servers, members, joining),
+            servers=await to_thread(find_servers, self._config, history),
             trainer=await to_thread(ray.get_actor, history.trainer_actor),
             standby=await to_thread(_find_standby, self._config, history.trainer_actor),
             monitor=await to_thread(ray.get_actor, MONITOR) if self._has_monitor else None,
@@ -200,4 +200,4 @@ def carry_out(asked: RequestEntry | None, coordinator: RunLeader) -> None:
     if asked is not None and wish is ControlRequest.STOP:
         coordinator.abort(asked.description)
     elif asked is not None and asked.servers is not None:
-        coordinator.resize(asked.servers, without=asked.leaves, reason=asked.description)
+        coordinator.resize(asked.servers, asked.description)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.supervision.fleet_record import JOINING, LEFT
+from actors.supervision.fleet_record import LEFT
 from launcher.base.messages import Cause
 from launcher.policy.actions import (
     AbandonServer,
@@ -12,7 +12,6 @@ from launcher.policy.actions import (
     AdmitServer,
     CondemnCheckpoints,
     Halt,
-    JoinServer,
     LeaveServer,
     LoadWeights,
     ParkTrainer,
@@ -41,7 +40,6 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
     AbandonServer: ("server.abandoning", "server.abandoned"),
     LoadWeights: ("server.loading", "server.loaded"),
     AdmitServer: ("server.probing", "server.ready"),
-    JoinServer: (JOINING, "server.joined"),
     LeaveServer: ("server.leaving", LEFT),
     Halt: ("run.halting", "run.halted"),
 }

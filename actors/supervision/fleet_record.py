@@ -1,24 +1,20 @@
-"""The servers of the fleet: those that the run began with and those that joined, without those that left.
+"""The servers that a run is to have: server-0 to server-(n - 1).
 
-Read from the journal, so that a Coordinator that was killed is replaced by one that knows the same. A name is never
-given twice in a run's attempt: the log, the port and the past of a server are its own.
+Read from the journal, so that a Coordinator that was killed is replaced by one that knows the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from launcher.config.schema import RunConfig
 
-JOIN_ASKED = "server.join_asked"
-JOINING = "server.joining"
-LEAVE_ASKED = "server.leave_asked"
+RESIZED = "fleet.resized"
 LEFT = "server.left"
 
 
-def server_names(config: RunConfig) -> list[str]:
-    """Those that a run begins with."""
-    return [f"server-{index}" for index in range(config.sglang.n_servers)]
+def server_names(servers: int) -> tuple[str, ...]:
+    return tuple(f"server-{index}" for index in range(servers))
 
 
 def index_of(name: str) -> int:
@@ -26,36 +22,26 @@ def index_of(name: str) -> int:
 
 
 class FleetRecord:
-    """`joining`: to join, in that order; `leaving`: asked to leave and not gone yet, each with the reason;
-    `newcomers`: those of the former that have not served yet."""
+    """`size`: how many servers there are to be, None: as the run began. `served`: those that have had traffic; `left`:
+    those that were taken away."""
 
     def __init__(self) -> None:
-        self.joining: list[str] = []
-        self.newcomers: set[str] = set()
-        self.leaving: dict[str, str] = {}
+        self.size: int | None = None
+        self.served: set[str] = set()
         self.left: set[str] = set()
 
     def take(self, event: Mapping[str, object]) -> None:
-        subject = str(event.get("subject", ""))
+        subject, servers = str(event.get("subject", "")), event.get("servers")
         match event.get("event"):
-            case "server.join_asked":
-                self.joining.append(subject)
-                self.newcomers.add(subject)
+            case "fleet.resized" if isinstance(servers, int):
+                self.size = servers
             case "server.ready":
-                self.newcomers.discard(subject)
-            case "server.leave_asked":
-                self.leaving[subject] = str(event.get("reason", ""))
+                self.served.add(subject)
+            case "server.starting":
+                self.left.discard(subject)
             case "server.left":
-                self.leaving.pop(subject, None)
                 self.left.add(subject)
-                self.newcomers.discard(subject)
+                self.served.discard(subject)
 
-    def members(self, first: Sequence[str]) -> list[str]:
-        """All that have not left; `first` are those that the run began with."""
-        return [name for name in (*first, *self.joining) if name not in self.left]
-
-    def staying(self, first: Sequence[str]) -> list[str]:
-        return [name for name in self.members(first) if name not in self.leaving]
-
-    def next_name(self, first: Sequence[str]) -> str:
-        return f"server-{1 + max(map(index_of, (*first, *self.joining)))}"
+    def names(self, config: RunConfig) -> tuple[str, ...]:
+        return server_names(self.size or config.sglang.n_servers)

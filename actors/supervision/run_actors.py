@@ -1,8 +1,7 @@
 """Creates every actor of a run, in its driver, so that all of them end with the driver (P8).
 
-Each does nothing until the Coordinator starts what it holds, and Ray restarts it empty when its process ends. Servers
-that join the fleet later are created here too, and those that leave are ended here: the Coordinator decides, and this
-follows its journal.
+Each does nothing until the Coordinator starts what it holds, and Ray restarts it empty when its process ends. Those of
+servers that come later are created here too: the Coordinator decides, and this follows its journal.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from actors.cluster.placement_group import RunPlacement
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.serving.sglang_server import SGLangServer
 from actors.supervision.coordinator_actor import COORDINATOR, CoordinatorActor, trainer_names
-from actors.supervision.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
+from actors.supervision.fleet_record import LEFT, RESIZED, index_of, server_names
 from actors.supervision.run_history import TOOK_OVER
 from actors.training.trainer import MONITOR, Trainer
 from launcher.config.schema import RunConfig
@@ -48,6 +47,7 @@ class RunActors:
         self._server_entry = server_entry
         self._all: list[Any] = []
         self._servers: dict[str, tuple[Any, ...]] = {}
+        self._wanted = 0
         self._trainers: dict[str, Any] = {}
         self._monitor: Any = None
         self.trainer: Any = None
@@ -55,8 +55,7 @@ class RunActors:
     def create(self, book: MemoryHistory) -> Any:
         """Servers, trainer, HealthMonitor, Coordinator. Returns the last."""
         config, paths, attempt, placed = self._config, self._paths, self._attempt, self._placed
-        for name in server_names(config):
-            self._servers[name] = self._new_server(name)
+        self._make_servers(config.sglang.n_servers)
         for number, name in enumerate(trainer_names(config)):
             options, further = placed.options(RANK_0), placed.further_ranks()
             if number > 0:
@@ -81,15 +80,16 @@ class RunActors:
 
     def follow(self, event: Mapping[str, object]) -> None:
         """The fleet, and which actor is the trainer, as the Coordinator has it."""
-        name = str(event.get("subject"))
-        if event.get("event") == JOIN_ASKED and name not in self._servers:
-            self._servers[name] = self._new_server(name)
+        name, servers = str(event.get("subject")), event.get("servers")
+        if event.get("event") == RESIZED and isinstance(servers, int):
+            self._make_servers(servers)
         elif event.get("event") == TOOK_OVER:
             self.trainer = self._trainers[str(event.get("actor"))]
         elif event.get("event") == LEFT:
             for ended in self._servers.pop(name, ()):
                 self._all.remove(ended)
                 ray.kill(ended)
+            self._make_servers(self._wanted)  # there is to be one of its name again since it began to leave
 
     def end(self) -> None:
         """The Coordinator first, so that nobody repairs what is being ended; the hosts end every server's tree."""
@@ -97,6 +97,12 @@ class RunActors:
             ray.wait([self._monitor.send_alerts.remote()], timeout=self._config.alerts.timeout)
         for actor in reversed(self._all):
             ray.kill(actor)
+
+    def _make_servers(self, wanted: int) -> None:
+        self._wanted = wanted
+        for name in server_names(wanted):
+            if name not in self._servers:
+                self._servers[name] = self._new_server(name)
 
     def _new_server(self, name: str) -> tuple[Any, ...]:
         config, paths, entry, index = self._config, self._paths, self._server_entry, index_of(name)

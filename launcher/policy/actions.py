@@ -77,7 +77,7 @@ class ReinstateCheckpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartServer:
-    """End a server's complete process tree, make sure that it is gone, start another."""
+    """End a server's complete process tree, make sure that it is gone, start another. One that is new has none."""
 
     name: str
     reason: str
@@ -90,13 +90,6 @@ class AbandonServer:
 
     name: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinServer:
-    """Take a server into the fleet that was asked to join: from then on it is started and repaired as the others."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +145,6 @@ Action = (
     | ReinstateCheckpoints
     | RestartServer
     | AbandonServer
-    | JoinServer
     | LeaveServer
     | LoadWeights
     | AdmitServer

@@ -88,10 +88,9 @@ class Observed:
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `ending`: the status with which the run is being shut down. `is_stopped`: nothing of it is left running.
-    `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `joining`, `leaving`: servers that were
-    asked to join, and those that were asked to leave and have not left, with the reason. `newcomers`: those that joined
-    and have not served yet; that one of them has no weights is no incident. `disk`: what keeps the run from writing.
-    `standby_trainer`: NONE where there is none.
+    `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `fleet`: the servers that there are
+    to be, None: those that there are. `newcomers`: those that have not served yet; that one of them has no weights
+    is no incident. `disk`: what keeps the run from writing. `standby_trainer`: NONE where there is none.
     `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
     """
 
@@ -110,12 +109,15 @@ class Observed:
     ending: TerminalStatus | None = None
     is_stopped: bool = False
     monitor_silent_s: float = 0.0
-    joining: tuple[str, ...] = ()
-    leaving: Mapping[str, str] = field(default_factory=dict)
+    fleet: tuple[str, ...] | None = None
     newcomers: frozenset[str] = frozenset()
     disk: DiskTrouble | None = None
     standby_trainer: StandbyTrainer = StandbyTrainer.NONE
     not_before: Mapping[tuple[type[Action], str], float] = field(default_factory=dict)
+
+    def stays(self, server: str) -> bool:
+        """Whether there is to be such a server."""
+        return self.fleet is None or server in self.fleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

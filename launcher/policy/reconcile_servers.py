@@ -47,7 +47,7 @@ def reconcile_servers(builder: PlanBuilder) -> None:
     for server in builder.seen.servers:
         if builder.halt_reason or builder.does(RestartServer, server.name) or server.state is ServerState.STOPPED:
             continue
-        if server.name in builder.seen.leaving:
+        if not builder.seen.stays(server.name):
             continue
         if is_unschedulable(server):
             _wait_for_node(builder, server)
@@ -135,7 +135,7 @@ def _another_may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
 
 def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
     """It is alive, is being restarted, or has restarts of its own left."""
-    if server.name in builder.seen.leaving:
+    if not builder.seen.stays(server.name):
         return False
     if not is_dead(server) or builder.does(RestartServer, server.name):
         return server.state is not ServerState.STOPPED

@@ -6,7 +6,7 @@
               not the weights ─► pause, undo the restore, halt  │
     servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
     disk      full, read-only, stalled ─► pause, repair nothing, wait
-    fleet     asked to join ─► start ─► as a dead one; asked to leave ─► leaves, when another one serves
+    fleet     missing ─► start ─► as a dead one; too many ─► leaves, when another one serves
 
 Each plan holds only what can be done from here; what follows from its success is in the next plan, made from the
 next look. So the same look gives the same plan, an action that failed is simply due again (its budget in

@@ -33,14 +33,13 @@ class ControlRequest(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEntry:
-    """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are;
-    `leaves`: which of them are not to be among those. `at`: unix seconds of the wish, which may be repeated."""
+    """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are. `at`:
+    unix seconds of the wish, which may be repeated."""
 
     wish: ControlRequest
     by: str
     reason: str = ""
     servers: int | None = None
-    leaves: tuple[str, ...] = ()
     at: float = 0.0
 
     @property
@@ -85,7 +84,6 @@ def wanted(paths: RunPaths) -> RequestEntry | None:
             by=by,
             reason=reason,
             servers=None if servers is None else max(1, int(servers)),
-            leaves=tuple(map(str, data.get("leaves", ()))),
             at=float(data.get("at", 0.0)),
         )
     except (ValueError, KeyError, TypeError):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from actors.supervision.fleet_record import FleetRecord
 from launcher.base.errors import StorageError
 from launcher.base.wording import lines_not_read
 from launcher.policy.reward_health import RewardPoint
@@ -59,7 +58,6 @@ class RecordedRun:
     waits: dict[str, tuple[float, str]] = field(default_factory=dict)
     restored_step: int | None = None
     servers: dict[str, ServerRecord] = field(default_factory=dict)
-    fleet: FleetRecord = field(default_factory=FleetRecord)
     incidents: dict[int, str] = field(default_factory=dict)
     pids: set[int] = field(default_factory=set)
     deaths: int = 0
@@ -81,7 +79,6 @@ class RecordedRun:
         self.deaths += name in ("server.died", "trainer.died")
         if pid is not None:
             self.pids.add(pid)
-        self.fleet.take(event)
         match name:
             case "run.started":
                 self.started_at, self.state, self.state_reason = as_unix_time(event.get("time")), "INITIALIZING", reason

@@ -24,7 +24,14 @@ STANDBY = (
     {"event": "server.promoting_failed", "subject": "server-1", "replaces": "server-0", "reason": "too late"},
 )
 FLEET = ({"event": "repair.begun", "subject": "server-0", "cause": "server_crash", "rung": "fleet", "at": 2.0},)
-OLD = (*STANDBY, *FLEET)
+JOINED = (
+    {"event": "server.join_asked", "subject": "server-2", "reason": "by order"},
+    {"event": "server.joined", "subject": "server-2"},
+    {"event": "server.leave_asked", "subject": "server-2", "reason": "by order"},
+    {"event": "server.leaving", "subject": "server-2"},
+    {"event": "server.left", "subject": "server-2", "moved": 2},
+)
+OLD = (*STANDBY, *FLEET, *JOINED)
 
 
 @pytest.fixture

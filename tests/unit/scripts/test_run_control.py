@@ -56,10 +56,9 @@ def journal(paths):
 
 
 def fleet(asked):
-    """Two servers, or as many as are wanted, without those that were told to leave."""
-    size, gone = (2, ()) if asked is None or asked.servers is None else (asked.servers, asked.leaves)
-    names = [name for index in range(size + len(gone)) if (name := f"server-{index}") not in gone]
-    return tuple(dataclasses.replace(SERVER, name=name) for name in names[:size])
+    """Two servers, or as many as are wanted."""
+    size = 2 if asked is None or asked.servers is None else asked.servers
+    return tuple(dataclasses.replace(SERVER, name=f"server-{index}") for index in range(size))
 
 
 class Driver:
@@ -141,22 +140,20 @@ def test_servers_join_and_leave_and_a_pause_after_that_changes_nothing_of_it(pat
     with Driver(paths, journal):
         assert control(paths, "scale", "--servers", "3") == 0
         assert "with server-0, server-1, server-2" in capsys.readouterr().out
-        assert control(paths, "scale", "--leaves", "server-0") == 0
-        assert "with server-1, server-2\n" in capsys.readouterr().out
+        assert control(paths, "scale", "--servers", "2") == 0
+        assert "with server-0, server-1\n" in capsys.readouterr().out
         assert wanted(paths).at == 0.0, "no new wish that the run goes on, which would end a wait"
         assert control(paths, "pause") == 0
     asked = wanted(paths)
     assert asked.at > 0.0
-    assert (asked.wish, asked.servers, asked.leaves) == (ControlRequest.PAUSE, 2, ("server-0",))
+    assert (asked.wish, asked.servers) == (ControlRequest.PAUSE, 2)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--servers or --leaves"),
+        ([], "scale needs --servers"),
         (["--servers", "0"], "--servers 0: a run needs a server"),
-        (["--leaves", "server-9"], "--leaves server-9: there is no such server"),
-        (["--leaves", "server-0", "--leaves", "server-1"], "all servers were told to leave"),
     ],
 )
 def test_a_size_that_can_not_be_is_refused_and_nothing_is_asked(paths, journal, capsys, words, said):

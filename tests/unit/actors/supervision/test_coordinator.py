@@ -1,6 +1,7 @@
 """Transcripts: what the Coordinator does when this is seen, and that its successor goes on where it was killed."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -35,7 +36,9 @@ class Trial:
         self.path = folder / "events.jsonl"
         self.history = RunHistory.read(Journal(self.path, 1), self.path, 1)
         self.hands = ModelHands(self.run, self.history)
-        self.coordinator = Coordinator(CONFIG, self.hands, self.history, clock=lambda: self.run.now)
+        sglang = dataclasses.replace(CONFIG.sglang, n_servers=len(self.run.servers))
+        config = dataclasses.replace(CONFIG, sglang=sglang)
+        self.coordinator = Coordinator(config, self.hands, self.history, clock=lambda: self.run.now)
 
     async def turns(self, n=ENOUGH):
         """Looks a second apart, with what was begun in each given the time to end."""

@@ -90,7 +90,7 @@ def test_one_that_is_beyond_repair_is_kept_until_another_serves_that_stays():
     spent = attempts(*SPENT, *[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.SERVER_CORRUPT)
     assert kinds(decide(observed(doubted, server(1), starts), spent)) == [AbandonServer]
     assert decide(observed(doubted, starts), spent).actions == ()
-    leaving = observed(dead(0), server(1), starts, leaving={"s1": "by order"})
+    leaving = observed(dead(0), server(1), starts, fleet=("s0", "s2"))
     assert decide(leaving, BOTH_SPENT).actions == ()
 
 
