@@ -3,6 +3,7 @@ Coordinator that is killed meanwhile changes nothing of it."""
 
 import asyncio
 import dataclasses
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -247,14 +248,15 @@ async def test_a_server_leaves_also_where_trainer_and_actor_are_away(tmp_path):
     assert fleet.events() == [("actor.stop_failed", "server-4")]
 
 
-async def test_an_actor_that_nobody_makes_or_that_does_not_end_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("actors.supervision.fleet_scaling.ACTOR_S", 0.01)
-    with pytest.raises(ServerError, match=r"no actor was made for server-4"):
-        await Fleet(tmp_path, late=10**6).hands.slot_of("server-4")
+async def test_one_whose_actor_does_not_end_is_ordered_to_leave_again(tmp_path):
+    """Its name is not free, so that it has not left."""
     fleet = Fleet(tmp_path)
     slot = await fleet.hands.slot_of("server-4")
-    fleet.hands._end = lambda actor: None
-    with pytest.raises(ServerError, match=r"the actor did not end of server-4"):
-        await fleet.hands.leave("server-4")
-    assert fleet.eyes.slots == {"server-4": slot}, "it is ordered to leave again"
+    fleet.hands._end, ended = lambda actor: ended.set(), threading.Event()
+    leaving = asyncio.create_task(fleet.hands.leave("server-4"))
+    await asyncio.to_thread(ended.wait, 10)
+    assert ended.is_set() and not leaving.done()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert fleet.eyes.slots == {"server-4": slot}
     await slot.close()
