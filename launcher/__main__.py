@@ -61,7 +61,6 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_wi
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
-from launcher.resources.gpu_quarantine import leave_out
 from launcher.resources.hardware import Hardware, find_hardware, of_the_run, planned_hardware
 from launcher.resources.missing_files import find_shape, model_folder
 from launcher.resources.node_checks import check_node
@@ -246,7 +245,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
         config = with_their_names(config, keys_of(overrides))
         check(config)
         return _launch_foreign(config)
-    for note in (*find_notes(config), *leave_out(config)):
+    for note in find_notes(config):
         print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
     if config.dry_run:

@@ -39,7 +39,6 @@ def drive(task: DriverTask, interrupts: Interrupts, server_entry: tuple[str, ...
     """Raises LauncherError where the run can't begin, or not go on. Then it has ended with a status (P9)."""
     from launcher.cli.run_end import close_as_recorded, ends_the_run, own_end
     from launcher.config.foreign import OWN
-    from launcher.resources.gpu_quarantine import leave_out
     from launcher.resources.hardware import find_hardware, of_the_run
     from launcher.resources.missing_files import find_shape
     from launcher.resources.run_plan import make_plan
@@ -54,9 +53,6 @@ def drive(task: DriverTask, interrupts: Interrupts, server_entry: tuple[str, ...
     with contextlib.nullcontext() if task.before is None else ends_the_run(paths):
         config, plan = read_config(paths.settings), None
         if config.trainer.adapter == OWN:
-            for note in leave_out(config):
-                if task.before is not None:  # the command itself has told the first one's
-                    print(f"note: {note}", file=sys.stderr)
             hardware = of_the_run(config, find_hardware())
             plan = with_standby_trainer(config, hardware, make_plan(config, hardware, find_shape(config)))
         from launcher.driver import run  # brings Ray along

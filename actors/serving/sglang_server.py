@@ -35,7 +35,6 @@ from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, Se
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
-from launcher.base.gpu_names import GpuName
 from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState
 from launcher.config.schema import RunConfig, SGLangConfig
 from launcher.resources.cuda_graphs import with_graphs
@@ -76,9 +75,9 @@ class SGLangProcess:
         """As last known."""
         return self._info
 
-    def configure(self, config: SGLangConfig, gpu_ids: tuple[str, ...] = ()) -> None:
-        """Settings and GPUs for later incarnations; the current one keeps its own."""
-        self._spec = replace(self._spec, config=config, gpu_ids=gpu_ids)
+    def configure(self, config: SGLangConfig) -> None:
+        """Settings for later incarnations; the current one keeps its own."""
+        self._spec = replace(self._spec, config=config)
 
     async def start(self, *, generation: int, model_path: str, weight_version: int) -> ServerInfo:
         """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING; one that waits for its
@@ -266,19 +265,12 @@ class SGLangServer:
         model_path: str,
         weight_version: int,
         overrides: Overrides | None = None,
-        avoid: tuple[GpuName, ...] = (),
     ) -> ServerInfo:
-        """`overrides`: settings that a repair has changed. `avoid`: GPUs that are set aside."""
+        """`overrides`: settings that a repair has changed."""
         config = with_graphs(with_overrides(self._config, overrides or {}))
-        gpu_ids = await self._gpus.choose(avoid)
         await self._gpus.watch()
-        self._process.configure(replace(config, host=listening_address(config.host)), gpu_ids)
-        started = await self._process.start(
-            generation=generation,
-            model_path=model_path,
-            weight_version=weight_version,
-        )
-        return replace(started, gpus=await self._gpus.named()) if avoid else started
+        self._process.configure(replace(config, host=listening_address(config.host)))
+        return await self._process.start(generation=generation, model_path=model_path, weight_version=weight_version)
 
     async def wait_ready(self) -> ServerInfo:
         return await self._process.wait_ready()

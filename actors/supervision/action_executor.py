@@ -238,11 +238,9 @@ class ActionExecutor:
             raise
         overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
         await self._history.flush()
-        avoid = self._history.quarantine.names if self._config.recovery.quarantine_gpus else ()
         try:
-            return await slot.start(generation, weights, overrides, avoid=avoid)
+            return await slot.start(generation, weights, overrides)
         finally:
-            self._history.server_got(slot.name, slot.gpus)
             await asyncio.to_thread(release, slot.name, self._observer.catalog.trial.default)
 
     def _start_weights(self, name: str) -> StartWeights:

@@ -39,7 +39,6 @@ from launcher.policy.observed import ServerFacts, StandbyTrainer
 from launcher.policy.reconcile_servers import is_dead
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restore import first_damaged
-from launcher.resources.gpu_quarantine import QUARANTINED, to_quarantine
 from launcher.run_files.run_paths import RunPaths
 
 NOTHING_JUDGED = -1
@@ -327,18 +326,7 @@ class ClusterObserver:
     def _server_died(self, end: ServerExit) -> None:
         if (end.name, end.generation) in self._history.died:
             return  # recorded by the Coordinator before this one
-        self._set_aside_gpus(end)
         self._history.server_died(end, time.monotonic() - end.monotonic)
-
-    def _set_aside_gpus(self, end: ServerExit) -> None:
-        """Before its end is recorded: a Coordinator killed between the two does this again."""
-        if not self._config.recovery.quarantine_gpus:
-            return
-        found, why_not = to_quarantine(end, self._history.quarantine.gpus)
-        for one in found:
-            self._history.event(QUARANTINED, subject=str(one.gpu), reason=one.reason, **one.facts())
-        if why_not:
-            self._history.event("gpu.kept", subject=end.name, reason=why_not)
 
     def _monitor_hung(self) -> None:
         self._history.event("monitor.hung", subject="health_monitor", reason="answers nobody: it is ended")

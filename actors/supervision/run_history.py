@@ -18,7 +18,6 @@ from actors.supervision.event_facts import EVENTS, list_of, number_of, numbers_o
 from actors.supervision.fleet_record import FleetRecord
 from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentHistory
 from actors.supervision.progress_tracker import ATTEMPT, NOT_TRIED, PROVED, RepairRecord
-from launcher.base.gpu_names import GpuName
 from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalStatus
 from launcher.policy.actions import Action, RestoreTrainer
 from launcher.policy.incident_policy import Ending, Trouble
@@ -26,7 +25,6 @@ from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
-from launcher.resources.gpu_quarantine import QuarantineRecord
 from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal, read_lines
 
@@ -60,14 +58,12 @@ class RunHistory:
         self.incidents = IncidentHistory()
         self.repairs = RepairRecord()
         self.fleet = FleetRecord()
-        self.quarantine = QuarantineRecord()
 
     @classmethod
     def read(
         cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None, node: str = ""
     ) -> RunHistory:
-        """What the events of this attempt record, and of earlier ones their incidents and the GPUs set aside. Raises
-        JournalError.
+        """What the events of this attempt record, and of earlier ones their incidents. Raises JournalError.
 
         `clock`: that of this `node`, onto which times are put that a Coordinator wrote down on another one. Those of
         this node stay as they are: the wall clock, by which the others are compared, may have been set meanwhile, and
@@ -87,7 +83,6 @@ class RunHistory:
                 history._take(event)
             else:
                 history.incidents.take(event)
-                history.quarantine.take(event)
         if not is_mine:
             history.incidents.next_attempt()
         return history
@@ -211,16 +206,6 @@ class RunHistory:
             detected_after_s=detected_after_s,
         )
 
-    def server_got(self, name: str, gpus: Sequence[GpuName]) -> None:
-        """Told where a server left a GPU that is set aside, or could not. `gpus`: none where none is."""
-        got = ", ".join(map(str, gpus))
-        if self.quarantine.among(gpus):
-            self._record(
-                "gpu.none_free", subject=name, reason=f"no other GPU of its node is free: it goes on with {got}"
-            )
-        elif gpus and self.quarantine.moved(name):
-            self._record("server.moved", subject=name, reason=f"it is on {got} now")
-
     def incident_began(self, trouble: Trouble, doing: str, now: float) -> Mapping[str, object]:
         return self._record(
             BEGAN,
@@ -284,7 +269,6 @@ class RunHistory:
         self.incidents.take(event)
         self.repairs.take(event)
         self.fleet.take(event)
-        self.quarantine.take(event)
         name, subject = str(event.get("event", "")), str(event.get("subject", ""))
         kind, _, what = name.partition(".")
         if kind == "run" and what.upper() in RunState.__members__ and RunState(what.upper()) not in ENDS:

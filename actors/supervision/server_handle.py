@@ -23,7 +23,6 @@ from actors.supervision.handle_states import (
 )
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import LauncherError, ServerError
-from launcher.base.gpu_names import GpuName
 from launcher.base.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
 from launcher.policy.exit_cause import ExitFinding, find_server_cause
 from launcher.policy.observed import ServerFacts
@@ -43,8 +42,7 @@ OVER = frozenset({ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED})
 
 
 class ServerHandle:
-    """`state` is that of the incarnation that was ordered last. `gpus`: that it got, where any is set aside.
-    `died` is called with each end that nobody ordered."""
+    """`state` is that of the incarnation that was ordered last. `died` is called with each end that nobody ordered."""
 
     def __init__(
         self, name: str, actor: Any, *, died: Callable[[ServerExit], None], changed: asyncio.Event, setup_s: float
@@ -52,7 +50,6 @@ class ServerHandle:
         self.name = name
         self.state: ServerIncarnationState = ServerRunning(generation=-1, lineage=None)
         self.progress_at: float | None = None
-        self.gpus: tuple[GpuName, ...] = ()
         self._actor = actor
         self._died = died
         self._changed, self._setup_s = changed, setup_s
@@ -292,29 +289,24 @@ class ServerHandle:
 
     # ── acting ──
 
-    async def start(
-        self, generation: int, weights: StartWeights, overrides: Overrides, *, avoid: tuple[GpuName, ...] = ()
-    ) -> ServerInfo:
-        """End what there is, start another incarnation, and wait until it has generated. `avoid`: GPUs that it must
-        not be on. Raises LauncherError."""
+    async def start(self, generation: int, weights: StartWeights, overrides: Overrides) -> ServerInfo:
+        """End what there is, start another incarnation, and wait until it has generated. Raises LauncherError."""
         self._order_end()
         self.state = ServerStarting(generation=generation, lineage=weights.lineage)
         why_not = "its start was given up"
         try:
             await self._until_it_answers()
             await answer(self._actor.stop.remote(), within_s=STOP_S, of=self.name)
-            started: ServerInfo = await answer(
+            await answer(
                 self._actor.start.remote(
                     generation=generation,
                     model_path=weights.path,
                     weight_version=weights.version,
                     overrides=dict(overrides),
-                    avoid=avoid,
                 ),
                 within_s=STOP_S,
                 of=self.name,
             )
-            self.gpus = started.gpus
             self.probe.tasks.start(self._watch_exit(generation))
             info: ServerInfo = await answer(self._actor.wait_ready.remote(), within_s=self._setup_s, of=self.name)
             why_not = ""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.base.disk_faults import Refusal
-from launcher.base.gpu_names import GpuName
 from launcher.base.rank_location import RankLocation
 
 
@@ -28,7 +27,7 @@ class ServerInfo:
     """One server as its actor knows it. `weight_version` is None until the server has reported one.
 
     `lineage`: how many restores lay behind the trainer's weights when it got its own; None where nobody knows.
-    `node`: Ray's id of the node that `pid` is of. `gpus`: which it was given, once one was set aside.
+    `node`: Ray's id of the node that `pid` is of.
     """
 
     name: str
@@ -41,7 +40,6 @@ class ServerInfo:
     lineage: int | None = None
     reason: str = ""
     node: str = ""
-    gpus: tuple[GpuName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,6 @@ class ServerExit:
 
     `at` is unix seconds, `monotonic` CLOCK_MONOTONIC of its machine, `node`: when the end was noticed. `oom_kills`: by
     the kernel of that machine, shortly before. `was_told`: it ended because it was asked to, not by itself.
-    `gpus`: those that it used, where they may be what ended it.
     """
 
     name: str
@@ -63,7 +60,6 @@ class ServerExit:
     node: str = ""
     oom_kills: int = 0
     was_told: bool = False
-    gpus: tuple[GpuName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ RETIRED: Mapping[str, str] = {
     "actor.use_remove_padding": "sequences of like length share a micro-batch, of which 1 to 4 % is padding",
     "keep_alive": "a driver that is killed is always begun again (restart.driver)",
     "memory.warn_before_s": "the host's memory is reported once when 90 % of it is in use",
+    "recovery.quarantine_gpus": "a server whose GPU fails is restarted on the same one, and given up where that fails",
     "restart.fleet": "a server is restarted by itself (restart.server), and a new attempt starts all (restart.attempt)",
     "recovery.standby_servers": "all servers serve (sglang.n_servers), and the others go on when one is lost",
 }

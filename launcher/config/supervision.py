@@ -283,11 +283,6 @@ class RecoveryConfig:
         "model and the prompts loaded) and take over when the trainer or a rank ends; null: 1 where memory allows",
         Between(0, 1, why="since the process that ended is the next one to be parked"),
     )
-    quarantine_gpus: bool = setting(
-        True,
-        "set a GPU aside whose fault ended a server, also after a resume, where another one is free; false: use "
-        "every GPU, also those set aside before",
-    )
 
 
 @dataclass

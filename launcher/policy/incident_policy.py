@@ -211,7 +211,7 @@ def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
 _USUAL = {
     Cause.SERVER_STALE: "its weights are sent again",
     Cause.SERVER_CORRUPT: "its weights are sent again",
-    Cause.GPU_FAULT: "it is restarted, on another GPU where one is free",
+    Cause.GPU_FAULT: "it is restarted on the same GPU; where that fails, the run goes on without it, or halts",
     Cause.TRAINER_CRASH: "it is restarted and resumes from its newest state",
     Cause.TRAINER_HANG: "it is restarted and resumes from its newest state",
     Cause.TRAINER_OOM: "it is restarted with less memory",

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.base.durable import replace_file
-from launcher.base.gpu_names import GpuName
 from launcher.base.messages import EvalReport, ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.run_files.journal import encode
 from launcher.run_files.run_paths import RunPaths, held_by_another, lock_file
@@ -108,5 +107,5 @@ def read_now(paths: RunPaths) -> CurrentStatus | None:
 
 
 def _server(data: dict[str, Any]) -> ServerInfo:
-    gpus = tuple(GpuName(**gpu) for gpu in data.get("gpus", ()))
-    return ServerInfo(**{**data, "state": ServerState(data["state"]), "gpus": gpus})
+    data.pop("gpus", None)  # in files of before: GPUs that a server had moved to
+    return ServerInfo(**{**data, "state": ServerState(data["state"])})

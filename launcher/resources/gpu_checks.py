@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pynvml
 
 from launcher.base.errors import ResourceError
-from launcher.base.gpu_names import GpuName
 from launcher.base.wording import ranges
 from launcher.resources import gpus
 from launcher.resources.memory_estimate import GIB
@@ -140,31 +138,15 @@ def _faults(index: int, handle: Any) -> Iterator[NodeCheck]:
     yield from _defects(index, handle)
 
 
-def name_gpus(numbers: Sequence[str]) -> tuple[GpuName, ...]:
-    """GPUs of this node, as CUDA_VISIBLE_DEVICES has them, each with its defect; without NVML by number alone."""
-    host = socket.gethostname()
+def faults_of_gpus(numbers: Sequence[str]) -> list[str]:
+    """What is wrong with GPUs of this node, as CUDA_VISIBLE_DEVICES has them; nothing is known without NVML."""
     try:
         with gpus.nvml() as count:
             names = gpus.names_of_gpus(count)
-            positions = {number: gpus.visible(names, number) for number in numbers}
-            return tuple(
-                GpuName(host=host, number=number, uuid=names[at[0]][1], fault=_defect_of(at[0]))
-                if (at := positions[number])
-                else GpuName(host=host, number=number)
-                for number in numbers
-            )
+            found = (_defect_of(at[0]) for number in numbers if (at := gpus.visible(names, number)))
+            return [fault for fault in found if fault]
     except pynvml.NVMLError:
-        return tuple(GpuName(host=host, number=number) for number in numbers)
-
-
-def visible_gpus() -> tuple[GpuName, ...]:
-    """Those of this node that CUDA_VISIBLE_DEVICES leaves; none without NVML."""
-    try:
-        with gpus.nvml() as count:
-            found = gpus.visible(gpus.names_of_gpus(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    except pynvml.NVMLError:
-        return ()
-    return name_gpus([str(index) for index in found])
+        return []
 
 
 def _defect_of(index: int) -> str:

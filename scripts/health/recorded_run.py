@@ -13,7 +13,6 @@ from launcher.base.wording import lines_not_read
 from launcher.policy.reward_health import RewardPoint
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.line_values import as_float, as_integer, as_unix_time
-from launcher.resources.gpu_quarantine import QuarantineRecord
 from launcher.run_files.journal import read_lines
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_order import place_restores
@@ -44,7 +43,7 @@ class ServerRecord:
 class RecordedRun:
     """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
     `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory.
-    `quarantine`: GPUs set aside, in any attempt. `restored_step`: of the last restore from an onset.
+    `restored_step`: of the last restore from an onset.
     `held`: by whom and why a pause was asked for that holds. `waits`: what keeps the trainer from its next step, by who
     said it. `not_read`: lines that say nothing."""
 
@@ -62,7 +61,6 @@ class RecordedRun:
     pids: set[int] = field(default_factory=set)
     deaths: int = 0
     ran_out: list[str] = field(default_factory=list)
-    quarantine: QuarantineRecord = field(default_factory=QuarantineRecord)
     total_steps: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     not_read: str = ""
@@ -130,7 +128,6 @@ def read_view(paths: RunPaths) -> RecordedRun:
     for event in events:
         if as_integer(event.get("attempt")) == last:
             view.take(event)
-        view.quarantine.take(event)
     return view
 
 

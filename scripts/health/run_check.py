@@ -99,10 +99,6 @@ def check_run(subject: Subject) -> list[Finding]:
         findings.append(_processes(subject.processes, is_starting=is_starting))
     elif subject.is_live is False:
         findings.append(_left_over(subject.paths))
-    if aside := [f"{one.gpu}: {one.reason}" for one in view.quarantine.gpus]:
-        is_used = view.setting("recovery.quarantine_gpus") is False
-        end = "; used all the same (recovery.quarantine_gpus=false)" if is_used else ""
-        findings.append(Finding("run", "GPUs", NOTE, f"set aside for a fault: {'; '.join(aside)}{end}"))
     if skipped := [text for text in (view.not_read, steps.not_read) if text]:
         findings.append(Finding("run", "files", NOTE, f"not read: {'; '.join(skipped)}"))
     return findings

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -18,9 +17,7 @@ from ray.cluster_utils import Cluster
 
 from actors.cluster.placement_group import RunPlacement
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT, start_patiently
-from actors.cluster.server_gpus import ServerGpus
 from launcher.base.errors import LauncherError
-from launcher.base.gpu_names import GpuName
 from launcher.config.compose import compose
 from launcher.run_files.run_keys import make_ray_token
 from tests.support.machine import scaled, wait_until
@@ -38,38 +35,6 @@ class Who:
 
     def pid(self):
         return os.getpid()
-
-
-@ray.remote
-class Moves:
-    """As a server's actor."""
-
-    def __init__(self):
-        self.gpus = ServerGpus(tuple(map(str, ray.get_gpu_ids())))
-
-    async def choose(self, avoid):
-        return list(await self.gpus.choose([GpuName(host=socket.gethostname(), number=number) for number in avoid]))
-
-
-def moved():
-    """A server whose GPU is set aside, on a node of which all others but two are taken: what it gets each time, as each
-    is set aside too, and what Ray has free then and when its actor has ended."""
-    actor = Moves.options(num_gpus=1, num_cpus=0).remote()
-    got = [ray.get(actor.choose.remote([]), timeout=scaled(120))]
-    taken = [Who.options(num_gpus=1, num_cpus=0, scheduling_strategy="SPREAD").remote() for _ in range(2 * GPUS - 1)]
-    at = ray.get([one.is_at.remote() for one in taken], timeout=scaled(120))
-    busiest = max({one["node"] for one in at}, key=[one["node"] for one in at].count)
-    for one in [one for one, where in zip(taken, at, strict=True) if where["node"] != busiest][:2]:
-        ray.kill(one)
-    wait_until(lambda: ray.available_resources().get("GPU") == 2)
-    for _ in range(3):
-        avoid = [number for numbers in got for number in numbers]
-        got.append(ray.get(actor.choose.remote(avoid), timeout=scaled(120)))
-    held = ray.available_resources().get("GPU", 0)
-    for one in (actor, *taken):
-        ray.kill(one)
-    wait_until(lambda: ray.available_resources().get("GPU") == 2 * GPUS)
-    return {"got": got, "free_then": held}
 
 
 def run(*overrides, within_s=None):
@@ -152,7 +117,6 @@ def main() -> None:
                 "spread": placed("sglang.n_servers=2", "actor.dp_size=2", "cluster.placement=SPREAD"),
                 "killed": killed(),
                 "held": held_by_another(),
-                "moved": moved(),
                 "too_large": placed("actor.dp_size=10"),
                 "too_few": placed("cluster.n_nodes=3", "cluster.n_gpus_per_node=null"),
             }

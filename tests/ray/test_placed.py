@@ -46,14 +46,6 @@ def test_who_is_planned_on_one_gpu_gets_one_gpu(came):
     assert run["at"]["server-0"] != run["at"]["server-1"]
 
 
-def test_a_server_leaves_gpus_that_are_set_aside_for_free_ones_of_its_node(came):
-    """Which stay reserved: Ray gives them to nobody until the server's actor ends."""
-    first, second, third, fourth = (numbers for (numbers,) in came["moved"]["got"])
-    assert len({first, second, third}) == 3
-    assert fourth == first, "no other is free"
-    assert came["moved"]["free_then"] == 0
-
-
 def test_spread_over_both_nodes(came):
     run = came["spread"]
     assert len(on(run, "")) == 2

@@ -31,7 +31,13 @@ JOINED = (
     {"event": "server.leaving", "subject": "server-2"},
     {"event": "server.left", "subject": "server-2", "moved": 2},
 )
-OLD = (*STANDBY, *FLEET, *JOINED)
+GPU = (
+    {"event": "gpu.quarantined", "subject": "GPU 0 of node7", "host": "node7", "gpu": "0", "server": "server-0"},
+    {"event": "server.moved", "subject": "server-0", "reason": "it is on GPU 2 of node7 now"},
+    {"event": "gpu.kept", "subject": "server-0", "reason": "a kernel's defect"},
+    {"event": "gpu.none_free", "subject": "server-0", "reason": "no other is free"},
+)
+OLD = (*STANDBY, *FLEET, *JOINED, *GPU)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import time
 import pytest
 
 from launcher.base.errors import StorageError
-from launcher.base.gpu_names import GpuName
 from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.base.own_python import python
 from launcher.cli import attach as attach_module
@@ -334,12 +333,11 @@ def test_attach_that_stood_still_itself_does_not_say_that_the_run_is_gone(paths,
 
 def test_what_a_run_is_at_survives_its_file(paths):
     file = CurrentStatusFile(paths, 3, address="auto", is_detached=False)
-    server = dataclasses.replace(SERVER, gpus=(GpuName(host="one", number="3", uuid="GPU-3"),))
-    file.heard(Snapshot(status=STATUS, servers=(server,), reports=(), evals=()))
+    file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
     file.write_if_due()
     file._writer.join()
     found = read_now(paths)
-    assert (found.attempt, found.status, found.servers) == (3, STATUS, (server,))
+    assert (found.attempt, found.status, found.servers) == (3, STATUS, (SERVER,))
     paths.now.write_text("{")
     assert read_now(paths) is None
     assert dataclasses.is_dataclass(found)

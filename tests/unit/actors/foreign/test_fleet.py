@@ -113,7 +113,7 @@ class Behind:
         return SGLangProcess(spec, owners=(os.getpid(),))
 
     def _actor(self, process):
-        async def start(*, overrides, avoid, **order):
+        async def start(*, overrides, **order):
             return await process.start(**order)
 
         async def info():

@@ -43,7 +43,7 @@ class FakeActor:
             reason=self.reason,
         )
 
-    async def _start(self, *, generation, model_path, weight_version, overrides, avoid):
+    async def _start(self, *, generation, model_path, weight_version, overrides):
         self.generation, self.state = generation, ServerState.STARTING
         self.version = weight_version
         return await self._info()
