@@ -18,7 +18,7 @@ from launcher.base.errors import RequestFailed
 from launcher.run_files.run_keys import ServerKeys
 
 KEEP_ALIVE_S = 4.0
-"""SGLang closes a connection that was idle for 5 s; to reuse one at that moment would look like a server's death."""
+"""Less than any server keeps one: to reuse one that the server is closing would look like the server's death."""
 
 
 class ServerConnection:

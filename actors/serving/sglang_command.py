@@ -22,6 +22,9 @@ CPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_cpu")
 GPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_gpu")
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """Programs read the one or the other."""
+KEEPS_CONNECTIONS_S = 60
+"""By itself SGLang closes one that was idle for 5 s. A client whose loop stalls for the second between its own limit
+(KEEP_ALIVE_S) and that would send into a connection that is being closed, which looks like a server's death."""
 
 
 def command(
@@ -94,6 +97,7 @@ def environment(
     """
     environment = {**inherited, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{login_name()}")
+    environment.setdefault("SGLANG_TIMEOUT_KEEP_ALIVE", str(KEEPS_CONNECTIONS_S))
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules again
     for name in NO_PROXY:  # SGLang asks itself at its start, and would ask the proxy of http_proxy instead
         environment[name] = ",".join(filter(None, (inherited.get(name), LOOPBACK, "localhost", config.host)))

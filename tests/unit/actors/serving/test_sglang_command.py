@@ -9,6 +9,7 @@ import requests
 
 from actors.serving import group_address
 from actors.serving.group_address import LOOPBACK
+from actors.serving.server_connection import KEEP_ALIVE_S
 from actors.serving.server_log_tail import decisive_lines, last_line, tail
 from actors.serving.sglang_command import (
     choose_port,
@@ -103,6 +104,7 @@ def test_the_environment_of_a_cpu_server(tmp_path):
     assert "PYTHONDONTWRITEBYTECODE" not in given
     assert (given["OMP_NUM_THREADS"], given["TMPDIR"], given["HOME"]) == ("2", "/s", "/home/me")
     assert given["HF_HUB_OFFLINE"] == given["TRANSFORMERS_OFFLINE"] == "1"
+    assert float(given["SGLANG_TIMEOUT_KEEP_ALIVE"]) > 2 * KEEP_ALIVE_S, "no connection is reused while it is closed"
     threads = environment(
         dataclasses.replace(config, threads=1), {}, device="cpu", gpu_ids=(), scratch=Path("/s"), model_path="Org/Model"
     )
