@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from actors.processes.process_tree import descendants, send
 from launcher.base.errors import HINT, RunError, printed_error
 from launcher.config.compose import compose
 from launcher.run_files.journal import Record, number_of, read_lines
@@ -47,8 +49,11 @@ def started(
             yield process
         finally:
             if process.poll() is None:
+                left = descendants(process.pid)  # without its keeper the driver would save first
                 process.kill()
                 process.wait()
+                for one in left:
+                    send(one, signal.SIGKILL)
 
 
 @contextlib.contextmanager

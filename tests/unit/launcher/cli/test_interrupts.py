@@ -31,6 +31,22 @@ def test_a_terminal_that_is_closed_asks_the_run_to_end_however_often_it_is_told(
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_while_nothing_has_begun_the_first_signal_ends_it_and_a_notice_is_noted(number):
+    with Interrupts(ends_at_once=True) as interrupts:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (interrupts.asked, interrupts.notified_at is not None) == (False, True)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+
+
+def test_a_signal_that_was_held_back_is_heard():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)
+    with Interrupts() as interrupts:
+        assert interrupts.asked
+
+
 def test_under_nohup_it_goes_on():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interrupts() as interrupts:
