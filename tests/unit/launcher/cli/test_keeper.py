@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from launcher.policy.next_attempt import KeptRun
 from launcher.run_files.journal import append_line, read_lines
 from launcher.run_files.run_paths import RunLock, RunPaths
 from launcher.run_files.written_settings import read_config, write_settings
+from scripts.faults.run_processes import NotLive, find_driver, is_live
 from tests.support.machine import scaled, wait_until
 
 DRIVER = """
@@ -272,6 +274,23 @@ def test_of_a_run_that_had_not_begun_nothing_is_recorded(kept):
     assert one.ends() == 130
     assert "ABORTED: ended by the user" in one.said()[1]
     assert [line["event"] for line in one.events()] == ["run.started"]
+
+
+def test_the_tools_find_the_driver_below_its_keeper(kept):
+    one = kept()
+    pid = one.begun(0)["pid"]
+    signed = {"pid": one.process.pid, "host": socket.gethostname(), "since": 0.0}
+    one.paths.lock.write_text(json.dumps(signed))
+    assert find_driver(one.paths).pid == pid
+    os.kill(one.process.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: identify(pid) is None)
+    with pytest.raises(NotLive, match="begins another one"):
+        find_driver(one.paths)
+    assert is_live(one.paths), "what is between two drivers has not ended"
+    os.kill(one.process.pid, signal.SIGCONT)
+    pid = one.begun(1)["pid"]
+    assert find_driver(one.paths).pid == pid
 
 
 def test_the_keeper_is_small(kept):
