@@ -279,13 +279,11 @@ class ServerHandle:
 
     def recovered_after_s(self) -> float | None:
         """Since the end of the incarnation before this one. None where that was ordered, or this was answered once."""
-        seconds = self.since_end_of(self.state.generation - 1)
-        self._last_exit = None if seconds is not None else self._last_exit
-        return seconds
-
-    def since_end_of(self, generation: int) -> float | None:
         end = self._last_exit
-        return None if end is None or end.generation != generation else time.monotonic() - end.monotonic
+        if end is None or end.generation != self.state.generation - 1:
+            return None
+        self._last_exit = None
+        return time.monotonic() - end.monotonic
 
     # ── acting ──
 
