@@ -39,9 +39,12 @@ class GroupFailed(Exception):
 
 @dataclass
 class Tally:
-    """What it cost since the last batch. `unscored_in_a_row`: groups since the last that was scored."""
+    """What it cost since the last batch. `made`, `failed` and `unscored` count prompts' groups, one for each try;
+    `unscored_in_a_row` those since the last that was scored."""
 
+    made: int = 0
     failed: int = 0
+    unscored: int = 0
     retried: int = 0
     tokens: int = 0
     kept: int = 0
@@ -185,6 +188,7 @@ class RolloutStream:
             group = self._groups[prompt_id] = task.result()
             if self._most_batches is not None and group.is_flat:
                 self._flat.add(prompt_id)
+            self._tally.made += 1
             self._tally.unscored_in_a_row = 0
         except GroupFailed as failure:
             del self._taken[prompt_id]
@@ -194,6 +198,7 @@ class RolloutStream:
         tally = self._tally
         self.queue.requeue([prompt_id])
         tally.failed += 1
+        tally.unscored += failure.scoring
         tally.attempts[prompt_id] += 1
         tally.unscored_in_a_row += failure.scoring
         if tally.unscored_in_a_row >= self._attempts:  # else each prompt of the epoch would be tried
@@ -222,6 +227,9 @@ class RolloutStream:
             groups=tuple(groups.pop(prompt_id) for prompt_id in trained),
             filtered=tuple(groups.values()),
             failed=tally.failed,
+            unscored=tally.unscored,
+            # a batch whose groups were all made before has them still, or one failure would be all of its requests
+            made=max(tally.made, len(ids)),
             retried=tally.retried,
             generated_tokens=tally.tokens,
             kept_tokens=tally.kept,

@@ -111,12 +111,14 @@ class RolloutBatch:
 
     `filtered`: flat groups that others have replaced (actor.dynamic_sampling): their prompts are used up, and their
     rewards count in every figure and for every detector, but they are not trained on.
-    `failed` counts requests that ended without a completion (their prompts went back to the queue),
-    `retried` counts attempts beyond each request's first. `kept_tokens` counts those that a server had made of a
-    completion before it failed, and from which another request continued; `unanswered` completions that the reward
-    function had no answer for, and `late` those that it took too long for; `hedged` requests that were sent to a second
-    server too, as the first was silent, and `hedges_lost` those that the first lost. `seconds` that the trainer waited
-    for it; `generated_tokens` were made in `generating_s`, those of later batches among them.
+    `failed` counts tries of a prompt's whole group that came to nothing (the prompt went back to the queue), `unscored`
+    those of them that had their completions, but not all rewards, and `made` the groups that were finished meanwhile,
+    those of later batches among them (None: those of this one). `retried` counts attempts beyond each request's first.
+    `kept_tokens` counts those that a server had made of a completion before it failed, and from which another request
+    continued; `unanswered` completions that the reward function had no answer for, and `late` those that it took too
+    long for; `hedged` requests that were sent to a second server too, as the first was silent, and `hedges_lost` those
+    that the first lost. `seconds` that the trainer waited for it; `generated_tokens` were made in `generating_s`, those
+    of later batches among them.
     """
 
     groups: tuple[RolloutGroup, ...]
@@ -131,6 +133,8 @@ class RolloutBatch:
     hedges_lost: int = 0
     generating_s: float | None = None
     filtered: tuple[RolloutGroup, ...] = ()
+    unscored: int = 0
+    made: int | None = None
 
     @property
     def all_groups(self) -> tuple[RolloutGroup, ...]:

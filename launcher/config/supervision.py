@@ -163,8 +163,8 @@ class GateConfig:
 
     max_failed_share: float | None = setting(
         0.5,
-        "upper limit of the share of a batch's requests that may fail; beyond it the rest is no fair sample and "
-        "the batch is rejected; null: any",
+        "upper limit of the share of a batch's requests, one for each prompt, that may fail; beyond it the rest is no "
+        "fair sample and the batch is rejected; null: any",
         Between(0, 1),
     )
     distance_float32: float | None = setting(

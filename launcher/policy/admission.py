@@ -33,14 +33,15 @@ VERSIONS_OF_DISTANCE_UNKNOWN = 20
 class BatchReport:
     """What the gate decides by. Counts are of completions, `weight_versions` those their tokens came from.
 
-    `truncated`: cut at the token limit; `blank`: with tokens, but without text. `failed`: requests that ended without
-    a completion. `logprob_distance`: mean |server's - trainer's log-prob| in nats, known once the gradients are;
-    None before; `distances`: the same of each server's share alone. Where older weights made a part of the batch, both
-    are of the other part; where they made all (`is_of_older`), of all. `labelled` has for each server and version the
-    distance to the weights of that version, and `older`, where those aren't kept, the one to the trainer's of today.
-    `canaries`: the known answers, as they were scored with this batch. `can_check`: the trainer can ask the run's own
-    record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had. `question`: the same
-    where it is asked again because its answer was late. `lineage`: how many restores lie behind the weights.
+    `truncated`: cut at the token limit; `blank`: with tokens, but without text. `requests` has one for each try of a
+    prompt's whole group, `failed` those of them that ended without the group's completions. `logprob_distance`: mean
+    |server's - trainer's log-prob| in nats, known once the gradients are; None before; `distances`: the same of each
+    server's share alone. Where older weights made a part of the batch, both are of the other part; where they made all
+    (`is_of_older`), of all. `labelled` has for each server and version the distance to the weights of that version, and
+    `older`, where those aren't kept, the one to the trainer's of today. `canaries`: the known answers, as they were
+    scored with this batch. `can_check`: the trainer can ask the run's own record about it, and has not yet. `replayed`:
+    what prompts of healthy steps earned when it had. `question`: the same where it is asked again because its answer
+    was late. `lineage`: how many restores lie behind the weights.
     """
 
     policy_version: int
@@ -51,6 +52,7 @@ class BatchReport:
     nonfinite_logprobs: int
     uneven_groups: int
     global_step: int = -1
+    requests: int = 0
     failed: int = 0
     truncated: int = 0
     blank: int = 0
@@ -81,7 +83,8 @@ class BatchReport:
             nonfinite_logprobs=sum(not all(map(math.isfinite, c.logprobs)) for c in completions),
             uneven_groups=sum(len(group.rollouts) != n_samples for group in batch.all_groups),
             global_step=global_step,
-            failed=batch.failed,
+            requests=batch.failed + (len(batch.all_groups) if batch.made is None else batch.made),
+            failed=batch.failed - batch.unscored,
             truncated=sum(c.finish_reason == "length" for c in completions),
             blank=sum(bool(r.completion.token_ids) and not r.text.strip() for r in batch.rollouts),
             mean_reward=mean_of(rewards) if rewards else None,
@@ -106,7 +109,7 @@ class BatchReport:
 
     @property
     def failed_share(self) -> float:
-        return self.failed / max(self.failed + self.completions, 1)
+        return self.failed / max(self.requests, 1)
 
     @property
     def truncated_share(self) -> float:

@@ -1,6 +1,8 @@
 """A group that fails costs a try: its prompt comes back, and after so many the run ends with its name and reason."""
 
 import asyncio
+import dataclasses
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,10 @@ from actors.data.prompt_queue import PromptQueue
 from actors.rollout import rollout_stream
 from actors.rollout.rollout_stream import GroupFailed, RolloutStream
 from launcher.base.errors import RewardError, RolloutError
+from launcher.base.messages import Cause
 from launcher.base.rollouts import Completion, Rollout, RolloutGroup
+from launcher.config.supervision import GateConfig
+from launcher.policy.admission import BatchReport, GateRules, admit
 from tests.support.replay import prompts
 
 ORDER = [*prompts(6)]
@@ -18,18 +23,18 @@ DONE = Rollout(
 )
 
 
-def stream_of(make, *, order=ORDER, attempts=2, concurrent=1, ahead=0, newest=None):
+def stream_of(make, *, order=ORDER, n_samples=1, attempts=2, concurrent=1, ahead=0, newest=None):
     """`make(prompt, weights)` raises, waits, or returns nothing."""
 
     async def group(prompt, weights, tally, kept):
         await make(prompt.id, weights)
-        return RolloutGroup(prompt=prompt, rollouts=(DONE,))
+        return RolloutGroup(prompt=prompt, rollouts=(DONE,) * n_samples)
 
     return RolloutStream(
         group,
         PromptQueue(order, seed=1, shuffle=False),
         prompts(len(ORDER)),
-        n_samples=1,
+        n_samples=n_samples,
         concurrent_prompts=concurrent,
         attempts=attempts,
         scored_by="the scorer's log",
@@ -142,3 +147,67 @@ async def test_newer_weights_than_the_step_s_are_taken_only_of_what_is_made_ahea
     await stream.next_batch(2, version=4)
     await stream.close()
     assert {*seen} == {(4, 5 if ahead else None)}
+
+
+SAMPLES = 8
+GATE = GateRules(settings=GateConfig(), is_exact=True, versions_behind=0)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "failed_share", "admitted", "cause"), [(False, 0.8, False, Cause.SERVER_CRASH), (True, 0.0, True, None)]
+)
+async def test_the_gate_compares_failed_requests_with_requests_whatever_the_number_of_samples(
+    scoring, failed_share, admitted, cause
+):
+    """Divided by completions, 16 failed of 20 requests were a third, and the batch was trained on. A request whose
+    completions no reward function could score is not one that a server failed."""
+    tries = Counter()
+
+    async def make(prompt_id, weights):
+        tries[prompt_id] += 1
+        if tries[prompt_id] <= 4:
+            raise GroupFailed("it broke", scoring=scoring)
+
+    stream = stream_of(make, order=ORDER[:4], n_samples=SAMPLES, attempts=20)
+    batch = await stream.next_batch(4, version=0)
+    report = BatchReport.of(batch, policy_version=0, n_samples=SAMPLES)
+    decision = admit(report, GATE)
+    assert (batch.failed, tries.total(), len(batch.rollouts)) == (16, 20, 4 * SAMPLES)
+    assert (report.failed_share, decision.admitted, decision.cause) == (failed_share, admitted, cause)
+
+
+async def test_requests_that_were_completed_for_later_batches_count_beside_those_that_failed_for_them():
+    """Three of six requests fail while the first two groups are waited for: of all requests that is half."""
+    fails = {*ORDER[3:]}
+
+    async def make(prompt_id, weights):
+        if prompt_id in fails:
+            fails.remove(prompt_id)
+            raise GroupFailed("it broke")
+
+    stream = stream_of(make, concurrent=6, ahead=2)
+    batch = await stream.next_batch(2, version=0)
+    await stream.close()
+    assert (batch.failed, len(batch.groups)) == (3, 2)
+    assert BatchReport.of(batch, policy_version=0, n_samples=1).failed_share == 0.5
+
+
+async def test_requests_that_were_completed_before_count_with_the_batch_that_they_make():
+    """A prompt fails, and every group of the batch that takes its place was made in time for the batch before."""
+    held = {}
+
+    async def make(prompt_id, weights):
+        if prompt_id == "p002" and prompt_id not in held:
+            held[prompt_id] = asyncio.Event()
+            await held[prompt_id].wait()
+            raise GroupFailed("it broke")
+
+    stream = stream_of(make, concurrent=6, ahead=2)
+    first = await stream.next_batch(2, version=0)
+    stream.queue.commit(first.prompt_ids)
+    held["p002"].set()
+    second = await stream.next_batch(2, version=1)
+    await stream.close()
+    assert (second.failed, second.prompt_ids) == (1, ("p003", "p004"))
+    report = BatchReport.of(second, policy_version=1, n_samples=1)
+    assert admit(report, dataclasses.replace(GATE, versions_behind=2)).admitted

@@ -25,6 +25,7 @@ SOUND = BatchReport(
     empty=0,
     nonfinite_logprobs=0,
     uneven_groups=0,
+    requests=16,
     truncated=6,
     blank=1,
     mean_reward=0.5,
@@ -83,7 +84,7 @@ def test_older_weights_are_admitted_as_far_as_is_allowed_and_newer_never():
 @pytest.mark.parametrize(
     ("change", "gate", "usual", "named"),
     [
-        ({"failed": 129}, EXACT, USUAL, "50% of the requests failed (gate.max_failed_share)"),
+        ({"failed": 9}, EXACT, USUAL, "56% of the requests failed (gate.max_failed_share)"),
         ({"logprob_distance": 8.5e-4}, EXACT, USUAL, "0.00085 from the trainer's"),  # one version behind, at least
         ({"logprob_distance": math.nan}, EXACT, USUAL, "gate.distance_float32"),
         ({"logprob_distance": 1.2e-2}, ROUNDED, USUAL, "gate.distance_bfloat16"),  # ten behind
@@ -103,7 +104,7 @@ def test_each_fault_is_caught_by_its_rule(change, gate, usual, named):
 @pytest.mark.parametrize(
     ("change", "gate", "usual"),
     [
-        ({"failed": 32}, EXACT, USUAL),  # C8: a fifth of the requests spoiled, and all that came through is whole
+        ({"failed": 3}, EXACT, USUAL),  # C8: a fifth of the requests spoiled, and all that came through is whole
         ({"logprob_distance": 6e-6}, EXACT, USUAL),  # float32's own rounding at its worst token
         ({"logprob_distance": 1.7e-3}, ROUNDED, USUAL),  # bfloat16's, the worst of 48 batches
         ({"logprob_distance": 1.5e-2}, ROUNDED, dataclasses.replace(USUAL, distance=1e-2)),  # a large model's usual
@@ -126,7 +127,7 @@ def test_each_trap_is_let_through(change, gate, usual):
 @pytest.mark.parametrize(
     ("off", "change", "gate", "usual"),
     [
-        ({"max_failed_share": None}, {"failed": 1000}, EXACT, USUAL),
+        ({"max_failed_share": None}, {"failed": 16}, EXACT, USUAL),
         ({"distance_float32": None}, {"logprob_distance": 1.0}, EXACT, USUAL),
         ({"distance_bfloat16": None}, {"logprob_distance": 1.0}, ROUNDED, USUAL),
         ({"max_reward_jump": None}, {"mean_reward": -0.5}, EXACT, USUAL),
@@ -242,9 +243,9 @@ def test_of_several_faults_the_first_gives_the_cause_and_all_are_said():
         Cause.VERIFIER_BROKEN,
         "2 completions without a reward; weight versions [6], not 7",
     )
-    stale = admit(changed(weight_versions=(6,), failed=1000), EXACT)
+    stale = admit(changed(weight_versions=(6,), failed=16), EXACT)
     assert (stale.cause, stale.subjects) == (Cause.SERVER_STALE, ())
-    far = admit(changed(failed=1000, logprob_distance=1.0, distances={"s1": 1.0}), EXACT)
+    far = admit(changed(failed=16, logprob_distance=1.0, distances={"s1": 1.0}), EXACT)
     assert (far.cause, far.subjects) == (Cause.SERVER_CRASH, ())
     alone = admit(changed(logprob_distance=1.0, distances={"s1": 1.0}), EXACT)
     assert alone.subjects == ("s1",)
@@ -259,7 +260,7 @@ def test_cut_and_blank_completions_are_counted():
     assert (empty.empty, empty.blank) == (1, 7), "without tokens it is empty, not blank"
     one = changed(completions=1, truncated=1, blank=1)
     assert (one.truncated_share, one.blank_share) == (1.0, 1.0)
-    none = changed(completions=0, truncated=0, blank=0, failed=1, mean_reward=None)
+    none = changed(completions=0, truncated=0, blank=0, failed=1, requests=1, mean_reward=None)
     assert (none.failed_share, none.truncated_share, none.blank_share) == (1.0, 0.0, 0.0)
     assert math.isnan(none.figures.point.mean)
 
@@ -275,7 +276,7 @@ def usually(**change):
 @pytest.mark.parametrize(
     ("gate", "usual", "at_most", "more"),
     [
-        (EXACT, USUAL, {"failed": 128}, {"failed": 129}),
+        (EXACT, USUAL, {"failed": 8}, {"failed": 9}),
         (EXACT, USUAL, {"logprob_distance": 1e-5}, {"logprob_distance": 1.01e-5}),
         (ROUNDED, None, {"logprob_distance": 0.1}, {"logprob_distance": 0.101}),
         (ROUNDED, USUAL, {"logprob_distance": 3e-3}, {"logprob_distance": 3.01e-3}),
