@@ -11,7 +11,8 @@ from launcher.config.compose import REPOSITORY
 from launcher.policy.run_state import RunState
 from launcher.run_files.event_names import EVENT_NAMES
 
-RECORDERS = {"record", "_record", "event", "_event"}
+RECORDERS = {"record", "_record", "event", "_event", "told", "_told", "tell", "_tell"}
+"""The journal's method, and callables that are handed on in its place."""
 NAME = re.compile(r"[a-z]+\.[a-z_]+")
 
 
@@ -19,13 +20,27 @@ def recorded():
     """Each literal event name that is recorded, with its file."""
     for folder in ("launcher", "actors", "scripts"):
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
-                    continue
-                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                name = node.args[0].value
-                if called in RECORDERS and isinstance(name, str) and NAME.fullmatch(name):
-                    yield name, path.relative_to(REPOSITORY)
+            for name in recorded_in(path.read_text()):
+                yield name, path.relative_to(REPOSITORY)
+
+
+def recorded_in(source):
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in RECORDERS:
+            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            yield from (word for word in words if isinstance(word, str) and NAME.fullmatch(word))
+
+
+def test_an_event_is_found_whichever_callable_records_it():
+    source = """
+journal.record("a.record", subject="x")
+self._event("a.event", name, reason)
+told("a.told", name, reason)
+self._told("a.told_too", name, reason)
+self._tell(is_on, "a.tell", "a.tell_over", reason)
+log("no.event")
+"""
+    assert [*recorded_in(source)] == ["a.record", "a.event", "a.told", "a.told_too", "a.tell", "a.tell_over"]
 
 
 @pytest.mark.slow
