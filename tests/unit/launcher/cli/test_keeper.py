@@ -45,6 +45,8 @@ while not heard:
         sys.exit(76)
     time.sleep(0.01)
 (folder / "heard").write_text(signal.Signals(heard[0]).name)
+while (folder / "saves").exists():
+    time.sleep(0.01)
 sys.exit(int(sys.argv[2]))
 """
 
@@ -182,17 +184,13 @@ def test_under_nohup_a_closed_terminal_is_not_passed_on(kept):
 def test_a_keeper_that_is_killed_has_its_driver_save_and_end_and_keeps_the_run_locked_until_then(kept):
     one = kept()
     driver = identify(one.begun(0)["pid"])
-    send(driver, signal.SIGSTOP)
+    (one.folder / "saves").touch()
     one.process.kill()
     one.process.wait()
-    lock = os.open(one.paths.lock, os.O_RDONLY)
-    try:
-        assert "is already running" in _refusal(one.paths)
-    finally:
-        os.close(lock)
-        send(driver, signal.SIGCONT)
+    wait_until(lambda: (one.folder / "heard").exists() and (one.folder / "heard").read_text() == "SIGINT")
+    assert "is already running" in _refusal(one.paths)
+    (one.folder / "saves").unlink()
     wait_until(lambda: identify(driver.pid) != driver)
-    assert (one.folder / "heard").read_text() == "SIGINT"
     RunLock(one.paths).release()
 
 
