@@ -133,6 +133,7 @@ Check = Callable[[RunPaths, RunProcesses], object]
 class FaultKind:
     """One kind of fault. `role` (server, trainer, supervisor, run) must not be recovering when it comes.
 
+    `noticed_as`: by whose events it is noticed (`outcome.NOTICED`), where not by those of its role.
     `inject` injects it, checks that it fired and returns figures for the record; it raises Missed where it could
     not. What it changes for a time is changed back when it ends, however it ends. `check` raises UsageError where this
     run was not started in the way that the kind needs. `out_of_reach`: why a kind can't be injected at all.
@@ -141,6 +142,7 @@ class FaultKind:
     id: str
     what: str
     role: str = "run"
+    noticed_as: str = ""
     needs: str = ""
     options: Mapping[str, Option] = field(default_factory=dict)
     inject: Inject | None = None
@@ -153,12 +155,23 @@ KINDS: dict[str, FaultKind] = {}
 
 
 def fault(
-    code: str, what: str, *, role: str = "run", needs: str = "", check: Check | None = None, **options: Option
+    code: str,
+    what: str,
+    *,
+    role: str = "run",
+    noticed_as: str = "",
+    needs: str = "",
+    check: Check | None = None,
+    **options: Option,
 ) -> Callable[[Inject], Inject]:
-    """Declares the function below as what brings about the fault `code`."""
+    """Declares the function below as what brings about the fault `code`. Raises ValueError where another one is."""
 
     def declare(inject: Inject) -> Inject:
-        kind = FaultKind(id=code, what=what, role=role, needs=needs, options=options, inject=inject)
+        if code in KINDS:
+            raise ValueError(f"fault {code} is declared twice: give one of them a code that is free")
+        kind = FaultKind(
+            id=code, what=what, role=role, noticed_as=noticed_as, needs=needs, options=options, inject=inject
+        )
         KINDS[code] = kind if check is None else replace(kind, check=check)
         return inject
 

@@ -32,9 +32,15 @@ OUT_OF_REACH = (
     ),
 )
 LETTERS = "CTSMNDX"
+
+
+def code_place(code: str) -> tuple[int, int, str]:
+    """By letter, then by number: C10 comes after C9."""
+    return LETTERS.index(code[0]), int(code[1:]) if code[1:].isdigit() else 0, code
+
+
 KINDS = {
-    kind.id: kind
-    for kind in sorted((*declared.KINDS.values(), *OUT_OF_REACH), key=lambda kind: (LETTERS.index(kind.id[0]), kind.id))
+    kind.id: kind for kind in sorted((*declared.KINDS.values(), *OUT_OF_REACH), key=lambda kind: code_place(kind.id))
 }
 NEEDS = {"switch": " [needs the switched reward function]", "interposer": " [needs --interpose]", "": ""}
 

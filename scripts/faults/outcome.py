@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.run_files.journal import Record
+from scripts.faults.kinds import KINDS
 
 NOTICED: Mapping[str, frozenset[str]] = {
     "server": frozenset({"server.died", "server.restarting", "health.dead", "health.suspect", "batch.rejected"}),
@@ -16,8 +17,10 @@ NOTICED: Mapping[str, frozenset[str]] = {
     "supervisor": frozenset({"coordinator.adopted", "monitor.started"}),
     "reward": frozenset({"batch.rejected", "trainer.pausing"}),
     "cluster": frozenset({"incident.began"}),
+    "run": frozenset(),
 }
-"""Events that show that a fault was detected; for a supervisor, which Ray restarts, its successor's first event."""
+"""By role, the events that show that a fault was detected; for a supervisor, which Ray restarts, its successor's first
+event. Of a fault that hits no role of its own none is known."""
 REWARD_FUNCTION = "verifier_broken"
 
 
@@ -94,12 +97,9 @@ def _role(line: Record) -> str:
 
 
 def role_of(kind: str) -> str:
-    """By the kind's letter: C, N servers, T, D the trainer, M supervisors, S and T3 rewards, N2 Ray."""
-    if kind == "N2":
-        return "cluster"
-    if kind in {"T3"} or kind.startswith(("S", "X")):
-        return "reward"
-    return {"T": "trainer", "D": "trainer", "M": "supervisor"}.get(kind[:1], "server")
+    """Whose events notice a fault of this kind, as its declaration says; of one that is declared no more: the run's."""
+    declared = KINDS.get(kind)
+    return "run" if declared is None else declared.noticed_as or declared.role
 
 
 def _concerns(event: Record, role: str, target: str) -> bool:

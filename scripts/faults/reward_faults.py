@@ -59,7 +59,8 @@ def switch_reward(do: str = "") -> Inject:
 
 
 def _switched(code: str, what: str, do: str = "", *, role: str = "run", **options: Option) -> None:
-    fault(code, what, role=role, needs="switch", check=find_switch, **options)(switch_reward(do))
+    declare = fault(code, what, role=role, noticed_as="reward", needs="switch", check=find_switch, **options)
+    declare(switch_reward(do))
 
 
 _switched("S1", "rewards always 0", "zero", seconds=seconds(60.0, SO_LONG))

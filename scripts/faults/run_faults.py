@@ -53,6 +53,7 @@ def kill_supervisor(context: FaultContext) -> Figures:
     "M2",
     "driver killed, which begins another one; interrupted or terminated, which ends the run",
     signal=Option("kill", "which", tuple(DRIVER_SIGNALS)),
+    noticed_as="supervisor",
 )
 def end_driver(context: FaultContext) -> Figures:
     number = DRIVER_SIGNALS[context.word("signal")]
@@ -61,7 +62,7 @@ def end_driver(context: FaultContext) -> Figures:
     return {"target": "driver", "pids": [context.found.driver.pid], "signal": number.name}
 
 
-@fault("N1", "a node is lost: SIGKILL of a raylet", check=check_raylets)
+@fault("N1", "a node is lost: SIGKILL of a raylet", noticed_as="server", check=check_raylets)
 def lose_node(context: FaultContext) -> Figures:
     return {"target": "raylet", **signals.kill([context.draw.choice(context.found.raylets)])}
 
@@ -70,6 +71,7 @@ def lose_node(context: FaultContext) -> Figures:
     "N2",
     "the run's own Ray cluster is lost: SIGKILL of one of Ray's processes; a new one takes its place",
     role="trainer",
+    noticed_as="cluster",
     check=check_raylets,
     process=Option(ANY, "any: drawn by the seed", (*OF_RAY, ANY)),
 )

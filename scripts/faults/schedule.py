@@ -18,7 +18,7 @@ from scripts.faults.declaration import FaultKind, Value
 from scripts.faults.kinds import KINDS
 
 _FAULT = re.compile(
-    r"(?P<kind>[A-Z]\d?(?:-[a-z]+)?)(?::(?P<options>[^@]*?))?(?:x(?P<times>\d+))?(?:@(?P<when>\+?[\d.]+))?"
+    r"(?P<kind>[A-Z]\d{0,2}(?:-[a-z]+)?)(?::(?P<options>[^@]*?))?(?:x(?P<times>\d+))?(?:@(?P<when>\+?[\d.]+))?"
 )
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from scripts.faults.outcome import outcomes, role_of
+from scripts.faults.kinds import KINDS
+from scripts.faults.outcome import NOTICED, outcomes, role_of
 
 
 def fired(kind, target, at, **more):
@@ -93,7 +94,16 @@ def test_what_did_not_fire_has_no_outcome():
 
 
 @pytest.mark.parametrize(
-    ("kind", "role"), [("C7", "server"), ("T1", "trainer"), ("T3", "reward"), ("M1", "supervisor"), ("S1", "reward")]
+    ("kind", "role"),
+    [
+        *[("C7", "server"), ("T1", "trainer"), ("M1", "supervisor"), ("D1", "trainer"), ("S1", "reward")],
+        *[("X-load", "server"), ("X-gc", "trainer"), ("X-reward", "reward"), ("X-none", "run")],
+        *[("T3", "reward"), ("N1", "server"), ("N2", "cluster"), ("M2", "supervisor"), ("of another version", "run")],
+    ],
 )
-def test_each_kind_is_noticed_by_its_own_events(kind, role):
+def test_each_kind_is_noticed_by_the_events_that_its_declaration_names(kind, role):
     assert role_of(kind) == role
+
+
+def test_it_is_known_of_every_kind_which_events_notice_it():
+    assert {role_of(kind) for kind in KINDS} <= {*NOTICED}

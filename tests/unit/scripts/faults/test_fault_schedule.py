@@ -2,6 +2,7 @@
 
 import ast
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
-from scripts.faults.kinds import KINDS, describe
+from scripts.faults import declaration
+from scripts.faults.kinds import KINDS, LETTERS, OUT_OF_REACH, code_place, describe
 from scripts.faults.schedule import Copies, FaultChoice, FaultMoment, decide, in_order, last_copy, parse_fault, storm
 from scripts.faults.trainer_faults import FRAMES
 
 ACTORS = Path(__file__).parents[4] / "actors"
+CODE = re.compile(rf"[{LETTERS.removesuffix('X')}][1-9]\d?|X-[a-z]+")
 
 
 def test_a_fault_is_read_with_its_options_and_its_time():
@@ -33,7 +36,8 @@ def test_what_is_printed_reads_back_as_the_same_fault(kind, when, way):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("C99", "not a fault"),
+        ("C100", "not a fault"),
+        ("C99", "'C99' is no kind"),
         ("Z1", "'Z1' is no kind"),
         ("C1:prat=http", "no option 'prat'"),
         ("C1:part=engine", "part=engine is none of"),
@@ -52,11 +56,21 @@ def test_a_fault_that_makes_no_sense_is_named(text, named):
 
 
 def test_every_kind_that_is_within_reach_can_be_injected_and_no_other():
-    names = "C1 C2 C3 C4 C5 C6 C7 C8 C9 T1 T2 T3 T4 T5 T6 T7 T8 S1 S2 S3 S4 M1 M2 N1 N2 D1"
-    traps = "X-busy X-gc X-hard X-load X-long X-none X-reward"
-    assert list(KINDS) == [*names.split(), *traps.split()]
     assert all((kind.inject is None) is bool(kind.out_of_reach) for kind in KINDS.values())
     assert all(kind in describe() for kind in KINDS)
+
+
+def test_a_code_is_a_letter_with_a_number_or_a_trap_with_a_word_and_names_one_kind():
+    assert len(KINDS) > 30
+    assert [code for code in KINDS if not CODE.fullmatch(code)] == []
+    assert len(KINDS) == len(declaration.KINDS) + len(OUT_OF_REACH)
+    with pytest.raises(ValueError, match="C1 is declared twice"):
+        declaration.fault("C1", "another fault")(lambda context: {})
+
+
+def test_kinds_are_listed_by_letter_and_number():
+    codes = ["X-gc", "C10", "T1", "C9", "S1", "C1", "N10", "N2", "X-busy"]
+    assert sorted(codes, key=code_place) == ["C1", "C9", "C10", "T1", "S1", "N2", "N10", "X-busy", "X-gc"]
 
 
 STORM = "C1x3 C2:seconds=2x2 C7 T1x2 M1×2 C5 T3"
