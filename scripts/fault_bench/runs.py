@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from scripts.benchmark.__main__ import parser
 from scripts.benchmark.measured import Points
 from scripts.fault_bench.measures import HANGS, run_measures
 from scripts.faults.campaign import Campaign, Rules
-from scripts.faults.started_run import END_S, Driver, committed, started, until_committed
+from scripts.faults.interposer import SETTINGS
+from scripts.faults.started_run import END_S, Driver, committed, started, started_interposer, until_committed
 from scripts.storm import Result, drawn, read_result, run_under_faults, storm_words
 
 UNSUPERVISED = (
@@ -58,26 +58,12 @@ def storm_run(faults: str, *settings: str, interposed: bool = False) -> Way:
     """scripts.storm, in settings of ours."""
 
     def run(place: Workplace) -> Points:
-        words = place.words(*settings, *(THROUGH_A_PROXY if interposed else ()))
+        words = place.words(*settings, *(SETTINGS.split() if interposed else ()))
         paths = RunPaths.of(compose(words))
-        with interposer(paths) if interposed else contextlib.nullcontext():
+        with started_interposer(paths) if interposed else contextlib.nullcontext():
             return points_of(paths, run_under_faults(words, faults, seed=place.seed), place.usual_s)
 
     return run
-
-
-THROUGH_A_PROXY = ("sglang.host=127.0.0.2", "+sglang.extra_args.hos=127.0.0.1")
-
-
-@contextlib.contextmanager
-def interposer(paths: RunPaths) -> Iterator[None]:
-    run = f"{paths.experiment_name}/{paths.trial_name}"
-    command = [sys.executable, "-m", "scripts.inject_fault", "--interpose", "--run", run]
-    with subprocess.Popen([*command, "--fileroot", str(paths.fileroot)], stdout=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def restarted_run(faults: str, every: int, *settings: str) -> Way:
