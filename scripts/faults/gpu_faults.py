@@ -96,6 +96,7 @@ def _starved(
         code,
         f"{whom} out of GPU memory: killed, and another process holds what is free while it starts",
         role=whom,
+        noticed_as=whom,
         needs="",
         check=lambda paths, found: check_gpu(code, instead, found),
         **more,

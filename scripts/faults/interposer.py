@@ -147,7 +147,9 @@ def _spoil_for_a_time(context: FaultContext, spoil: Spoil) -> Figures:
 
 
 def _spoiled(code: str, what: str, spoil: Callable[[FaultContext], Spoil], **options: Option) -> None:
-    declare = fault(code, what, role="server", needs="interposer", check=check_interposed, **options)
+    declare = fault(
+        code, what, role="server", noticed_as="server", needs="interposer", check=check_interposed, **options
+    )
     declare(lambda context: _spoil_for_a_time(context, spoil(context)))
 
 
