@@ -20,19 +20,19 @@ from launcher.cli.keeper import DriverTask
 
 def main(server_entry: tuple[str, ...] | None = None) -> int:
     """The exit code, for the keeper. `server_entry`: in SGLang's place, for tests."""
-    with Interrupts(ends_at_once=True) as interrupts:
-        task = DriverTask.read(sys.argv[-1])
-        os.set_inheritable(task.lock, False)  # a server that outlives its driver must not keep the run locked
-        sys.argv[1:] = task.words
-        sys.path[:] = task.path
-        try:
+    try:  # around the whole: a signal that was held back comes as soon as anybody listens
+        with Interrupts(ends_at_once=True) as interrupts:
+            task = DriverTask.read(sys.argv[-1])
+            os.set_inheritable(task.lock, False)  # a server that outlives its driver must not keep the run locked
+            sys.argv[1:] = task.words
+            sys.path[:] = task.path
             return drive(task, interrupts, server_entry)
-        except LauncherError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_code
-        except KeyboardInterrupt:
-            print("ended by Ctrl-C", file=sys.stderr)
-            return EXIT_CODES[TerminalStatus.ABORTED]
+    except LauncherError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("ended by Ctrl-C", file=sys.stderr)
+        return EXIT_CODES[TerminalStatus.ABORTED]
 
 
 def drive(task: DriverTask, interrupts: Interrupts, server_entry: tuple[str, ...] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Each attempt of a command has the settings that the command wrote down, and ends the run where it can't begin."""
 
 import json
+import subprocess
 import sys
 import time
 
@@ -140,3 +141,17 @@ def test_a_task_is_read_as_it_was_written(begun):
     task = DriverTask(logs="/l", words=["a b"], path=["/p"], began=0.5, first_attempt=7, lock=3, before=before)
     assert DriverTask.read(task.text()) == task
     assert json.loads(task.text())["before"]["cause"] == "run_halted"
+
+
+HELD_BACK = """
+import os, signal, sys
+from launcher.driver_process import main
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+os.kill(os.getpid(), signal.SIGINT)
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_that_came_before_it_listened_is_a_word_and_no_traceback():
+    done = subprocess.run([sys.executable, "-c", HELD_BACK], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "ended by Ctrl-C\n")
