@@ -315,7 +315,7 @@ class Host:
         """As a program; its pid. Raises OSError."""
         self._child = subprocess.Popen(  # kept: one that is let go collects a child that has ended
             order["command"],
-            env=_environment(order),
+            env={key: value for key, value in {**os.environ, **order["changes"]}.items() if value is not None},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -339,9 +339,13 @@ class Host:
             self._actor.close()
             for descriptor in (*self._reasons, self._wake):
                 os.close(descriptor)
-            environment = _environment(order)
-            os.environ.clear()
-            os.environ.update(environment)
+            for key, value in order[
+                "changes"
+            ].items():  # no more: setproctitle finds the title below the first variable
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
             tempfile.tempdir = None
             if (numpy := sys.modules.get("numpy")) is not None:
                 numpy.random.seed()  # from the system; `random` does so by itself after a fork
@@ -376,11 +380,6 @@ class Host:
     def _tell(self, event: str, **facts: object) -> None:
         with contextlib.suppress(OSError):  # the actor may be gone: that is what the host is for
             self._actor.send(json.dumps({"event": event} | facts).encode())
-
-
-def _environment(order: dict[str, Any]) -> dict[str, str]:
-    """The host's own, with what the order changes; what it has as None is not set."""
-    return {key: value for key, value in {**os.environ, **order["changes"]}.items() if value is not None}
 
 
 if __name__ == "__main__":
