@@ -1,7 +1,8 @@
 """Reads the health of a run from its own files: the rewards of the valid steps, and damage that was not repaired.
 
 An incident that touched the weights is over when it was repaired, or when the trainer was restored to before it: then
-the checkpoints that held it lie aside. What nobody noticed (the detectors were off) is found in the rewards as they
+the checkpoints that held it lie aside. One whose step was never trained touched none (its prompts could not be scored,
+and the run ended). What nobody noticed (the detectors were off) is found in the rewards as they
 are. Of AReaL's runs the evidence comes from their logs (launcher/diagnosis/judging/step_history.py).
 """
 
@@ -28,7 +29,8 @@ from launcher.run_files.written_settings import read_settings
 
 REWARD = "grpo_actor/task_reward/avg"
 RESTORED = frozenset({"trainer.restored", "trainer.loaded", "recovery.taken"})
-TOLD = RESTORED | {"reward.rebased", "incident.began", "incident.ended"}
+COMMITTED = "checkpoint.committed"
+TOLD = RESTORED | {COMMITTED, "reward.rebased", "incident.began", "incident.ended"}
 
 KNOWN_CAUSES = frozenset(str(cause) for cause in Cause)
 
@@ -39,7 +41,7 @@ def read_health(paths: RunPaths) -> HealthEvidence:
     unread = tuple(f"{path.name}: {why}" for path in (paths.events, paths.metrics) if (why := unreadable(path)))
     files = {path: read_lines(path) for path in (paths.events, paths.metrics) if not unreadable(path)}
     events = [event for event in files.get(paths.events, ()) if event.get("event") in TOLD]
-    rewards, damages, base = _replay(in_order(events, files.get(paths.metrics, ())))
+    rewards, damages, base, newest = _replay(in_order(events, files.get(paths.metrics, ())))
     seen = SeenSteps(
         steps=np.array([step for step, _ in rewards], dtype=np.int64),
         rewards=np.array([reward for _, reward in rewards]),
@@ -50,6 +52,8 @@ def read_health(paths: RunPaths) -> HealthEvidence:
             lines_not_read(file.skipped, file.path, file.first_skipped) for file in files.values() if file.skipped
         ),
     )
+    if rewards and not seen.unread and not seen.passed_over:  # else a step may be missing that was trained on it
+        damages = [one for one in damages if one.first_step <= newest]
     if damages:
         damage = min(damages, key=lambda one: one.first_step)
         return HealthEvidence(seen=seen, damage=damage, healthy=np.isfinite(seen.rewards), settings=settings)
@@ -69,18 +73,23 @@ def unreadable(path: Path) -> str:
         return f"can't be read: {error.strerror or error}"
 
 
-def _replay(lines: Iterable[Record]) -> tuple[list[tuple[int, float]], list[Damage], int]:
-    """Rewards and damages that stand, and the step from which on rewards are compared: new prompts may be harder."""
+def _replay(lines: Iterable[Record]) -> tuple[list[tuple[int, float]], list[Damage], int, int]:
+    """Rewards and damages that stand, the step from which on rewards are compared (new prompts may be harder), and the
+    newest step that was trained: a step's line may be lost where its checkpoint is there."""
     rewards: list[tuple[int, float]] = []
-    base = 0
+    base, newest = 0, -1
     damages: dict[object, Damage] = {}
     for line in lines:
         step, event, incident = line.get("global_step"), line.get("event"), line.get("incident")
         if event is None and isinstance(step, int):
             _drop_from(rewards, step)
             rewards.append((step, number_of(line.get(REWARD))))
+            newest = max(newest, step)
+        elif event == COMMITTED and isinstance(step, int):
+            newest = max(newest, step)
         elif event in RESTORED and isinstance(step, int):
             _drop_from(rewards, step + 1)
+            newest = step
             base = base if base <= step else 0
             damages = {number: one for number, one in damages.items() if one.first_step <= step}
         elif event == "reward.rebased" and isinstance(step, int):
@@ -92,7 +101,7 @@ def _replay(lines: Iterable[Record]) -> tuple[list[tuple[int, float]], list[Dama
                 damages[incident] = found
         elif event == "incident.ended" and line.get("is_mended"):
             damages.pop(incident, None)
-    return rewards, list(damages.values()), base
+    return rewards, list(damages.values()), base, newest
 
 
 def _drop_from(rewards: list[tuple[int, float]], step: int) -> None:

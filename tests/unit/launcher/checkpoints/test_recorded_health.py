@@ -72,6 +72,25 @@ def test_an_incident_that_touched_no_weights_is_no_damage(paths):
     assert read_health(paths).damage is None
 
 
+def committed(step, *, at=1050.0):
+    return {"event": "checkpoint.committed", "time": at, "global_step": step}
+
+
+def test_an_incident_whose_prompts_were_never_trained_on_is_no_damage(paths):
+    """A run that had ended as its judge could not be asked went back three steps of healthy training: 'checkpoints of
+    step 8 and later hold the damage', where step 7 was its last."""
+    unscored = [began(1, 40, cause="verifier_broken", at=1040.0), ended(1, mended=False, at=1070.0)]
+    write_rewards(paths, HEALTHY, events=[committed(39, at=1039.5), *unscored])
+    past = read_health(paths)
+    assert past.damage is None and past.last_good_step == past.last_step == 39
+
+
+@pytest.mark.parametrize(("rewards", "more"), [([*HEALTHY, 0.5], []), (HEALTHY, [committed(40)]), ([], [])])
+def test_the_damage_of_an_incident_stands_where_its_step_was_trained_or_nothing_shows_which_were(paths, rewards, more):
+    write_rewards(paths, rewards, events=[began(1, 40, cause="verifier_broken", at=1040.0), *more])
+    assert read_health(paths).damage.first_step == 40
+
+
 def test_a_restore_takes_back_the_steps_after_it_before_they_are_repeated(paths):
     write_rewards(paths, HEALTHY, events=[restored(20, at=2000.0)])
     assert read_health(paths).last_step == 20
