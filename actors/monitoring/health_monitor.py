@@ -67,7 +67,7 @@ class HealthMonitor:
         self._journal, self._client = journal, client
         self._gate = GateRules.of(config)
         self._series = series
-        self._rounds: list[CanaryRound] = rounds_of(series)
+        self._rounds: list[CanaryRound] = rounds_of(series, journal.attempt)
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._blind: set[tuple[object, ...]] = set()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from launcher.base.messages import Cause
 from launcher.config.supervision import GateConfig, RewardHealthConfig
 from launcher.policy.admission import OF_WEIGHTS, GateRules, StepFigures, UsualValues
-from launcher.policy.canary_policy import CanaryRound, CanaryScore
+from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE, CanaryRound, CanaryScore
 from launcher.policy.reward_health import (
     RewardPoint,
     ServerFault,
@@ -201,12 +201,14 @@ class RewardSeries:
         )
 
 
-def rounds_of(series: RewardSeries) -> list[CanaryRound]:
-    """What a predecessor last found of the verifier, if that was bad: as one round that still accuses it."""
+def rounds_of(series: RewardSeries, attempt: int) -> list[CanaryRound]:
+    """What a predecessor last found of the verifier, if that was bad: as one round that still accuses it. `attempt`:
+    the one under way."""
     event = series.accusation
     if event is None:
         return []
     step = event.get("global_step")
     said = f"{event.get('reason')} (seen before the monitor was restarted)"
+    said = said if event.get("attempt") == attempt else LAST_ATTEMPT_BROKE
     score = CanaryScore(name="reward", expected=0.0, got=math.nan, error=said)
     return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]

@@ -26,6 +26,8 @@ STANDARD_ERRORS = 4.0
 BY_CHANCE = 1e-4
 LEAST_SPREAD = 0.1
 """Standard deviation of one score, as a share of the range of rewards, that any reward function is credited with."""
+LAST_ATTEMPT_BROKE = "the last attempt ended with a broken reward function; known answers are asked again"
+"""The whole of what a new attempt says before its first round: by then the function may be repaired."""
 SOONEST_S, LATEST_S = 0.3, 10.0
 """Between two rounds of known answers while the trainer is paused for a broken reward function."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.base.wording import in_one_line
+from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE
 from launcher.run_files.journal import Record
 from launcher.run_files.line_tail import LineTail
 
@@ -149,6 +150,8 @@ def alert_of(event: Record) -> tuple[str, str] | None:
 
 def what_happened(event: Record) -> str:
     """Of an incident that begins: what, and in brackets how it showed."""
+    if event.get("reason") == LAST_ATTEMPT_BROKE:
+        return LAST_ATTEMPT_BROKE  # of the past: whether it is broken now is not known yet
     subject = str(event.get("subject"))
     what = incident_title(str(event.get("cause")), subject)
     onset = event.get("onset_step")

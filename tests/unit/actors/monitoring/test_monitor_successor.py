@@ -3,6 +3,7 @@
 import pytest
 
 from launcher.base.messages import Cause
+from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE
 from launcher.run_files.journal import Journal
 from tests.unit.actors.monitoring.test_health_monitor import SOUND, WRONG, batch, use
 from tests.unit.actors.monitoring.test_health_monitor import world as world
@@ -36,6 +37,18 @@ def test_a_successor_says_at_once_what_its_predecessor_knew(world, trained):
     world.journal = Journal(world.paths.events, attempt=trained)
     incident = use(world, lambda monitor: monitor.view().incident)
     assert (incident and incident.cause) == (Cause.VERIFIER_BROKEN if trained == 1 else None)
+
+
+def test_the_successor_of_another_attempt_says_when_the_reward_function_was_broken(world):
+    """A run whose reward function had been repaired began with 'the reward function is broken', in the present."""
+    world.steps(30)
+    world.journal.record("trainer.restored", subject="trainer", global_step=29)
+    use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
+    world.journal = Journal(world.paths.events, attempt=2)
+    world.journal.record("trainer.restored", subject="trainer", global_step=29)
+    incident = use(world, lambda monitor: monitor.view().incident)
+    assert incident.cause is Cause.VERIFIER_BROKEN
+    assert incident.reason == LAST_ATTEMPT_BROKE
 
 
 @pytest.mark.parametrize("is_undone", [False, True])

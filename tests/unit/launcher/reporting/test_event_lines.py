@@ -2,6 +2,7 @@
 
 import pytest
 
+from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE
 from launcher.reporting.event_lines import EventTail, tell
 from launcher.run_files.journal import Journal
 
@@ -61,6 +62,16 @@ def test_what_nobody_needs_to_hear_of_is_not_said():
         (
             {"cause": "trainer_crash", "subject": "trainer", "reason": "", "doing": "it is restarted"},
             "incident 1: the trainer crashed; it is restarted",
+        ),
+        (
+            {
+                "cause": "verifier_broken",
+                "subject": "reward",
+                "onset_step": 8,
+                "reason": LAST_ATTEMPT_BROKE,
+                "doing": "no such batch is trained on",
+            },
+            f"incident 1: {LAST_ATTEMPT_BROKE}; no such batch is trained on",
         ),
     ],
 )
