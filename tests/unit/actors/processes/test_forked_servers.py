@@ -50,6 +50,7 @@ async def test_a_host_that_imports_ends_with_its_actor(forked):
 
 
 async def test_a_host_that_was_killed_is_not_waited_for(forked):
+    """Nor is a child left that was forked while its parent was being killed."""
     await forked.launch()
     os.kill(forked.host.pid, signal.SIGKILL)
     with pytest.raises(ServerError, match="its host is gone"):
