@@ -30,6 +30,7 @@ from launcher import __version__
 from launcher.base.errors import (
     ConfigError,
     DataError,
+    EmptyData,
     LauncherError,
     ModelError,
     RewardImportError,
@@ -73,7 +74,7 @@ from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASHED = 1
-NOWHERE = (UnsupportedModel, UnsupportedSetting)
+NOWHERE = (UnsupportedModel, UnsupportedSetting, EmptyData)
 """What no other machine would make right, so that a plan alone is refused for it too."""
 
 

@@ -9,6 +9,7 @@
     │   ├── ModelError               a model folder: missing, incomplete, damaged, without a chat template
     │   │   └── UnsupportedModel     a model that this version trains on no machine
     │   ├── DataError                a data set: missing, empty, or a record that can't be used
+    │   │   └── EmptyData            a data set that is there and has no records: on no machine
     │   └── RewardImportError        a reward function that can't be imported or called
     └── RunError                     a started run can't continue; it halts with its reason (exit code 3)
         ├── ServerError              an SGLang server: did not start, died, or refused
@@ -92,6 +93,10 @@ class UnsupportedModel(ModelError):
 
 class DataError(UsageError):
     """A data set or one of its records can't be used."""
+
+
+class EmptyData(DataError):
+    """A data set that is there and holds no records."""
 
 
 class RewardImportError(UsageError):

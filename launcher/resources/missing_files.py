@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.base.errors import DataError, ModelError, UnsupportedSetting, UsageError
+from launcher.base.errors import DataError, EmptyData, ModelError, UnsupportedSetting, UsageError
 from launcher.checkpoints import model_files
 from launcher.checkpoints.model_shape import ModelShape, known_shape
 from launcher.config.data import DATA_ENDINGS, NO_TEMPLATE, data_ending
@@ -149,7 +149,7 @@ def missing_data(config: RunConfig) -> Iterator[UsageError]:
 def _missing_dataset(path: str, keys: str) -> Iterator[UsageError]:
     if path and Path(path).exists():
         if not _data_files(Path(path)):
-            yield DataError(
+            yield EmptyData(
                 f"{keys}={path} holds no records", f"give a file that is not empty, of {', '.join(DATA_ENDINGS)}"
             )
     elif not hub.is_hub_name(path):

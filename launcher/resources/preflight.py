@@ -52,6 +52,8 @@ try:
         is_there = True
         check_signature(name, function, KEY, ARGUMENTS)
 except RewardImportError as error:
+    # Without a cause: the module has no such function, or the setting names none.
+    is_there |= error.__cause__ is None or isinstance(error.__cause__, SyntaxError)
     answer = [error.message, error.hint, *["nowhere"] * is_there]
 print(json.dumps(answer))
 """

@@ -164,6 +164,24 @@ def test_a_dry_run_without_the_machine_says_what_is_missing_and_succeeds(command
     assert "missing here: reward.fn='no:fn'" in err
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("train_dataset.path=empty.jsonl", "empty.jsonl holds no records"),
+        ("reward.fn=own_rewards:score", "module 'own_rewards' has no 'score'"),
+        ("reward.fn=torn_rewards:score", "importing 'torn_rewards' raised SyntaxError"),
+    ],
+)
+def test_what_is_there_and_can_be_used_nowhere_is_refused_by_a_dry_run(command, tmp_path, monkeypatch, setting, told):
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "own_rewards.py").write_text("def scores(completion):\n    return 1.0\n")
+    (tmp_path / "torn_rewards.py").write_text("def score(completion:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK, setting)
+    assert (code, err.count("error: "), err.count("missing here")) == (2, 1, 0)
+    assert told in err
+
+
 @pytest.mark.slow
 def test_a_model_that_is_trained_on_no_machine_is_refused_by_a_dry_run_too(command, tmp_path):
     folder = tmp_path / "gpt2"

@@ -12,6 +12,7 @@ import pytest
 from launcher.base.errors import (
     ConfigError,
     DataError,
+    EmptyData,
     ResourceError,
     RewardImportError,
     StorageError,
@@ -56,10 +57,10 @@ def test_an_empty_path_is_not_the_folder_of_the_command(config, tmp_path, monkey
 def test_an_empty_data_set(config, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     config.valid_dataset.path = str(tmp_path / "empty.jsonl")
-    assert "valid_dataset.path=" in the_one(config, DataError)
+    assert "valid_dataset.path=" in the_one(config, EmptyData)
     (tmp_path / "folder").mkdir()
     config.valid_dataset.path = str(tmp_path / "folder")
-    assert "holds no records" in the_one(config, DataError)
+    assert "holds no records" in the_one(config, EmptyData)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,6 @@ def test_an_empty_data_set(config, tmp_path):
         ("raise RuntimeError('no key')", "RuntimeError: no key"),
         ("import sys; sys.exit(4)", "SystemExit: 4"),
         ("import os; os._exit(4)", "ended the process with exit code 4"),
-        ("def other(): ...", "no 'score'"),
     ],
 )
 def test_a_reward_function_that_is_not_here(config, tmp_path, monkeypatch, module, said):
@@ -83,7 +83,12 @@ def test_a_reward_function_that_is_not_here(config, tmp_path, monkeypatch, modul
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [("score = 3", "is a int, not a function"), ("def score(text): ...", "can't be called")]
+    ("module", "said"),
+    [
+        ("score = 3", "is a int, not a function"),
+        ("def score(text): ...", "can't be called"),
+        ("def other(): ...", "no 'score'"),
+    ],
 )
 def test_a_reward_function_that_can_be_called_on_no_machine_is_no_missing_one(
     config, tmp_path, monkeypatch, module, said
