@@ -123,11 +123,12 @@ def _learning_tile(facts: RunFacts) -> Tile:
 
 def _health_tile(facts: RunFacts) -> Tile:
     """Of what the run itself noticed."""
-    count, mended = len(facts.incidents), sum(one.is_mended is True for one in facts.incidents)
-    opened = sum(one.is_mended is None for one in facts.incidents)
-    value = f"{opened} open" if opened else f"{count - mended} not repaired" if count > mended else f"{mended} repaired"
+    count, over = len(facts.incidents), sum(one.is_over for one in facts.incidents)
+    mended, opened = (sum(one.is_mended is state for one in facts.incidents) for state in (True, None))
+    value = f"{opened} open" if opened else f"{count - over} not repaired" if count > over else f"{count} over"
+    value = f"{count} repaired" if mended == count else value
     words = f"health: of {count} incident{'s' * (count != 1)}" if count else "health: no incident was noticed"
-    return value if count else "0", words, "bad" if mended < count else ""
+    return value if count else "0", words, "bad" if over < count else ""
 
 
 def _loss_tile(facts: RunFacts) -> Tile:

@@ -47,8 +47,8 @@ def reward_chart(facts: RunFacts) -> Chart | str:
 
 def incident_legend(facts: RunFacts) -> Legend:
     """Entries for the kinds of incidents that there are."""
-    mended = [("mended", "incident, repaired")] if any(one.is_mended for one in facts.incidents) else []
-    return mended + ([("open", "incident, not repaired")] if any(not one.is_mended for one in facts.incidents) else [])
+    over = [("mended", "incident, over")] if any(one.is_over for one in facts.incidents) else []
+    return over + ([("open", "incident, not repaired")] if any(not one.is_over for one in facts.incidents) else [])
 
 
 def _draw(facts: RunFacts, size: Size) -> Plot:
@@ -141,7 +141,7 @@ def _draw_incidents(incidents: Sequence[IncidentFacts], plot: Plot) -> None:
         else:
             groups.append([one])
     for group in groups:
-        css = "mended" if all(one.is_mended for one in group) else "open"
+        css = "mended" if all(one.is_over for one in group) else "open"
         plot.vertical(group[0].step, f"stem {css}", top=TOP - 4)
         at, title = plot.px(group[0].step), "\n".join(map(_incident_text, group[:TITLE_LINES]))
         plot.marker(at, TOP - 10, TRIANGLE, css, title=title)
@@ -150,6 +150,5 @@ def _draw_incidents(incidents: Sequence[IncidentFacts], plot: Plot) -> None:
 
 
 def _incident_text(one: IncidentFacts) -> str:
-    end = "open" if one.is_mended is None else "not repaired" if not one.is_mended else "repaired"
     took = f" after {one.repaired_s:.1f} s" if one.repaired_s is not None else ""
-    return f"incident {one.number} at step {one.step}: {incident_title(one.cause, one.subject)}; {end}{took}"
+    return f"incident {one.number} at step {one.step}: {incident_title(one.cause, one.subject)}; {one.outcome}{took}"

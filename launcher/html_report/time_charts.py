@@ -130,7 +130,7 @@ def _draw_timeline(facts: RunFacts, lanes: Sequence[str], size: Size) -> Plot:
         first, last = facts.clock.at(one.began_at), facts.clock.at(one.ended_at or facts.attempts[-1].end)
         title = f"incident {one.number}: {one.what}; from {clock_text(first)} for {last - first:.1f} s"
         row = lanes.index(one.subject, 1) if one.subject in lanes[1:] else len(lanes) - 1
-        plot.bar(first, last, f"bar {'mended' if one.is_mended else 'open'}", title=title, row=row)
+        plot.bar(first, last, f"bar {'mended' if one.is_over else 'open'}", title=title, row=row)
     _draw_time(facts, plot, bottom=plot.height)
     return plot
 

@@ -130,6 +130,8 @@ def _incident_text(incidents: Sequence[IncidentFacts]) -> str:
         return ""
     mended = sum(one.is_mended is True for one in incidents)
     how = "all repaired" if mended == len(incidents) else f"{mended} repaired"
+    later = sum(one.later_attempt is not None for one in incidents)
+    how += f", {later} over with a later attempt" if later else ""
     by_cause = Counter(one.cause for one in incidents).most_common()
     return f"{len(incidents)}, {how}: " + ", ".join(_cause_text(cause, count, incidents) for cause, count in by_cause)
 

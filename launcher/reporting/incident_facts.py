@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.policy.restore import SEEN_IN_THE_NEXT_STEP
 from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.reporting.run_reader import RunData, StepLine
 from launcher.run_files.journal import Record
@@ -32,8 +34,8 @@ OF_LEARNING = frozenset({"reward_collapse", "verifier_broken", "nonfinite", "ser
 class IncidentFacts:
     """Times are unix seconds, durations seconds since `began_at`. None: not known, or not (yet) so.
 
-    `is_mended` None: it is open. `steps_back`: committed steps that a restore for it undid. `lines_before`: lines of
-    steps that were written when it was reported.
+    `is_mended` None: it is open. `later_attempt`: it ended unrepaired, and this attempt trained on. `steps_back`:
+    committed steps that a restore for it undid. `lines_before`: lines of steps that were written when it was reported.
     """
 
     number: int
@@ -47,6 +49,7 @@ class IncidentFacts:
     reported_at: float
     ended_at: float | None
     is_mended: bool | None
+    later_attempt: int | None
     end_reason: str
     detected_s: float
     repaired_s: float | None
@@ -56,6 +59,16 @@ class IncidentFacts:
     batches_rejected: int
     actions: tuple[str, ...]
     has_folder: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_mended is True or self.later_attempt is not None
+
+    @property
+    def outcome(self) -> str:
+        if self.later_attempt is not None:
+            return f"over, as attempt {self.later_attempt} trained on"
+        return "open" if self.is_mended is None else "repaired" if self.is_mended else "not repaired"
 
 
 def incidents_of(
@@ -101,6 +114,9 @@ class StepTimes:
         self.lines = lines
         self.times = [line.time for line in lines]
         self._places: list[tuple[int, ...]] = [(line.attempt,) for line in lines]
+        self._first_steps: dict[int, int] = {}
+        for line in lines:
+            self._first_steps.setdefault(line.attempt, line.step)
         self._have_lineage = all(line.lineage is not None for line in lines)
         if self._have_lineage:
             self._places = [(line.attempt, line.lineage or 0) for line in lines]
@@ -112,6 +128,19 @@ class StepTimes:
         if here is None:
             return 0, len(self.lines)
         return bisect_left(self._places, here), bisect_right(self._places, here)
+
+    def attempt_beyond(self, event: Record) -> int | None:
+        """The first attempt that trained after an incident's, from weights that don't hold its damage."""
+        attempt, onset, cause = (
+            as_integer(event.get("attempt")),
+            as_integer(event.get("onset_step")),
+            event.get("cause"),
+        )
+        damaged = math.inf if onset is None else onset - 1 if cause in SEEN_IN_THE_NEXT_STEP else onset
+        if attempt is None:
+            return None
+        firsts = self._first_steps.items()
+        return next((one for one, first in firsts if one > attempt and first <= damaged), None)
 
     def before(self, time: float, span: Span) -> int:
         """How many lines were written before a time within a span."""
@@ -150,6 +179,7 @@ def _facts(
         reported_at=reported_at,
         ended_at=ended_at,
         is_mended=is_mended,
+        later_attempt=lines.attempt_beyond(event) if is_mended is False else None,
         end_reason="" if end is None else str(end.get("reason") or ""),
         detected_s=reported_at - onset,
         repaired_s=_seconds(onset, ended_at) if is_mended else None,

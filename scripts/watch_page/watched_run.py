@@ -193,7 +193,6 @@ def _asked(paths: RunPaths) -> str:
 
 
 def _incident(one: IncidentFacts) -> dict[str, object]:
-    how = "open" if one.is_mended is None else "repaired" if one.is_mended else "not repaired"
     times = {"detected_s": one.detected_s, "repaired_s": one.repaired_s, "next_step_s": one.next_step_s}
     return {
         "number": one.number,
@@ -201,7 +200,8 @@ def _incident(one: IncidentFacts) -> dict[str, object]:
         "title": visible(incident_title(one.cause, one.subject)),
         "what": visible(one.what),
         "doing": visible(one.doing if one.is_mended is None else one.end_reason),
-        "how": how,
+        "how": one.outcome,
+        "is_over": one.is_over,
         "steps_back": one.steps_back,
         **{key: value if value is None or math.isfinite(value) else None for key, value in times.items()},
     }

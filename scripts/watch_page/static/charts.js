@@ -167,7 +167,7 @@ export class Chart {
       ctx.lineWidth = ratio;
       for (const [step] of isCrowded ? [] : run.restores) this.vertical(plot, step + 0.5, css("--faint"), [4 * ratio, 4 * ratio]);
       for (const one of run.incidents) {
-        const color = css(one.how === "repaired" ? "--warn" : "--bad");
+        const color = css(one.is_over ? "--warn" : "--bad");
         const at = this.vertical(plot, one.step, color, [], isCrowded ? 6 * ratio : bbox.height);
         if (at === null || !this.isReward) continue;
         ctx.fillStyle = color;

@@ -45,7 +45,7 @@ export function showIncidents(runs) {
 function incidentTable(incidents) {
   const names = ["", "step", "what", "detected", "repaired", "steps undone"];
   const rows = incidents.map((one) => {
-    const look = one.how === "repaired" ? "good" : "bad";
+    const look = one.is_over ? "good" : "bad";
     const doing = one.doing ? el("p", { class: look }, `${one.how}: ${one.doing}`) : el("p", { class: look }, one.how);
     const cells = [`#${one.number}`, number(one.step), el("div", {}, one.what, doing), seconds(one.detected_s), seconds(one.repaired_s), number(one.steps_back)];
     return el("tr", {}, ...cells.map((cell, at) => el("td", { "data-label": names[at], class: at === 2 ? "words" : "" }, cell)));

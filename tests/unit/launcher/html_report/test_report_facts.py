@@ -57,6 +57,26 @@ def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_
     assert told.losses.bad_steps == 0  # all of them were taken back
 
 
+@pytest.mark.parametrize(("onset", "begins_at", "is_over"), [(8, 8, True), (8, 9, False), (None, 9, True)])
+def test_an_incident_of_an_ended_attempt_is_over_when_a_later_one_trains_on(onset, begins_at, is_over):
+    """The judge was repaired and the run trained on, and its report said 'not repaired' in red to the end. Weights that
+    hold the damage end nothing."""
+    data = started(range(8))
+    told = {"incident": 1, "cause": "verifier_broken", "subject": "reward", "onset_step": onset}
+    event(data, "incident.began", 110, at=110, **told)
+    event(data, "incident.ended", 140, is_mended=False, reason="the run was over first", **told)
+    event(data, "run.errored", 141, reason="the reward function is broken")
+    assert (facts(data).incidents[0].is_over, facts(data).incidents[0].outcome) == (False, "not repaired")
+    event(data, "run.started", 200, reason="resumed", attempt=2)
+    event(data, "trainer.restored", 210, global_step=begins_at - 1, attempt=2)
+    step(data, begins_at, 230, attempt=2)
+    (one,) = facts(data).incidents
+    page = report_page(facts(data), written_at=T0, is_live=False).decode()
+    assert (one.is_over, one.repaired_s) == (is_over, None)
+    assert one.outcome == ("over, as attempt 2 trained on" if is_over else "not repaired")
+    assert ("1 over" if is_over else "1 not repaired") in page
+
+
 def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
     data = started(range(4))
     event(data, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
