@@ -35,6 +35,7 @@ SERVER_STYLES = {
     ServerState.FAILED: "bold red",
     ServerState.STOPPED: "dim",
 }
+PUBLISHING, LOADING = "publish", "LOADING"
 SERVERS_BY_NAME = 3
 """Up to so many servers are shown separately; of more, how many are in each state."""
 
@@ -48,7 +49,7 @@ def render_panel(view: RunView, width: int) -> RenderableType:
         ("reward", _reward_row(view, inner)),
         ("held-out", _eval_row(view.evals)),
         ("now", _phase_row(view)),
-        ("servers", _server_row(view.servers)),
+        ("servers", _server_row(view)),
         ("time", _time_row(view)),
         ("last", Text(in_one_line(view.last_event, longest=WIDEST))),
     ]
@@ -74,9 +75,10 @@ def render_line(view: RunView) -> str:
         parts.append(f"last {min(MEAN_OVER_STEPS, len(view.rewards))}: {view.recent_reward:.3f}")
     if view.tokens_per_s is not None:
         parts.append(f"{view.tokens_per_s:.0f} tokens/s")
-    parts.append(f"{view.status.phase} {duration(view.status.seconds_in_phase)}")
+    parts.append(f"now: {view.status.phase} ({duration(view.status.seconds_in_phase)})")
     if total:
-        parts.append("servers " + (_server_row(view.servers).plain or "none yet"))
+        servers = _server_row(view).plain or "none yet"
+        parts.append(servers if 0 < len(view.servers) <= SERVERS_BY_NAME else f"servers: {servers}")
     if view.left_s is not None:
         parts.append(f"{duration(view.left_s)} left")
     return "  ".join(parts)
@@ -134,22 +136,33 @@ def _phase_row(view: RunView) -> Text:
     return Text.assemble((view.status.phase, "bold"), after)
 
 
-def _server_row(servers: Sequence[ServerInfo]) -> Text:
-    if len(servers) > SERVERS_BY_NAME:
-        counts = Counter(server.state for server in servers)
+def _server_row(view: RunView) -> Text:
+    is_publishing = view.status.phase == PUBLISHING
+    if len(view.servers) > SERVERS_BY_NAME:
+        counts = Counter(server.state for server in view.servers)
         pieces = [
-            Text(f"{counts[state]} {state}", style=SERVER_STYLES[state]) for state in ServerState if counts[state]
+            Text(f"{counts[state]} {_state_text(state, is_publishing)}", style=SERVER_STYLES[state])
+            for state in ServerState
+            if counts[state]
         ]
     else:
-        pieces = [_one_server(server) for server in servers]
+        pieces = [_one_server(server, is_publishing) for server in view.servers]
     return Text(" · ").join(pieces)
 
 
-def _one_server(server: ServerInfo) -> Text:
+def _state_text(state: ServerState, is_publishing: bool) -> str:
+    """Between two steps each server's weights are old: that is no trouble, and reads like one."""
+    return LOADING if is_publishing and state is ServerState.STALE else state.value
+
+
+def _one_server(server: ServerInfo, is_publishing: bool) -> Text:
     version = "" if server.weight_version is None else f" v{server.weight_version}"
     reason = "" if server.state is ServerState.READY else in_one_line(server.reason, longest=LONGEST_REASON)
     return Text.assemble(
-        f"{server.index} ", (server.state.value, SERVER_STYLES[server.state]), version, f" ({reason})" if reason else ""
+        f"{server.name} ",
+        (_state_text(server.state, is_publishing), SERVER_STYLES[server.state]),
+        version,
+        f" ({reason})" if reason else "",
     )
 
 

@@ -60,7 +60,7 @@ def test_before_the_first_step():
     early = view(steps_done=0, rewards=(), step_seconds=(), tokens_per_s=None, servers=(), last_event="")
     text = "\n".join(drawn(early, 80))
     assert "none yet" in text and "left" not in text
-    assert "servers none yet" in render_line(early)
+    assert "servers: none yet" in render_line(early)
 
 
 def test_accuracy_on_held_out_problems_before_and_after():
@@ -83,6 +83,14 @@ def test_why_a_server_is_not_ready():
     )
 
 
+@pytest.mark.parametrize(("phase", "state"), [("publish", "LOADING"), ("rollout", "STALE")])
+@pytest.mark.parametrize(("count", "said"), [(1, "server-0 {} v3"), (4, "servers: 4 {}")])
+def test_a_server_that_loads_the_weights_of_each_step_is_not_called_stale(phase, state, count, said):
+    stale = view(servers=tuple(server(index, ServerState.STALE, 3) for index in range(count)))
+    stale = dataclasses.replace(stale, status=dataclasses.replace(stale.status, phase=phase))
+    assert said.format(state) in render_line(stale)
+
+
 def test_a_long_reason_is_cut():
     said = render_line(view(servers=(server(0, ServerState.DEAD, 3, "did not become ready: " + "x" * 300),)))
     assert "0 DEAD v3 (did not become ready: xxx" in said
@@ -91,8 +99,8 @@ def test_a_long_reason_is_cut():
 
 def test_a_line_for_a_log():
     assert render_line(view()) == (
-        "step 37/200  epoch 1/2  reward 0.660  last 10: 0.615  1843 tokens/s  train 0.4 s  "
-        "servers 0 READY v37  5:26 left"
+        "step 37/200  epoch 1/2  reward 0.660  last 10: 0.615  1843 tokens/s  now: train (0.4 s)  "
+        "llm_server-0 READY v37  5:26 left"
     )
 
 
