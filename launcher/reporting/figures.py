@@ -22,7 +22,8 @@ DIGITS = 6
 
 CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Reward", "reward", ("rollout/reward",)),
-    ("KL", "nats", ("grpo_actor/approx_kl/avg", "grpo_actor/kl_ref/avg")),
+    ("KL of old and new policy in a step", "nats", ("grpo_actor/approx_kl/avg",)),
+    ("KL to the reference model", "nats", ("grpo_actor/kl_ref/avg",)),
     ("Entropy", "nats", ("grpo_actor/entropy/avg",)),
     ("Gradient norm", "", ("grpo_actor/grad_norm",)),
     ("Learning rate", "", ("grpo_actor/lr",)),
