@@ -167,10 +167,13 @@ def _condemn(builder: PlanBuilder, incident: Incident) -> None:
 
 
 def _wait_for_the_verifier(builder: PlanBuilder, incident: Incident) -> None:
-    """No restart repairs a reward function; a person may, while nothing is lost. After the patience the run halts."""
+    """No restart repairs a reward function; a person may, while nothing is lost. After the patience the run halts.
+
+    The weights are sound, and saved: a person may take a night, and what is in memory alone goes with the machine.
+    """
     give_up_at = incident.since + builder.config.reward_health.verifier_patience_s
     if not builder.seen.trainer.is_paused:
-        builder.order(PauseTrainer(reason=incident.reason))
+        builder.order(PauseTrainer(reason=incident.reason, save=True))
     elif builder.now >= give_up_at:
         builder.halt(f"the reward function is broken: {incident.reason}")
     else:

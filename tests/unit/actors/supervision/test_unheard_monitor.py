@@ -15,7 +15,7 @@ async def paused_for_the_verifier(folder):
         cause=Cause.VERIFIER_BROKEN, subject="reward", reason="scored 0, not 1", since=trial.run.now, onset_step=3
     )
     await trial.turns(3)
-    assert trial.did() == [PauseTrainer(reason="scored 0, not 1")]
+    assert trial.did() == [PauseTrainer(reason="scored 0, not 1", save=True)]
     trial.hands.done.clear()
     return trial
 

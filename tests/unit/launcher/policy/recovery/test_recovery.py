@@ -114,7 +114,7 @@ def test_a_third_collapse_at_the_same_place_halts():
 def test_a_broken_verifier_pauses_and_in_the_end_halts_but_restores_nothing():
     """S1: the gate stopped its first false batch, so no weights are damaged."""
     pausing = decide(observed(incident=BROKEN))
-    assert kinds(pausing) == [PauseTrainer]
+    assert pausing.actions == (PauseTrainer(reason=BROKEN.reason, save=True),), "else a reboot would cost steps"
     waiting = decide(observed(incident=BROKEN, trainer=PAUSED, state=RunState.PAUSED))
     assert (waiting.actions, waiting.state) == ((), RunState.PAUSED)
     assert waiting.wake_at == BROKEN.since + CONFIG.reward_health.verifier_patience_s
