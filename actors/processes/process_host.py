@@ -339,9 +339,8 @@ class Host:
             self._actor.close()
             for descriptor in (*self._reasons, self._wake):
                 os.close(descriptor)
-            for key, value in order[
-                "changes"
-            ].items():  # no more: setproctitle finds the title below the first variable
+            # Only these: setproctitle finds a process's title below the first variable that it was started with.
+            for key, value in order["changes"].items():
                 if value is None:
                     os.environ.pop(key, None)
                 else:
