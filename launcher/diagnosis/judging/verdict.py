@@ -142,8 +142,7 @@ def _condition(contents: Contents, main: FoundFall | None, stall: Stall | None, 
 
 def _has_stopped(contents: Contents) -> bool:
     """Did something end the run, so that no step came after it? A run that did all its steps may end as it likes."""
-    endings = [h for h in contents.log_events if h.kind is Kind.RUN_ENDED]
-    if endings:
+    if endings := _endings(contents):
         return endings[-1].facts.get("event") == "run.errored"
     steps = contents.steps
     if contents.total_steps and steps.last_step == contents.total_steps - 1:
@@ -223,9 +222,20 @@ def _headline(
     return f"{'; '.join(unseen)}. {found[0].upper()}{found[1:]}" if condition is RunCondition.UNCLEAR else found
 
 
+def _endings(contents: Contents) -> list[LogEvent]:
+    """Of the last attempt: an earlier one's end is over where another began."""
+
+    def attempt(event: LogEvent) -> int:
+        given = event.facts.get("attempt")
+        return given if isinstance(given, int) else 0
+
+    last = max((attempt(event) for event in contents.log_events if event.kind is Kind.RECOVER_RUN), default=0)
+    return [event for event in contents.log_events if event.kind is Kind.RUN_ENDED and attempt(event) >= last]
+
+
 def _own_reason(contents: Contents) -> str:
     """What the run itself gave as its reason, last; "" where it gave none."""
-    endings = [str(h.facts.get("reason") or "") for h in contents.log_events if h.kind is Kind.RUN_ENDED]
+    endings = [str(event.facts.get("reason") or "") for event in _endings(contents)]
     return next((reason for reason in reversed(endings) if reason), "")
 
 

@@ -168,6 +168,22 @@ def test_a_run_of_ours_that_ended_in_error_has_stopped(capsys, tmp_path):
     )
 
 
+def test_a_later_attempt_that_goes_on_has_not_stopped(capsys, tmp_path):
+    """At night a live, healthy run was told to have stopped, for what had ended the attempt before it."""
+    events = [
+        {
+            "time": 1.8e9 + 1,
+            "event": "run.errored",
+            "attempt": 1,
+            "subject": "",
+            "reason": "the reward function is broken",
+        },
+        {"time": 1.8e9 + 2, "event": "run.started", "attempt": 2, "subject": "", "reason": "resumed"},
+    ]
+    code, out, _ = run(capsys, own_run(tmp_path, rewards=[0.6] * 40, events=events))
+    assert (code, out.partition(":")[0]) == (0, "FINE"), out
+
+
 def test_what_the_run_said_to_change_is_what_to_change(capsys, tmp_path):
     said = "d.jsonl:3: the prompt has 900 tokens\n  → leave such prompts out with train_dataset.max_length=96"
     events = [{"time": 1.8e9 + 1, "event": "run.errored", "attempt": 1, "subject": "", "reason": said}]
