@@ -19,6 +19,7 @@ OURS = (
     "launcher.base.disk_faults",
     "launcher.base.rollouts",
     "launcher.base.errors",
+    "launcher.base.exit_codes",
     "launcher.base.wording",
     "launcher.policy.",
 )

@@ -189,14 +189,6 @@ def test_each_way_to_less_memory_is_a_setting_that_both_kinds_of_run_take(preset
     assert of_the_settings([*preset, way]) == []
 
 
-@pytest.mark.parametrize("given", ["0", "null"])
-def test_standbys_that_do_not_fit_are_given_up(given):
-    settings = [*ON_GPU, "recovery.standby_servers=1"]
-    ((said, hint),) = of_the_machine(settings, machine(1))
-    assert said.startswith("recovery.standby_servers: ") and f"{given}: " in hint
-    assert of_the_machine([*settings, f"recovery.standby_servers={given}"], machine(1)) == []
-
-
 # ── settings that contradict each other ──
 
 
