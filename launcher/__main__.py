@@ -322,8 +322,17 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str], *, 
         if tokenizer is not None:
             check_template(config, tokenizer)
         told: list[str] = []
+        length: list[str] = []
         prompts: dict[str, list[Prompt]] = {}
-        notes = check_data(config, tokenizer=tokenizer, context=context, tell=told.append, keep=prompts)
+        notes = check_data(
+            config,
+            tokenizer=tokenizer,
+            context=context,
+            tell=told.append,
+            tell_length=length.append,
+            checkpoint_bytes=plan.checkpoint_bytes,
+            keep=prompts,
+        )
         if tokenizer is not None and (model := model_folder(config.actor.path)) is not None:
             notes = [*find_end_notes(tokenizer, config.chat, model), *notes]
         if begins := check_resume(config, prompts):
@@ -331,7 +340,7 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str], *, 
     except LauncherError as error:
         return _refuse(error)
     with as_far_as_it_is_read():
-        print(*told, sep="\n", flush=True)
+        print(*length, *told, sep="\n", flush=True)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return 0

@@ -97,7 +97,7 @@ def run(
         interrupts = Interrupts() if unattended is None else NoInterrupts()
     is_ours = config.trainer.adapter == OWN
     if before is None:
-        _check(config)
+        _check(config, plan)
     paths = RunPaths.of(config)
     paths.prepare()
     out = sys.stdout if unattended is None else unattended.out
@@ -105,7 +105,7 @@ def run(
     with interrupts, lock, Screen(config, paths, out, began=None if task is None else task.began) as screen:
         with contextlib.nullcontext() if before is None else ends_the_run(paths):
             if before is not None:
-                _check(config)
+                _check(config, plan)
             remote = remote_of(config)
             prepared = find_prepared(config, paths)
             if prepared is None and (finished := already_finished(config, paths)):
@@ -165,8 +165,11 @@ def _left_by_the_driver_before() -> list[Process]:
     return [process for process in descendants(os.getppid()) if process not in own]
 
 
-def _check(config: RunConfig) -> None:
-    for note in check_data(config) if config.trainer.adapter == OWN else ():
+def _check(config: RunConfig, plan: RunPlan | None) -> None:
+    if config.trainer.adapter != OWN:
+        return
+    checkpoint_bytes = 0 if plan is None else plan.checkpoint_bytes
+    for note in check_data(config, tell_length=print, checkpoint_bytes=checkpoint_bytes):
         print(f"note: {note}", file=sys.stderr)
 
 

@@ -20,6 +20,7 @@ from launcher.base.rollouts import Prompt
 from launcher.base.wording import counted
 from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
+from launcher.resources.planned_length import length_lines
 
 SHOWN_CHARS = 300
 """Of a prompt's beginning, and of its end: longer ones would push the plan off the screen."""
@@ -31,6 +32,8 @@ def check_data(
     tokenizer: ChatTokenizer | None = None,
     context: int | None = None,
     tell: Callable[[str], object] = lambda line: None,
+    tell_length: Callable[[str], object] = lambda line: None,
+    checkpoint_bytes: int = 0,
     keep: dict[str, list[Prompt]] | None = None,
 ) -> list[str]:
     """Read every record, and score answers of each data set, right and wrong ones: whatever is wrong with them costs
@@ -39,8 +42,8 @@ def check_data(
     An episode's function is imported and its signature is looked at. `tokenizer`: measures each prompt too, as the
     trainer will; `context`: tokens that model and server take, None where it is not known. Answers a line for each data
     set of which records are skipped or left out. `tell` is told of each what was read, measured and scored; `keep` gets
-    the prompts of each. Raises
-    DataError and RewardImportError; of prompts ModelError and ConfigError too.
+    the prompts of each. `tell_length` is told how many steps the run has, and how many checkpoints of
+    `checkpoint_bytes` it keeps. Raises DataError and RewardImportError; of prompts ModelError and ConfigError too.
     """
     notes = []
     shown: Prompt | None = None
@@ -74,6 +77,11 @@ def check_data(
         said = _shortened(tokenizer.decode(list(shown.token_ids)))
         tell(f"the first prompt of train_dataset, as the model gets it: {said!r}")
     _check_staleness(config, prompts)
+    is_upper = tokenizer is None and any(
+        one.max_length is not None for key, one in config.datasets().items() if key.startswith("train")
+    )
+    for line in length_lines(config, prompts, checkpoint_bytes=checkpoint_bytes, is_upper=is_upper):
+        tell_length(line)
     if prompts < size:
         notes.append(f"train_dataset.batch_size={size}: no batch is full, as an epoch has {counted(prompts, 'prompt')}")
     return notes

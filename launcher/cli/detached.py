@@ -59,7 +59,7 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
 
     `drive` is called in the actor's process, so it must be importable by name there.
     """
-    for note in check_data(config):
+    for note in check_data(config, tell_length=print):
         print(f"note: {note}", flush=True)
     paths = RunPaths.of(config)
     paths.prepare()

@@ -146,3 +146,13 @@ def test_an_agent_is_imported_and_no_answer_is_asked_for(check, agent, said):
     assert told[0].endswith("agents:asks_nothing was not played")
     with pytest.raises(RewardImportError, match=said):
         check([record], f"rollout.episode=tests.support.episodes.agents:{agent}")
+
+
+def test_the_length_of_the_run_is_told(check):
+    told = []
+    free = "checked_rewards:free"
+    check([{**GOOD, "question": question} for question in "abc"], fn=free, tell_length=told.append)
+    assert told[0] == "3 steps: 1 epoch of 3 prompts by 1; for more: a larger total_train_epochs"
+    told.clear()
+    check([GOOD], "train_dataset.max_length=12", fn=free, tell_length=told.append)
+    assert told[0].startswith("at most 1 step: 1 epoch of 1 prompt by 1")
