@@ -58,6 +58,7 @@ from launcher.config.hydra_arguments import quoted, refuse_not_utf8
 from launcher.config.hydra_messages import explain, refuse_dashes
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
+from launcher.config.shipped_data import foreign_held_out
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, discard, speak_anywhere, unwritten
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
@@ -246,8 +247,9 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
         config = with_their_names(config, keys_of(overrides))
         check(config)
         return _launch_foreign(config)
-    for note in find_notes(config):
-        print(f"note: {note}", file=sys.stderr)
+    for note in (*find_notes(config), foreign_held_out(config)):
+        if note:
+            print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
     if config.dry_run:
         return _show_plan(config, hardware, overrides)

@@ -198,7 +198,8 @@ def test_a_dry_run_measures_the_prompts(command, tmp_path):
     question = {"question": "1+" * 500 + "1=?", "answer": "#### 501"}
     lines = [json.dumps({"question": "1+1=?", "answer": "#### 2"}), json.dumps(question)]
     (tmp_path / "long.jsonl").write_text("\n".join(lines))
-    data = (f"train_dataset.path={tmp_path / 'long.jsonl'}", "train_dataset.batch_size=1")
+    held_out = ("valid_dataset=null", "evaluator.freq_steps=null")
+    data = (f"train_dataset.path={tmp_path / 'long.jsonl'}", "train_dataset.batch_size=1", *held_out)
     asked = ("conf=arithmetic_cpu", "dry_run=true", QUICK, *data)
     code, _, err = command(*asked, "train_dataset.max_length=null")
     assert code == 2
