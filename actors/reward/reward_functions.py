@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.reward.other_arguments import is_whole_reward
+from actors.reward.raised_errors import log_traceback, place_of
 from actors.reward.reward_import import ALWAYS, ARGUMENTS, RewardFn, function_names, is_async, load_reward_fn
 
 MAX_ERROR_CHARS = 500
@@ -172,7 +173,9 @@ def _of_many(value: object) -> str:
 
 
 def failure_of(error: BaseException) -> dict[str, object]:
-    text = str(error) if isinstance(error, NoReward) else f"{type(error).__name__}: {error}"
+    """The message for a completion whose function raised. The traceback is written to the log (raised_errors)."""
     if not isinstance(error, NoReward):
-        return {"error": text[:MAX_ERROR_CHARS]}
-    return {"error": text[:MAX_ERROR_CHARS], "unanswered" if isinstance(error, NoAnswer) else "no_reward": True}
+        text, place = f"{type(error).__name__}: {error}", place_of(error)
+        log_traceback(error, text)
+        return {"error": text[: MAX_ERROR_CHARS - len(place)] + place}
+    return {"error": str(error)[:MAX_ERROR_CHARS], "unanswered" if isinstance(error, NoAnswer) else "no_reward": True}

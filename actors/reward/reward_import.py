@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from actors.reward.other_arguments import ours_for, would_be_lacking
+from actors.reward.raised_errors import place_of
 from launcher.base.errors import RewardImportError
 
 RewardFn = Callable[..., object]
@@ -79,7 +80,7 @@ def _import(path: str, module_name: str, key: str) -> object:
         if isinstance(error, ModuleNotFoundError) and error.name and module_name.startswith(error.name):
             raise RewardImportError(f"{key}={path!r}: there is no module {error.name!r}", hint) from error
         raise RewardImportError(
-            f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}", hint
+            f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}{place_of(error)}", hint
         ) from error
 
 

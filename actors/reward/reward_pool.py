@@ -140,8 +140,9 @@ class RewardPool:
         scores: list[Score] = self._submit(Job(items=_items([answer], prompt, (), [answer]))).result()
         (score,) = scores
         if score.value is None and not score.is_unanswered:
+            where = getattr(prompt, "where", "") or f"prompt {prompt.id}"  # a DataRecord's file and line
             raise RewardImportError(
-                f"reward.fn={self._config.fn!r} can't score the answer of prompt {prompt.id} itself: {score.error}",
+                f"reward.fn={self._config.fn!r} can't score the answer of {where} itself: {score.error}",
                 "repair the function, or change reward.fn, reward.timeout or the data set",
             )
         return score.value

@@ -31,7 +31,8 @@ class ProcessGone(Exception):
     """The process ended before it answered."""
 
 
-_prints_to = 2
+STDERR = 2
+_prints_to = STDERR
 """The descriptor that what the function prints goes to."""
 
 
@@ -73,6 +74,7 @@ class RewardProcess:
             "running": self._running.fileno(),
             "weights": list(config.weights),
             "timeout": config.timeout,
+            "tracebacks": _prints_to != STDERR,  # into a log; a terminal gets one message
             "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
         }
         with suppress(OSError):  # it has ended already, which `wait_ready` reports

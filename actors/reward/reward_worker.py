@@ -52,6 +52,10 @@ def main(fd: int, parent: int) -> None:
     hello = pickle.load(requests)
     sys.path[:] = hello["sys_path"]
     os.set_inheritable(hello["running"], False)
+    if hello["tracebacks"]:
+        from actors.reward.raised_errors import write_tracebacks
+
+        write_tracebacks()
     if hello["episode"]:
         play(hello, line, lambda: pickle.load(requests))
         return

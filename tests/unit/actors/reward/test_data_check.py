@@ -76,7 +76,8 @@ def test_a_function_of_ones_own_declares_its_own_rule_or_none(check):
 
 
 def test_one_answer_is_scored(check):
-    with pytest.raises(RewardImportError, match=r"can't score the answer of prompt .* itself: KeyError: 'spoon'"):
+    said = r"can't score the answer of .*/d.jsonl:1 itself: KeyError: 'spoon' \(checked_rewards.py:17\)"
+    with pytest.raises(RewardImportError, match=said):
         check([GOOD], fn="checked_rewards:raising")
     with pytest.raises(RewardImportError, match=r"no score to the right answer of .*d.jsonl:1, .* no answer \(None\)"):
         check([GOOD], fn="checked_rewards:silent")

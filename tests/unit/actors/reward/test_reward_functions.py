@@ -142,7 +142,7 @@ def test_async_functions_score_a_group_side_by_side_on_one_loop(pool):
 def test_an_async_function_that_fails_or_never_returns_costs_only_its_own_reward(pool):
     soon_s = round(scaled(1.5), 1)
     failed, late, sound = score(pool("judge", "right", timeout=soon_s), ["fail", "hang", "ok"])
-    assert failed == Score(value=None, error="KeyError: 'spoon'")
+    assert failed == Score(value=None, error="KeyError: 'spoon' (part_rewards.py:35)")
     assert late == Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
     assert sound.value == 1.0
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.reward import reward_process
 from actors.reward.reward_pool import RewardPool, Score
 from launcher.base.errors import RewardError, RewardImportError
 from launcher.base.rollouts import Prompt
@@ -142,8 +143,8 @@ def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rew
 @pytest.mark.parametrize(
     ("completion", "why"),
     [
-        ("fail spoon", "KeyError: 'spoon'"),
-        ("leave", "SystemExit: 1"),
+        ("fail spoon", "KeyError: 'spoon' (user_rewards.py:13)"),
+        ("leave", "SystemExit: 1 (user_rewards.py:14)"),
         ("answer 'high'", "score answered 'high', a str and not a number"),
         ("answer [1.0]", "score answered [1.0], a list and not a number; it answers one number, for one completion"),
         ("answer {}", "score answered an empty dict"),
@@ -215,6 +216,24 @@ def test_what_the_function_prints_is_not_taken_for_its_answer(rewards, capfd):
     printed = capfd.readouterr()
     assert printed.out == ""
     assert printed.err == '{"value": 9}\n{"value": 9}'
+
+
+def test_where_its_output_goes_to_a_log_each_kind_of_failure_has_one_traceback_there(rewards, tmp_path, monkeypatch):
+    monkeypatch.setattr(reward_process, "_prints_to", reward_process.STDERR)
+    with (tmp_path / "log").open("wb") as log:
+        reward_process.print_to(log.fileno())
+        with RewardPool(config(rewards)) as pool:
+            score(pool, ["fail spoon", "fail spoon", "fail fork", "answer 'no number'"])
+    text = (tmp_path / "log").read_text()
+    assert text.count("Traceback (most recent call last)") == 2
+    assert text.count("\nKeyError: 'spoon'\n") == text.count("\nKeyError: 'fork'\n") == 1
+    assert 'user_rewards.py", line 13, in fail' in text
+
+
+def test_where_its_output_goes_to_the_terminal_a_failure_is_its_message_alone(rewards, capfd):
+    with RewardPool(config(rewards)) as pool:
+        assert score(pool, ["fail spoon"])[0].error == "KeyError: 'spoon' (user_rewards.py:13)"
+    assert capfd.readouterr().err == ""
 
 
 def test_completions_larger_than_a_socket_holds(rewards):

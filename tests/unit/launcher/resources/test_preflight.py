@@ -67,7 +67,7 @@ def test_an_empty_data_set(config, tmp_path):
     ("module", "said"),
     [
         (None, "there is no module 'my_reward'"),
-        ("raise RuntimeError('no key')", "RuntimeError: no key"),
+        ("import json\nraise RuntimeError('no key')", "RuntimeError: no key (my_reward.py:2)"),
         ("import sys; sys.exit(4)", "SystemExit: 4"),
         ("import os; os._exit(4)", "ended the process with exit code 4"),
     ],
