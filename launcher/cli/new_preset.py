@@ -1,7 +1,7 @@
 """`python -m launcher init my_run.yaml [conf=<preset>]`: writes a preset of your own, which `conf=my_run` finds.
 
-The file has every value that the preset sets, each with its meaning beside it, and builds on that preset: a line that
-is deleted has the preset's value again.
+The file has every value that the preset sets and those that data of one's own needs, each with its meaning beside it.
+It builds on that preset: a line that is deleted has the preset's value again.
 
 Exit codes: 0 written; 2 the command is wrong, and nothing was written.
 """
@@ -26,6 +26,14 @@ COMMAND = "init"
 USAGE = f"usage: python -m launcher {COMMAND} my_run.yaml [conf=<preset to begin with>]"
 FIRST = "arithmetic_cpu"
 """The preset that runs everywhere."""
+ALWAYS = (
+    "seed",
+    "train_dataset.prompt_key",
+    "train_dataset.messages_key",
+    "train_dataset.answer_key",
+    "reward.fn",
+)
+"""Written even where the preset leaves them at their defaults: data of one's own needs them first."""
 MEANING_COLUMN = 44
 """Where meanings begin, so that most of them stand below each other."""
 
@@ -72,8 +80,13 @@ def new_preset(name: str, base: str) -> Path:
 
 def text_of(name: str, base: str) -> str:
     """The new preset's text. Its experiment is called as its file: two presets must not share a folder of results."""
-    meanings = {one.key: one.meaning for one in settings_of(RunConfig)}
-    values = {**values_of(base), "experiment_name": name}
+    settings = list(settings_of(RunConfig))
+    meanings = {one.key: one.meaning for one in settings}
+    values: dict[str, Any] = {}
+    for one in settings:
+        if one.key in ALWAYS:
+            _merge(values, _nested(one.key, one.default))
+    _merge(values, {**values_of(base), "experiment_name": name})
     return "\n".join(
         [
             "# @package _global_",
@@ -84,7 +97,7 @@ def text_of(name: str, base: str) -> str:
             f"  - {base}",
             "  - _self_",
             "",
-            *_lines(values, meanings),
+            *_lines(_in_order(values, list(meanings)), meanings),
             "",
         ]
     )
@@ -98,6 +111,28 @@ def values_of(preset: str) -> dict[str, Any]:
     for values in (*map(values_of, bases), own):
         _merge(merged, values)
     return merged
+
+
+def _nested(key: str, value: object) -> dict[str, Any]:
+    section, _, name = key.rpartition(".")
+    return {section: {name: value}} if section else {name: value}
+
+
+def _in_order(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """As the schema declares them: `path` before the columns that are read from it."""
+
+    def place(prefix: str) -> int:
+        found = (number for number, key in enumerate(keys) if key == prefix or key.startswith(f"{prefix}."))
+        return next(found, len(keys))
+
+    def ordered(section: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        inner = {
+            name: ordered(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+            for name, value in section.items()
+        }
+        return dict(sorted(inner.items(), key=lambda item: place(prefix + item[0])))
+
+    return ordered(values, "")
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:

@@ -315,31 +315,42 @@ class RefConfig:
 
 @dataclass
 class FreqConfig:
-    """Due when any of the given intervals has passed; null switches one off."""
+    """Due when any of the given intervals has passed; null switches one off. What is due, each of them says."""
 
-    freq_epochs: int | None = setting(
-        None, "interval of the checkpoints or evaluations, in epochs; null: not by epochs", COUNT
-    )
-    freq_steps: int | None = setting(
-        None, "interval of the checkpoints or evaluations, in steps; null: not by steps", COUNT
-    )
-    freq_secs: int | None = setting(
-        None, "interval of the checkpoints or evaluations, in seconds; null: not by time", COUNT
-    )
+    freq_epochs: int | None = None
+    freq_steps: int | None = None
+    freq_secs: int | None = None
 
 
 @dataclass
 class SaverConfig(FreqConfig):
     """Checkpoints to keep for good."""
 
+    freq_epochs: int | None = setting(
+        None, "interval of the checkpoints that are kept for good, in epochs; null: not by epochs", COUNT
+    )
+    freq_steps: int | None = setting(
+        None, "interval of the checkpoints that are kept for good, in steps; null: not by steps", COUNT
+    )
+    freq_secs: int | None = setting(
+        None, "interval of the checkpoints that are kept for good, in seconds; null: not by time", COUNT
+    )
+
 
 @dataclass
 class RecoverConfig(FreqConfig):
     """Checkpoints to resume from; older ones make room."""
 
+    freq_epochs: int | None = setting(
+        None, "interval of the checkpoints to resume from, in epochs; null: not by epochs", COUNT
+    )
+    freq_steps: int | None = setting(
+        None, "interval of the checkpoints to resume from, in steps; null: not by steps", COUNT
+    )
     freq_secs: int | None = setting(
         600,
-        "interval of the checkpoints, in seconds: the most work that the loss of a machine costs; null: not by time",
+        "interval of the checkpoints to resume from, in seconds: the most work that the loss of a machine costs; "
+        "null: not by time",
         COUNT,
     )
     first_steps: int | None = setting(
@@ -380,6 +391,15 @@ class RecoverConfig(FreqConfig):
 class EvaluatorConfig(FreqConfig):
     """Held-out accuracy: before the first step, after the last, and when due."""
 
+    freq_epochs: int | None = setting(
+        None, "interval of the evaluations on held-out data, in epochs; null: not by epochs", COUNT
+    )
+    freq_steps: int | None = setting(
+        None, "interval of the evaluations on held-out data, in steps; null: not by steps", COUNT
+    )
+    freq_secs: int | None = setting(
+        None, "interval of the evaluations on held-out data, in seconds; null: not by time", COUNT
+    )
     n_samples: int = setting(1, "sampled completions per held-out prompt", COUNT)
 
 

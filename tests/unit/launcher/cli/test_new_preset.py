@@ -48,6 +48,27 @@ def test_each_value_has_its_meaning_beside_it_and_can_be_changed(here):
     assert compose(["conf=my_run", "train_dataset.batch_size=4"]).train_dataset.batch_size == 4
 
 
+@pytest.mark.parametrize("base", presets())
+def test_what_data_of_one_s_own_needs_is_always_written(here, base):
+    new_preset.run(["my_run.yaml", f"conf={base}"])
+    written = yaml.safe_load((here / "my_run.yaml").read_text())
+    assert {"path", "prompt_key", "messages_key", "answer_key"} <= set(written["train_dataset"])
+    assert next(iter(written["train_dataset"])) == "path"
+    assert written["reward"]["fn"]
+    assert isinstance(written["seed"], int)
+
+
+def test_saver_recover_and_evaluator_have_comments_of_their_own(here):
+    new_preset.run(["my_run.yaml"])
+    lines = (here / "my_run.yaml").read_text().splitlines()
+    comments = [line.partition("  # ")[2] for line in lines if line.strip().startswith("freq_")]
+    assert comments == [
+        "interval of the checkpoints that are kept for good, in epochs; null: not by epochs",
+        "interval of the checkpoints to resume from, in steps; null: not by steps",
+        "interval of the evaluations on held-out data, in steps; null: not by steps",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
