@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 from launcher.base.errors import UsageError
@@ -81,4 +82,7 @@ def _only(folder: Path, flag: str) -> str:
     names = folders_in(folder)
     if len(names) == 1:
         return names[0]
-    raise UsageError(f"{flag} is needed: {folder} has {len(names)}", f"there: {some_of(names)}")
+    raise UsageError(
+        f"{flag} is needed: {folder} has {len(names)}",
+        f"give one: {some_of([f'{flag} {shlex.quote(name)}' for name in names], none='there is none')}",
+    )

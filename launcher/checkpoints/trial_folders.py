@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,8 @@ class TrialFolder:
 
 
 def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_name: str | None) -> TrialFolder:
-    """The trial of these names. Raises UsageError naming what does not exist, and what does."""
+    """The trial of these names; where one is not given, the only one of the others. Raises UsageError naming what does
+    not exist, and what does."""
     root = fileroot.expanduser().absolute()
     if not root.is_dir():
         nearest = next(parent for parent in root.parents if parent.is_dir())
@@ -66,8 +68,7 @@ def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_nam
             "--fileroot is the cluster.fileroot of the run, the folder with checkpoints/ and logs/",
         )
     if not experiment_name or not trial_name:
-        flag = "--experiment-name" if not experiment_name else "--trial-name"
-        raise UsageError(f"{flag} is not given", f"in {root} there are {some_of(_trials(root))}")
+        experiment_name, trial_name = _only_trial(root, user, experiment_name, trial_name)
     paths = RunPaths(fileroot=root, user=user, experiment_name=experiment_name, trial_name=trial_name)
     roots = trial_roots(paths)
     found = [folder for folder in roots if folder.is_dir()]
@@ -82,6 +83,27 @@ def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_nam
         recover_info=_recover_info([*found, roots[-1]]),
         is_ours=found[0] == paths.checkpoints and _is_ours(paths),
     )
+
+
+def _only_trial(root: Path, user: str, experiment_name: str | None, trial_name: str | None) -> tuple[str, str]:
+    """Experiment and trial where the user has a single one of the name that is given. Raises UsageError."""
+    there = [tuple(name.split("/")) for name in _trials(root)]
+    fitting = [
+        (experiment, trial)
+        for *owner, experiment, trial in there
+        if owner in ([], [user]) and experiment_name in (None, experiment) and trial_name in (None, trial)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    flag = "--experiment-name" if not experiment_name else "--trial-name"
+    raise UsageError(f"{flag} is not given", f"in {root} there are {some_of([_flags(one, user) for one in there])}")
+
+
+def _flags(trial: Sequence[str], user: str) -> str:
+    """Those that name a trial on this command line."""
+    *owner, experiment, trial_name = map(shlex.quote, trial)
+    names = f"--experiment-name {experiment} --trial-name {trial_name}"
+    return names if not owner or owner == [shlex.quote(user)] else f"--user {owner[0]} {names}"
 
 
 def trial_roots(paths: RunPaths) -> list[Path]:

@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
-    add_names(parser.add_argument_group("which trial"), trial_help="trial_name of the run")
+    add_names(parser.add_argument_group("which trial (default: the only one)"), trial_help="trial_name of the run")
 
 
 def add_names(parser: argparse._ActionsContainer, *, trial_help: str) -> None:

@@ -66,9 +66,22 @@ def test_each_wrong_name_is_named_with_what_there_is(root):
 
 def test_a_name_not_given_lists_what_there_is(root):
     assert "--experiment-name is not given | in " in refusal(root, "ann", None, "t1")
+    assert find_trial(root, "ann", None, "t2").name == find_trial(root, "ann", "exp", "t2").name == "exp/t2"
     said = refusal(root, "ann", "exp", None)
     assert "--trial-name is not given" in said
-    assert all(name in said for name in ("ann/exp/t1", "ann/exp/t2", "ann/other/t1", "bob/exp/t9", "forked/t1"))
+    for name in ("exp/t1", "exp/t2", "other/t1", "bob/exp/t9", "forked/t1"):
+        *user, experiment, trial = name.split("/")
+        flags = f"{'--user bob ' if user else ''}--experiment-name {experiment} --trial-name {trial}"
+        assert f" {flags}" in said
+
+
+@pytest.mark.parametrize(("user", "experiment"), [("ann", None), ("ann", "exp"), ("bob", None)])
+def test_the_only_trial_needs_no_name(tmp_path, user, experiment):
+    """check_health and diagnose took the only run; list_checkpoints asked for names that it had just read."""
+    place(tmp_path, "checkpoints/ann/exp/t1")
+    place(tmp_path, "checkpoints/bob/forked/t2")
+    expected = "exp/t1" if user == "ann" else "forked/t2"
+    assert find_trial(tmp_path, user, experiment, None).name == expected
 
 
 def test_nothing_at_all_and_far_too_many(tmp_path):
