@@ -243,6 +243,8 @@ def _run_composed(composed: DictConfig) -> int:
 def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line."""
     check(config)
+    if sys.stderr.isatty():  # else the screen stays empty for seconds; in a file nobody waits for the plan
+        print("reading the model, the data and this machine …", file=sys.stderr, flush=True)
     if config.trainer.adapter != OWN:
         config = with_their_names(config, keys_of(overrides))
         check(config)

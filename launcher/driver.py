@@ -40,6 +40,7 @@ from launcher.base.errors import LauncherError, RunError
 from launcher.base.exit_codes import AGAIN, EXIT_CODES, RESUMES
 from launcher.base.messages import Cause, RunOutcome, TerminalStatus
 from launcher.base.utc_offsets import local_offsets
+from launcher.base.wording import counted
 from launcher.checkpoints.in_memory_checkpoints import name_run
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
@@ -327,7 +328,8 @@ class RunLaunch:
             self._actors = self._shown.actors = foreign
             return foreign.create()
         placed = self._place(vital)
-        self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
+        servers = counted(self._config.sglang.n_servers, "SGLang server")
+        self._screen.milestone(f"starting {servers} and the trainer: they import their libraries and load the model")
         history = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())
         kind = RunActors if self._config.trainer.adapter == OWN else ServedActors
         actors = kind(self._config, self._paths, self._journal.attempt, placed, self._server_entry)

@@ -103,6 +103,13 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(command, tmp_path):
 
 
 @pytest.mark.slow
+def test_on_a_terminal_something_is_said_before_the_plan(command, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK)
+    assert (code, err) == (0, "reading the model, the data and this machine …\n")
+
+
+@pytest.mark.slow
 def test_a_plan_of_which_nobody_reads_more(tmp_path):
     """`… dry_run=true | head -1`: the plan was made, so the code is 0, and no line calls it a failed job."""
     reading, writing = os.pipe()
