@@ -135,7 +135,8 @@ def _loss_tile(facts: RunFacts) -> Tile:
     losses, back = facts.losses, sum(map(len, facts.taken_back))
     semantic = "not known" if losses.semantic is None else percent(losses.semantic)
     words = f"lost: {counted(back, 'step')} undone, rejected batches: {facts.rejected:,}; time kept (ETTR) "
-    words += f"{percent(losses.ettr)}, strict {percent(losses.strict)}, semantic {semantic}"
+    kept, strict = percent(losses.ettr), percent(losses.strict)
+    words += kept if kept == strict == semantic else f"{kept}, strict {strict}, semantic {semantic}"
     if (per := losses.lost_steps_per_incident) is not None:
         words += f"; L {per:.1f} steps"
     return counted(back, "step"), words, ""

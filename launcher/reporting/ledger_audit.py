@@ -78,16 +78,23 @@ class Audit:
 
     @property
     def counts(self) -> str:
-        return counts_in_words(self.times, self.steps, self.total_steps)
+        return counts_in_words(self.times, self.steps, self.total_steps, nothing_lost=not self.problems)
 
 
-def counts_in_words(times: Sequence[tuple[int, int]], steps: int, total_steps: int | None) -> str:
-    """As `160 prompts, each exactly 12 times; 120 of 120 steps`."""
+def counts_in_words(
+    times: Sequence[tuple[int, int]], steps: int, total_steps: int | None, *, nothing_lost: bool = False
+) -> str:
+    """As `160 prompts, each exactly 12 times; 120 of 120 steps`. `nothing_lost`: prompts that were never used are those
+    that the first epoch had not reached."""
     of = "" if total_steps is None else f" of {total_steps:,}"
     taken = f"{steps:,}{of} steps"
     if len(times) == 1:
         ((often, prompts),) = times
         return f"{counted(prompts, 'prompt')}, each exactly {_times(often)}; {taken}"
+    if nothing_lost and [often for often, _ in times] == [0, 1]:
+        (_, left), (_, once) = times
+        rest = f"the epoch was not finished: {counted(left, 'prompt')} {'was' if left == 1 else 'were'} not reached"
+        return f"{once:,} of {counted(once + left, 'prompt')} once; {rest}; {taken}"
     each = ", ".join(f"{prompts:,} of them {_times(often)}" for often, prompts in times)
     return f"{counted(sum(prompts for _, prompts in times), 'prompt')}: {each or 'none used'}; {taken}"
 

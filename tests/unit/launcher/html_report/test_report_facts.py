@@ -91,6 +91,19 @@ def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
     assert losses.lost_steps_per_incident == pytest.approx(5.0)
 
 
+def test_three_equal_shares_of_the_time_are_shown_once():
+    data = started(range(4))
+    event(data, "run.finished", 100, reason="done")
+    assert "time kept (ETTR) 40.0%<" in report_page(facts(data), written_at=T0, is_live=False).decode()
+    data = started(range(4))
+    event(data, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
+    step(data, 4, 90, took=40.0)
+    event(data, "incident.ended", 80, incident=1, cause="server_hang", is_mended=True)
+    event(data, "run.finished", 100, reason="done")
+    page = report_page(facts(data), written_at=T0, is_live=False).decode()
+    assert "time kept (ETTR) 80.0%, strict 50.0%, semantic 80.0%" in page
+
+
 def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
     data = started(range(5))
     event(data, "incident.began", 61, incident=1, cause="verifier_broken", subject="reward", onset_step=3, at=61.0)

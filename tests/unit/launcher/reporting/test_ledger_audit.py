@@ -80,6 +80,12 @@ def test_each_violation_is_named(ledger, says):
     assert any(says in problem for problem in found(ledger).problems)
 
 
+def test_prompts_that_may_be_lost_are_not_said_to_be_still_to_come():
+    assert "the epoch was not finished: " in found([line(0, [0, 1]), line(1, [2, 3])]).counts
+    lost = found([line(0, [0, 1]), line(2, [2, 3])])
+    assert lost.problems and "of them never, 4 of them once" in lost.counts
+
+
 def test_tokens_within_the_allowed_staleness_are_none():
     ledger = [line(0, [0, 1]), line(1, [2, 3], [0, 1])]
     assert found(ledger, staleness=1).problems == ()
