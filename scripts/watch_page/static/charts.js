@@ -34,15 +34,19 @@ export class Chart {
   show(runs, span) {
     this.runs = runs;
     this.span = span;
+    // Held-out accuracy after the last step lies one step further; a point on the edge itself would be cut in half.
+    const isBeyond = runs.some((run) => run.evals.some(([step]) => step === span[1] + 1));
+    this.right = Math.max(isBeyond ? span[1] + 1 + (span[1] + 1 - span[0]) * 0.01 : span[1], span[0] + 1);
     const { series, tables } = this.collect(runs);
     const data = tables.length ? uPlot.join(tables) : [[]];
-    const shape = JSON.stringify(series.map((one) => [one.label, one.color]));
+    const marks = this.isReward ? marksOf(runs) : [];
+    const shape = JSON.stringify([series.map((one) => [one.label, one.color]), marks]);
     if (!this.plot || shape !== this.shape) {
       this.shape = shape;
       if (this.plot) this.plot.destroy();
       this.series = series;
       this.plot = new uPlot(this.options(series), data, this.plotted);
-      this.showLegend(series);
+      this.showLegend(series, marks);
     } else {
       this.plot.setData(data);
     }
@@ -125,7 +129,7 @@ export class Chart {
       padding: [this.isReward ? 18 : 10, 10, 0, 0],
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 }, points: { size: 6 } },
       scales: {
-        x: { time: false, range: () => [this.span[0], Math.max(this.span[1], this.span[0] + 1)] },
+        x: { time: false, range: () => [this.span[0], this.right] },
         y: { range: (_, low, high) => valueSpan(low, high, this.isReward || this.definition.unit === "share") },
       },
       axes: [
@@ -217,14 +221,24 @@ export class Chart {
     this.readout.textContent = parts.join(" · ");
   }
 
-  showLegend(series) {
+  showLegend(series, marks) {
     const shown = series.filter((one) => one.kind !== "edge");
     const entries = shown.length < 2 && !this.isReward ? [] : shown.map((one) => entry(one.color, one.kind, one.label));
     if (this.isReward && series.some((one) => one.kind === "edge")) {
       entries.push(entry(series[0].color, "edge", "lowest to highest of a point's steps"));
     }
-    this.legend.replaceChildren(...entries);
+    this.legend.replaceChildren(...entries, ...marks.map((one) => entry(...one)));
   }
+}
+
+// Color, sign and words of what `drawMarks` draws, where there is any.
+function marksOf(runs) {
+  const incidents = runs.flatMap((run) => run.incidents);
+  const marks = [];
+  if (runs.some((run) => run.restores.length)) marks.push([css("--faint"), "restore", "restored to here"]);
+  if (incidents.some((one) => one.is_over)) marks.push([css("--warn"), "incident", "incident, over"]);
+  if (incidents.some((one) => !one.is_over)) marks.push([css("--bad"), "incident", "incident, not repaired"]);
+  return marks;
 }
 
 function entry(color, kind, label) {

@@ -93,8 +93,8 @@ export class RunHead {
     const told = life.live === true ? "live" : life.live === false ? "not running" : "on another machine, not known to live";
     parts.push(isStale ? `${told} when last seen` : told);
     if (step !== null) {
-      const of = total === null ? "" : ` of ${number(total)}`;
-      parts.push(`step ${number(step)}${of}` + (stepAge === null ? "" : `, committed ${age(stepAge + since)} ago`));
+      const done = total === null ? `step ${number(step)}` : `${number(step + 1)} of ${number(total)} steps done`;
+      parts.push(done + (stepAge === null ? "" : `, committed ${age(stepAge + since)} ago`));
     } else parts.push("no step yet");
     if (usual !== null) parts.push(`a usual step takes ${number(usual, 3)} s`);
     if (this.data.started) {

@@ -60,10 +60,23 @@ async def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         await page.until("!!document.querySelector('.sample')")
         assert await page.evaluate("document.documentElement.scrollWidth") == width
         titles = await page.evaluate("[...document.querySelectorAll('#curves h2')].map(one => one.textContent)")
-        assert titles[0] == "Reward" and {"KL nats", "Entropy nats", "Gradient norm", "Learning rate"} <= {*titles}
+        assert titles[0] == "Reward" and {
+            "KL of old and new policy in a step nats",
+            "Entropy nats",
+            "Gradient norm",
+            "Learning rate",
+        } <= {*titles}
         legend = await page.evaluate("document.querySelector('.lead .legend').textContent")
         assert [
-            name for name in ("undone by a restore", "held-out, sampled", "held-out, greedy") if name not in legend
+            name
+            for name in (
+                "undone by a restore",
+                "held-out, sampled",
+                "held-out, greedy",
+                "restored to here",
+                "incident, over",
+            )
+            if name not in legend
         ] == []
         drawn = "[...document.querySelectorAll('#curves canvas')].map(one => one.getContext('2d')\
             .getImageData(0, 0, one.width, one.height).data.some(value => value))"
@@ -101,6 +114,30 @@ async def test_a_zoom_shows_single_steps_and_a_click_shows_what_was_written_ther
         step = int(await page.evaluate("document.querySelector('#samples input').value"))
         await page.until(f"document.querySelector('.sample').textContent.includes('step {step:,} ')")
         assert 1000 <= step <= 1100
+
+
+async def test_what_was_held_out_after_the_last_step_is_drawn(tmp_path):
+    """The axis ended with the last step, and the accuracy of the finished weights was cut off."""
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="short", trial_name="t0")
+    LongRun(paths, steps=60, incidents=1).write()
+    lines = paths.events.read_text().splitlines()
+    last = {
+        "event": "eval.done",
+        "policy_version": 60,
+        "prompts": 64,
+        "sampled": 0.9,
+        "greedy": 0.95,
+        "global_step": 59,
+    }
+    lines.insert(-1, json.dumps(json.loads(lines[-1]) | last))
+    paths.events.write_text("\n".join(lines) + "\n")
+    async with browsed(tmp_path) as page:
+        await page.until(OPENED)
+        box = "document.querySelector('.lead .u-over').getBoundingClientRect()"
+        left, top, wide = await page.evaluate(f"(box => [box.left, box.top, box.width])({box})")
+        await page.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + wide - 3, y=top + 60)
+        said = await page.until("document.querySelector('.lead .readout').textContent")
+        assert said.startswith("step 60 ") and "held-out, sampled 0.9" in said
 
 
 async def test_runs_side_by_side_with_the_settings_that_differ(fileroot):
