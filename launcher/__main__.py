@@ -50,6 +50,7 @@ from launcher.config.compose import (
     as_typed_texts,
     find_own_presets,
     presets,
+    refuse_bare_preset,
     register,
     to_run_config,
 )
@@ -96,6 +97,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
         if sys.argv[1:2] == [new_preset.COMMAND]:
             return new_preset.run(sys.argv[2:])
         refuse_dashes(sys.argv[1:])
+        refuse_bare_preset(sys.argv[1:])
         register()
         find_own_presets(sys.argv[1:])
     except LauncherError as error:

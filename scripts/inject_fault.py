@@ -67,7 +67,10 @@ def _parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print what would be done, and to which process; do nothing"
     )
     parser.add_argument(
-        "--interpose", action="store_true", help=f"put proxies before a run's servers; start the run with {SETTINGS}"
+        "--interpose",
+        action="store_true",
+        help=f"put proxies before a run's servers; start the run with {SETTINGS} "
+        "(hos: SGLang's --host abbreviated, as the launcher sets the full name itself)",
     )
     return parser
 

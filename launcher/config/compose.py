@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,14 @@ def _below_repository(*path: object) -> str:
 def presets() -> list[str]:
     """The names that `conf=` takes."""
     return sorted(file.stem for file in (CONFIG_FOLDER / "conf").glob("*.yaml"))
+
+
+def refuse_bare_preset(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a preset's name without `conf=`, as other programs take it."""
+    for before, argument in itertools.pairwise(["", *itertools.takewhile("--".__ne__, arguments)]):
+        is_preset = argument in presets() or (argument.isidentifier() and Path(f"{argument}.yaml").is_file())
+        if is_preset and not before.startswith("-"):  # else it may be the value of an option of Hydra's
+            raise ConfigError(f"{argument} is a preset's name, and no argument by itself", f"write conf={argument}")
 
 
 def find_own_presets(overrides: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
@@ -10,6 +11,7 @@ from statistics import median
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError, LauncherError
 from launcher.base.messages import EvalReport, RunOutcome
+from launcher.base.own_python import python
 from launcher.base.wording import counted
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
 from launcher.reporting.formats import duration
@@ -60,9 +62,15 @@ def _render(facts: RunFacts, outcome: RunOutcome, paths: RunPaths, checkpoints: 
         ("report", str(paths.report) if paths.report.exists() else ""),
         ("curve", str(paths.curve) if paths.curve.exists() else ""),
         ("files", _files_text(paths)),
+        ("watch", f"{python()} -m scripts.watch --fileroot {shlex.quote(str(paths.fileroot))}"),
+        ("ledger", _ledger_command(paths) if paths.ledger.exists() else ""),
         ("next", outcome.next_command),
     ]  # fmt: skip
     return "\n".join([_head(outcome, paths), "", *(f"  {label:<12}{text}" for label, text in rows if text)])
+
+
+def _ledger_command(paths: RunPaths) -> str:
+    return f"{python()} -m scripts.check_ledger {shlex.quote(str(paths.logs))}"
 
 
 def _head(outcome: RunOutcome, paths: RunPaths) -> str:

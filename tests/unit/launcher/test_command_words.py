@@ -77,6 +77,7 @@ MALFORMED = [
     ("seed=int(x)", "int(…) can't be given these values"),
     ("seed=range(a,b)", "range(…)"),
     ("seed", "seed' can't be read: it has no ="),
+    ("arithmetic_cpu", "write conf=arithmetic_cpu"),
     ("", "'' can't be read: it has no ="),
     ("b]", "b]' can't be read: it has no ="),
     ("=3", "=3' can't be read: nothing before the ="),

@@ -13,6 +13,7 @@ from matplotlib.colors import to_rgb
 
 from launcher.base.errors import JournalError
 from launcher.base.messages import RunOutcome, TerminalStatus
+from launcher.base.own_python import python
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.downsample import running_mean
@@ -101,6 +102,8 @@ def test_the_text_a_person_reads(paths):
         "  checkpoints 1, newest epoch0epochstep29globalstep29",
         f"  curve       {paths.curve}",
         f"  files       {paths.logs}: metrics.jsonl ledger.jsonl events.jsonl",
+        f"  watch       {python()} -m scripts.watch --fileroot {paths.fileroot}",
+        f"  ledger      {python()} -m scripts.check_ledger {paths.logs}",
     ]
 
 
