@@ -130,7 +130,7 @@ def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkey
     journal.record("run.started", reason="fresh")
     journal.record("incident.began", subject="server-0", reason="it died", incident=1, cause="server_crash")
 
-    def refuses(_):
+    def refuses(*_, **__):
         raise DataError("mine.jsonl:7: the record has no answer", "repair it")
 
     monkeypatch.setattr(driver, "check_data", refuses)
