@@ -9,9 +9,9 @@ from actors.rollout.server_pool import RequestMigrated, ServerPool
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerState
-from tests.support.machine import all_turns
+from tests.support.machine import all_turns, scaled
 
-HOLD_S = 5.0
+HOLD_S = scaled(30.0)  # only a lease that never comes takes it
 
 
 def server(name="server-0", index=0, *, generation=0, state=ServerState.READY, version=0):
