@@ -39,17 +39,19 @@ def own_end(paths: RunPaths, first_attempt: int) -> Record | None:
 
 
 def close_as_recorded(paths: RunPaths, end: Record) -> int:
-    """What the driver was doing when it was killed; the exit code that it would have had."""
+    """What a driver does once its run's end is recorded; the exit code that it would have had."""
     status = ENDS[str(end["event"])]
     step, code = end.get("global_step"), end.get("exit_code")
     code = code if isinstance(code, int) else EXIT_CODES[status]
     reason, step = str(end.get("reason")), step if isinstance(step, int) else None
-    outcome = RunOutcome(status=status, reason=reason, last_step=step, exit_code=code, next_command=_next(status))
+    next_ = "" if status is TerminalStatus.FINISHED else typed_command(None)
+    outcome = RunOutcome(status=status, reason=reason, last_step=step, exit_code=code, next_command=next_)
     attempt = end.get("attempt")
     journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
     with contextlib.suppress(LauncherError):  # the run has ended; what can't be read or copied is not its status
-        finish(read_config(paths.settings), paths, journal, outcome)
-    _show(paths, outcome)
+        if problem := finish(read_config(paths.settings), paths, journal, outcome):
+            print(problem)
+    print(write_summary(paths, outcome), flush=True)
     return code
 
 
@@ -79,16 +81,17 @@ def ends_the_run(paths: RunPaths) -> Iterator[None]:
 
 def record_end(
     paths: RunPaths, status: TerminalStatus, reason: str, *, why_open: str = "", code: int | None = None
-) -> None:
-    """`why_open`: of the incidents that are open, why they stay unrepaired; by default for the same reason."""
+) -> Record:
+    """Returns its event. `why_open`: why incidents that are open stay unrepaired; by default for the same reason."""
     attempt = last_start_or_end(paths, or_event="incident.began").get("attempt")
     journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
     with contextlib.suppress(JournalError):  # the disk may be why
         end_incidents(journal, paths, why_open or reason)
     code = EXIT_CODES[status] if code is None else code
-    journal.record(f"run.{status.lower()}", reason=reason, global_step=last_committed(paths), exit_code=code)
+    recorded = journal.record(f"run.{status.lower()}", reason=reason, global_step=last_committed(paths), exit_code=code)
     with contextlib.suppress(JournalError):
         write_report(paths, is_live=False)
+    return recorded
 
 
 def end(code: int, reason: str, task: DriverTask) -> int:
@@ -103,22 +106,7 @@ def end(code: int, reason: str, task: DriverTask) -> int:
     if not isinstance(attempt, int) or attempt < task.first_attempt:
         print(f"{status}: {reason}\n  → the same command resumes", file=sys.stderr)
         return code
-    record_end(paths, status, reason, code=code)
-    with contextlib.suppress(LauncherError):  # as in `close_as_recorded`
-        outcome = RunOutcome(status=status, reason=reason, last_step=last_committed(paths), next_command=_next(status))
-        journal = Journal(paths.events, attempt, time.time)
-        if problem := finish(read_config(paths.settings), paths, journal, outcome):
-            print(problem)
-        _show(paths, outcome)
-    return code
-
-
-def _next(status: TerminalStatus) -> str:
-    return "" if status is TerminalStatus.FINISHED else typed_command(None)
-
-
-def _show(paths: RunPaths, outcome: RunOutcome) -> None:
-    print(write_summary(paths, outcome), flush=True)
+    return close_as_recorded(paths, record_end(paths, status, reason, code=code))
 
 
 def main() -> int:
