@@ -33,6 +33,7 @@ from launcher.base.disk_faults import Refusal
 from launcher.base.errors import TrainerError
 from launcher.base.messages import EvalReport, StepReport
 from launcher.base.rollouts import RolloutBatch
+from launcher.config.schedule import steps_in_all
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import Journal
@@ -92,8 +93,7 @@ class GrpoLoop:
         """At most: with actor.dynamic_sampling a step may use up more prompts than a batch has."""
         if self._queue.epoch >= self._config.total_train_epochs:
             return self.next_step
-        in_epochs = self._config.total_train_epochs * self.steps_per_epoch
-        return min(in_epochs, self._config.total_train_steps or in_epochs)
+        return steps_in_all(self._config, self.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -13,6 +13,7 @@ from actors.model.torch_settings import is_on_gpu
 from actors.reward.data_check import records_of
 from actors.reward.reward_pool import RewardPool
 from launcher.config.data import DatasetConfig
+from launcher.config.schedule import steps_in_all
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_estimate import older_versions
 from launcher.run_files.journal import Journal
@@ -65,5 +66,4 @@ def planned_steps(config: RunConfig, records: Mapping[str, Sequence[DataRecord]]
     """Length of the learning-rate schedule, in optimizer steps."""
     training = [(one, len(records[key])) for key, one in config.datasets().items() if key.startswith("train")]
     prompts = sum(in_epoch(one.weight, count) for one, count in training)
-    in_epochs = config.total_train_epochs * -(-prompts // config.train_dataset.batch_size)
-    return min(in_epochs, config.total_train_steps or in_epochs)
+    return steps_in_all(config, -(-prompts // config.train_dataset.batch_size))

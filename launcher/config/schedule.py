@@ -6,7 +6,13 @@ so that a run that was resumed saves after the same steps as one that was not.
 
 from __future__ import annotations
 
-from launcher.config.schema import FreqConfig
+from launcher.config.schema import FreqConfig, RunConfig
+
+
+def steps_in_all(config: RunConfig, per_epoch: int) -> int:
+    """Of a run whose epochs have `per_epoch` steps each."""
+    in_epochs = config.total_train_epochs * per_epoch
+    return min(in_epochs, config.total_train_steps or in_epochs)
 
 
 class Schedule:

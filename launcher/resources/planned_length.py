@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from launcher.base.wording import counted
-from launcher.config.schedule import Schedule
+from launcher.config.schedule import Schedule, steps_in_all
 from launcher.config.schema import RunConfig
 from launcher.resources.plan_view import amount
 
@@ -18,7 +18,7 @@ def length_lines(
     0: not known."""
     size, epochs, limit = config.train_dataset.batch_size, config.total_train_epochs, config.total_train_steps
     per_epoch = -(-prompts // size)
-    steps = min(epochs * per_epoch, limit or epochs * per_epoch)
+    steps = steps_in_all(config, per_epoch)
     at_most = "at most " if is_upper or (config.actor.dynamic_sampling or 1) > 1 else ""
     last = prompts - (per_epoch - 1) * size
     rest = "" if last == size else f", the last batch of an epoch has {last}"
