@@ -58,8 +58,9 @@ from actors.processes.process_tree import (
     reap,
     remove_unheld,
 )
+from launcher.base.parent_death import adopt_orphans, end_with
 
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
+PR_SET_NAME = 15  # linux/prctl.h
 NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """From a terminal, and from SGLang's children to their parent, which is the host once the server has ended."""
 HOST = "process-host"
@@ -81,7 +82,7 @@ def serve(words: Sequence[str], preload: Callable[[], object] | None = None) -> 
         os._exit(0)
     os.setsid()
     title = Path("/proc/self/comm").read_bytes().strip()
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     libc.prctl(PR_SET_NAME, HOST.encode(), 0, 0, 0)
     for number in NOT_MEANT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
@@ -108,14 +109,12 @@ def _be_signalled(actor: socket.socket, number: signal.Signals) -> None:
 
 def die_with(parent: int, memory_limit: int | None) -> None:
     """In a child of `parent`: be killed when that ends, and take signals as a new program does."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with(parent, signal.SIGKILL, code=1)()
     signal.set_wakeup_fd(-1)
     for number in (*NOT_MEANT_FOR_US, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # what is ignored stays so across exec
     if memory_limit is not None:  # VmData of each process in /proc/PID/status; mapped files don't count
         resource.setrlimit(resource.RLIMIT_DATA, (memory_limit, memory_limit))
-    if os.getppid() != parent:  # it ended before the first line took effect
-        os._exit(1)
 
 
 class End(NamedTuple):
