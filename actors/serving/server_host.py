@@ -77,7 +77,8 @@ class ServerHost:
             if forks:
                 _say(launch.log, f"host: {shlex.join(command)}")
             self._host = await ProcessHost.begin(launch, command)
-            self._architectures, self._forks = architectures, forks
+            self._architectures = architectures
+            self._forks = forks
         host = self._host
         if not host.ready.done():
             await self._wait(host)

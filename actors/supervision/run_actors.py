@@ -46,7 +46,7 @@ class RunActors:
         self._placed = placed
         self._server_entry = server_entry
         self._all: list[Any] = []
-        self._servers: dict[str, tuple[Any, ...]] = {}
+        self._servers: dict[str, Any] = {}
         self._wanted = 0
         self._trainers: dict[str, Any] = {}
         self._monitor: Any = None
@@ -86,7 +86,7 @@ class RunActors:
         elif event.get("event") == TOOK_OVER:
             self.trainer = self._trainers[str(event.get("actor"))]
         elif event.get("event") == LEFT:
-            for ended in self._servers.pop(name, ()):
+            if (ended := self._servers.pop(name, None)) is not None:
                 self._all.remove(ended)
                 ray.kill(ended)
             self._make_servers(self._wanted)  # there is to be one of its name again since it began to leave
@@ -104,11 +104,11 @@ class RunActors:
             if name not in self._servers:
                 self._servers[name] = self._new_server(name)
 
-    def _new_server(self, name: str) -> tuple[Any, ...]:
+    def _new_server(self, name: str) -> Any:
         config, paths, entry, index = self._config, self._paths, self._server_entry, index_of(name)
         is_placed = self._placed.has(name)
         options = self._placed.options(name) if is_placed else self._placed.options_of_a_joining(name, config)
-        return (self._new(SGLangServer, options, config, paths, index, entry),)
+        return self._new(SGLangServer, options, config, paths, index, entry)
 
     def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         self._all.append(actor.options(**ALWAYS_BACK, **options).remote(*arguments, **named))

@@ -19,11 +19,11 @@ class Actors(RunActors):
     def _new_server(self, name):
         self.made.append(name)
         self._all.append(f"{name} {len(self.made)}")
-        return (self._all[-1],)
+        return self._all[-1]
 
     def hears(self, event, **facts):
         self.follow({"event": event, **facts})
-        return [name for (name,) in self._servers.values()]
+        return [*self._servers.values()]
 
 
 @pytest.fixture
