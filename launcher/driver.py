@@ -45,7 +45,7 @@ from launcher.checkpoints.in_memory_checkpoints import name_run
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, record_fetched, remote_of
-from launcher.cli.attempt_incidents import begin_incident, last_line, number_of_incident, record_begun
+from launcher.cli.attempt_incidents import begin_incident, begin_memory, last_line, number_of_incident, record_begun
 from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.keeper import DriverTask
@@ -122,6 +122,8 @@ def run(
             attempt = next_attempt(paths)
             written = screen.begin(attempt)
             journal = Journal(paths.events, attempt, time.time)
+            if forgotten := begin_memory(paths, attempt):
+                screen.line(forgotten)
             if prepared is not None:
                 screen.line(f"resuming from {prepared.name}, as it was set up")
                 resume = take(prepared, paths, journal)

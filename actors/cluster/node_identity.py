@@ -7,7 +7,6 @@ its node, and whoever reads them asks `is_here` before it reads /proc, opens a p
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,6 @@ import ray
 
 from launcher.base.messages import ServerExit
 
-SAME_CLOCK_S = 60.0
-"""Two machines booted within this of each other count as one: their clocks agree that far, too."""
 OF_RAY: Any = ray
 """For the parts of Ray without annotations."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -41,21 +38,6 @@ def on_this_clock(end: ServerExit) -> ServerExit:
     if is_here(end.node):
         return end
     return replace(end, monotonic=time.monotonic() - max(0.0, time.time() - end.at))
-
-
-def clock_shift(theirs: float, mine: float) -> float:
-    """What to add to a time of another process's monotonic clock; 0 for the same clock."""
-    shift = mine - theirs
-    return shift if abs(shift) > SAME_CLOCK_S else 0.0
-
-
-def event_on_this_clock(event: Mapping[str, object], *, now: float, wall: float) -> Mapping[str, object]:
-    """An event whose `at` was written on another machine's clock, or before a restart of this one."""
-    at, written = event.get("at"), event.get("time")
-    if not isinstance(at, int | float) or not isinstance(written, int | float):
-        return event
-    here = now - (wall - written)
-    return event if abs(here - at) <= SAME_CLOCK_S else {**event, "at": here}
 
 
 def alive_nodes() -> list[dict[str, Any]]:

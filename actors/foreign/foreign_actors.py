@@ -1,7 +1,7 @@
 """The actor that runs another project's trainer, and its creation in the driver.
 
 It answers the driver as the Coordinator and the trainer do: `run`, `ping`, `abort`, `snapshot`. Ray restarts it empty
-when its process ends; the command has ended with it, and is restarted from what the journal says.
+when its process ends; the command has ended with it, and is restarted from what the run's memory and its files say.
 """
 
 from __future__ import annotations

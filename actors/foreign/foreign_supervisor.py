@@ -8,7 +8,7 @@
                └────► asked to stop ─────────────────────────────────────► ABORTED
 
 Each decision is a policy's: launcher/policy/{trainer_liveness, reward_health, restore, restart_budget}.py. What was
-decided is in the journal (RunHistory): an actor that replaces a killed one reads it and continues.
+decided is in the run's memory (RunHistory): an actor that replaces a killed one reads it and continues.
 """
 
 from __future__ import annotations
@@ -121,15 +121,15 @@ class ForeignSupervisor:
     async def run(self) -> RunOutcome:
         """Until the run has ended."""
         history = self._history
-        was_begun = history.was_begun
+        was_begun = history.memory.was_begun
         if was_begun:
             history.adopt(f"a run that is {history.state}")
         else:
             history.begin("the command is starting")
         self._incidents.begin()
         try:
-            if history.ending is not None:
-                return self._outcome(history.ending, history.ending_reason)
+            if history.memory.ending is not None:
+                return self._outcome(history.memory.ending, history.memory.ending_reason)
             return await self._supervise(was_begun)
         except RunError as error:
             return self._end(TerminalStatus.ERRORED, str(error))
@@ -148,7 +148,7 @@ class ForeignSupervisor:
             if isinstance(ended, RunOutcome):
                 return ended
             fault = ended
-        return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
+        return self._end(TerminalStatus.ABORTED, self._history.memory.abort_reason)
 
     async def _found_at_first(self) -> ForeignFault | None:
         await self._mend.check_first()
@@ -167,7 +167,7 @@ class ForeignSupervisor:
         """From the choice of what it resumes from to its end. Raises RunError."""
         step = await self._repair(fault) if fault else await self._checkpoints.resume_from(self.steps.lines, None)
         if self._asked.is_set():  # also while it was asked who is at fault
-            return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
+            return self._end(TerminalStatus.ABORTED, self._history.memory.abort_reason)
         await self._checkpoints.prepare(step, self.steps.lines)
         await self._checkpoints.clear(after=step, is_condemned=fault is not None and fault.incident is not None)
         self._owe_proof(step)
@@ -276,7 +276,7 @@ class ForeignSupervisor:
                     await self._stop()
                     await self._take_all()
                     await asyncio.to_thread(self.steps.write)
-                    return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
+                    return self._end(TerminalStatus.ABORTED, self._history.memory.abort_reason)
                 has_ended = ending.done()
                 if (fault := await self._take_all()) is not None:
                     return fault
@@ -360,8 +360,9 @@ class ForeignSupervisor:
         self._incidents.ended([Ending(incident=one, reason=reason) for one in open_], self._clock())
 
     def _end(self, status: TerminalStatus, reason: str) -> RunOutcome:
-        if self._history.ending is not None:  # the Coordinator of the servers was first
-            return self._outcome(self._history.ending, self._history.ending_reason)
+        memory = self._history.memory
+        if memory.ending is not None:  # the Coordinator of the servers was first
+            return self._outcome(memory.ending, memory.ending_reason)
         self._history.begun(Halt(reason=reason, word=status))
         self._history.enter(RunState.SHUTTING_DOWN, reason)
         return self._outcome(status, reason)

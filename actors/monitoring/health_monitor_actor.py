@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from actors.cluster.actor_calls import ActorAway, answer
 from actors.cluster.fencing import bind_to_cluster
-from actors.cluster.node_identity import clock_shift, is_here
+from actors.cluster.node_identity import is_here
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.memory_watch import MemoryWatch
@@ -29,6 +29,7 @@ from actors.monitoring.monitor_view import MonitorView, Watched
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
+from launcher.base.clocks import clock_shift
 from launcher.base.errors import JournalError, StorageError
 from launcher.base.messages import ServerInfo
 from launcher.config.schema import RunConfig

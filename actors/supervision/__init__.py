@@ -2,6 +2,6 @@
 
 It may import every other room of actors, and nothing imports it but the driver. Begin with coordinator.py (the loop),
 then interfaces.py (how it observes and acts), cluster_observer.py and action_executor.py (both on a real run), and
-run_history.py (all that it remembers, in the journal). server_handle.py, trainer_handle.py and monitor_handle.py hold
+run_history.py (writes down what was decided). server_handle.py, trainer_handle.py and monitor_handle.py hold
 one actor each, which actors/cluster/actor_probe.py asks periodically. run_actors.py creates them all, in the driver.
 """

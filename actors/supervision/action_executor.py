@@ -72,15 +72,15 @@ class ActionExecutor:
         await self._memory.begin()
         await self._observer.refresh()
         for name, slot in self._slots.items():
-            if name in self._history.generations:
-                slot.adopt(self._history.generations[name], self._history.start_lineages[name])
-            if name in self._history.abandoned:
+            if name in self._history.memory.generations:
+                slot.adopt(self._history.memory.generations[name], self._history.memory.start_lineages[name])
+            if name in self._history.memory.abandoned:
                 slot.give_up()
         self._trainer.adopt()
         self._observer.begin_looking()
         if self._monitor is not None:
             self._tasks.start(ask_the_verifier_again(self._observer, self._monitor, self._config.reward_health))
-        fresh = [slot for name, slot in self._slots.items() if name not in self._history.generations]
+        fresh = [slot for name, slot in self._slots.items() if name not in self._history.memory.generations]
         for slot in fresh:
             slot.expect()
         servers = [self._tasks.start(self._first_start(self._start_server(slot))) for slot in fresh]
@@ -170,7 +170,7 @@ class ActionExecutor:
                 return {"pid": self._trainer.view.pid}
             case ParkTrainer():
                 standby = self._observer.the_standby()
-                return {"pid": await standby.park(self._history.overrides, self._trainer.view)}
+                return {"pid": await standby.park(self._history.memory.overrides, self._trainer.view)}
             case UnparkTrainer():
                 await self._observer.the_standby().end()
             case RestoreTrainer(global_step=step, onset_step=onset_step):
@@ -230,7 +230,7 @@ class ActionExecutor:
         return {"generation": slot.generation, "pid": info.pid, "weight_version": info.weight_version}
 
     async def _start_server(self, slot: ServerHandle) -> ServerInfo:
-        generation = self._history.generations.get(slot.name, -1) + 1
+        generation = self._history.memory.generations.get(slot.name, -1) + 1
         try:
             weights = await asyncio.to_thread(self._start_weights, slot.name)
         except LauncherError as error:
@@ -253,7 +253,7 @@ class ActionExecutor:
             return kept
         lineage = 1 if self._history.lineage == 0 else None
         catalog = self._observer.catalog
-        while (found := catalog.newest_model(self._history.damaged_checkpoints)) is not None:
+        while (found := catalog.newest_model(self._history.memory.damaged_checkpoints)) is not None:
             if (kept := keep_checkpoint(name, found)) is not None:
                 return dataclasses.replace(kept, lineage=lineage)
         return StartWeights(path=self._config.sglang.model_path, version=0, lineage=lineage)

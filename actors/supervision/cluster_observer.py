@@ -20,12 +20,11 @@ from actors.monitoring.disk_watch import DiskWatch
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.exit_reason import HangReasons
-from actors.supervision.fleet_record import index_of
 from actors.supervision.interfaces import Observation
 from actors.supervision.monitor_handle import MonitorHandle, WatchedServers
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import ProgressTracker
-from actors.supervision.run_history import RunHistory
+from actors.supervision.run_history import RunHistory, index_of
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_handle import TrainerHandle
@@ -84,14 +83,14 @@ class ClusterObserver:
             if standby is None
             else StandbyHandle(
                 standby[1],
-                (history.trainer_actor, standby[0]),
+                (history.memory.trainer_actor, standby[0]),
                 took_over=self._took_over,
                 changed=self.changed,
                 hung_after_s=config.health.supervisor_silence_s,
             )
         )
         self.trainer = self._handle_of(trainer, paths.trainer_log)
-        self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)
+        self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.memory.nodes)
         self._has_nodes = config.cluster.address != "local"
         self._unschedulable: set[str] = set()
         self._tasks = BackgroundTasks()
@@ -227,7 +226,7 @@ class ClusterObserver:
         return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
 
     def _read_checkpoints(self) -> tuple[CheckpointFacts, ...]:
-        return self.catalog.facts(NOTHING_JUDGED, dict(self._history.damaged_checkpoints))
+        return self.catalog.facts(NOTHING_JUDGED, dict(self._history.memory.damaged_checkpoints))
 
     def _checkpoints_unreadable(self, reason: str) -> None:
         self._history.event("checkpoint.unreadable", subject="checkpoints", reason=reason)
@@ -307,11 +306,9 @@ class ClusterObserver:
             names.append(TRAINER)
         if self._config.actor.dp_size > 1:  # one of its ranks may have been there
             self.trainer.fence()
-        if node.id in self._history.coordinator_nodes:
+        if node.id in self._history.memory.coordinator_nodes:
             names.append("the Coordinator")
-        self._history.event(
-            "node.lost", subject=node.address, reason=node.reason or reason, node=node.id, held=names, cause="node_lost"
-        )
+        self._history.node_lost(node.id, node.address, node.reason or reason, names)
         infos = [replace(slot.info, state=ServerState.DEAD, reason=reason) for slot in gone if slot.info is not None]
         if infos and TRAINER not in names:
             self._tasks.start(self._tell_trainer(infos))
@@ -321,10 +318,10 @@ class ClusterObserver:
             await self.trainer.call("set_servers", infos)
 
     def _node_joined(self, node: ClusterNode) -> None:
-        self._history.event("node.joined", subject=node.address, reason="it is of the cluster", node=node.id)
+        self._history.node_joined(node.id, node.address)
 
     def _server_died(self, end: ServerExit) -> None:
-        if (end.name, end.generation) in self._history.died:
+        if (end.name, end.generation) in self._history.memory.died:
             return  # recorded by the Coordinator before this one
         self._history.server_died(end, time.monotonic() - end.monotonic)
 

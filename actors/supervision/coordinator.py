@@ -1,8 +1,8 @@
 """The Coordinator: observe → plan → perform → record, until the run has ended. The only writer of RunState.
 
 `Coordinator` is the plain class, with a `ClusterInterface` to see and act through; `CoordinatorActor` is the Ray actor
-around it. It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not
-hold: one that was killed is replaced by one that reads the events, observes what runs, and continues.
+around it. It decides nothing itself (launcher/policy/recovery.py does), and what it must remember is in memory.json
+before it acts: one that was killed is replaced by one that reads this file, observes what runs, and continues.
 
 Consumes: `abort`, `hold`, `resize`. Waits for: the cluster's `changed`, a plan's `wake_at`, at most a turn. Unblocked
 by: any of these; no action is waited for, each runs as a task with its own deadline.
@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable
 
 from actors.supervision.artifact_collector import ArtifactCollector
-from actors.supervision.fleet_record import RESIZED
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.interfaces import ClusterInterface, Observation
-from actors.supervision.run_history import RunHistory
+from actors.supervision.run_history import RunHistory, server_names
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
@@ -62,7 +61,7 @@ class Coordinator:
 
     async def run(self) -> RunOutcome:
         """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
-        if self._history.was_begun:
+        if self._history.memory.was_begun:
             self._history.adopt(f"a run that is {self._history.state}")
         else:
             self._history.begin()
@@ -94,15 +93,15 @@ class Coordinator:
     def resize(self, servers: int, reason: str) -> None:
         """There are to be so many servers from now on. Asking twice changes nothing; a run that is ending stays as it
         is."""
-        history = self._history
-        is_ending = history.state in ENDS or history.ending is not None or bool(history.abort_reason)
-        if servers != len(history.fleet.names(self._config)) and not is_ending:
-            history.event(RESIZED, subject="fleet", reason=reason, servers=servers)
+        memory = self._history.memory
+        is_ending = self._history.state in ENDS or memory.ending is not None or bool(memory.abort_reason)
+        if servers != (memory.servers or self._config.sglang.n_servers) and not is_ending:
+            self._history.asked_to_resize(servers, reason)
             self._cluster.changed.set()
 
     def hold(self, reason: str) -> None:
         """Pause the trainer until this is asked with "". Asking twice changes nothing."""
-        if reason != self._history.hold_reason:
+        if reason != self._history.memory.hold_reason:
             self._history.asked_to_hold(reason)
             self._cluster.changed.set()
 
@@ -113,7 +112,7 @@ class Coordinator:
         now = self._clock()
         seen = self._observe(look)
         is_restoring = any(isinstance(action, RestoreTrainer) for action in seen.under_way)
-        if not is_restoring and self._history.repairs.has_lost_a_restore(seen.trainer):
+        if not is_restoring and self._history.memory.has_lost_a_restore(seen.trainer):
             self._history.lost_restore()
         made = plan(seen, self._history.attempts, self._config, now)
         self._incidents.turn(seen, made, look.rejections, now)
@@ -145,9 +144,10 @@ class Coordinator:
         self._history.enter(made.state, made.reason)
 
     def _observe(self, look: Observation) -> Observed:
-        history = self._history
+        memory = self._history.memory
+        fleet = server_names(memory.servers or self._config.sglang.n_servers)
         return Observed(
-            state=history.state,
+            state=self._history.state,
             servers=look.servers,
             trainer=look.trainer,
             checkpoints=look.checkpoints,
@@ -155,14 +155,14 @@ class Coordinator:
             incident=look.incident,
             is_judged=look.is_judged,
             under_way=tuple(self._under_way.values()),
-            tried=(*look.tried, *history.tried),
+            tried=(*look.tried, *memory.tried),
             progress_at=look.progress_at,
-            hold_reason=history.hold_reason,
-            abort_reason=history.abort_reason,
-            ending=history.ending,
+            hold_reason=memory.hold_reason,
+            abort_reason=memory.abort_reason,
+            ending=memory.ending,
             is_stopped=look.is_stopped,
-            fleet=(fleet := history.fleet.names(self._config)),
-            newcomers=frozenset(fleet) - history.fleet.served,
+            fleet=fleet,
+            newcomers=frozenset(fleet) - memory.served,
             monitor_silent_s=look.monitor_silent_s,
             disk=look.disk,
             standby_trainer=look.standby_trainer,
@@ -233,9 +233,9 @@ class Coordinator:
         last_step = look.trainer.next_step - 1
         return RunOutcome(
             status=TerminalStatus(self._history.state),
-            reason=self._history.ending_reason,
+            reason=self._history.memory.ending_reason,
             last_step=last_step if last_step >= 0 else None,
-            may_pass=self._history.ending_may_pass,
+            may_pass=self._history.memory.ending_may_pass,
             evals=look.evals,
         )
 

@@ -6,11 +6,9 @@ Ray restarts it with its constructor's arguments; whoever waits for its outcome 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import ray
@@ -22,36 +20,36 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
-from actors.supervision.fleet_record import LEFT
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import furthest_step
-from actors.supervision.run_history import RunHistory
+from actors.supervision.run_history import RunHistory, server_names
 from actors.training.trainer import MONITOR
 from launcher.base.messages import RunOutcome
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
-from launcher.run_files.journal import Journal, Record, last_of
+from launcher.run_files.journal import Journal, Record
+from launcher.run_files.run_memory import MemoryFile, RunMemory
 from launcher.run_files.run_paths import RunPaths
 
 REQUESTS_S = 0.5
 """Between two checks of what a person wants of the run."""
 COORDINATOR = "coordinator"
 TRAINERS = ("trainer", "trainer-standby")
-"""Names of the actors; the second only with recovery.standby_trainers. Which of them is the trainer, the journal says.
-"""
+"""Names of the actors; the second only with recovery.standby_trainers. The memory says which of them is the trainer."""
 
 
 def find_servers(config: RunConfig, history: RunHistory) -> dict[str, Any]:
     """Those that there are: of one that there is to be the driver may not have made the actor yet, and one that was
     leaving when the Coordinator before this one was killed may have none any more."""
-    wanted, found = history.fleet.names(config), {}
-    for name in dict.fromkeys([*wanted, *history.generations]):
+    memory = history.memory
+    wanted, found = server_names(memory.servers or config.sglang.n_servers), {}
+    for name in dict.fromkeys([*wanted, *memory.generations]):
         try:
             found[name] = ray.get_actor(name)
         except ValueError:
-            if name not in wanted and name not in history.fleet.left:
-                history.event(LEFT, subject=name, reason="its actor has ended", moved=0)
+            if name not in wanted and name not in memory.left:
+                history.server_left(name, "its actor has ended")
     return found
 
 
@@ -87,6 +85,7 @@ class RunActor(ABC):
         self._attempt = attempt
         self._running: asyncio.Task[RunOutcome] | None = None
         self._journal: Journal | None = None
+        self._history: RunHistory | None = None
         self._leader: RunLeader | None = None
 
     async def run(self) -> RunOutcome:
@@ -100,6 +99,8 @@ class RunActor(ABC):
         if self._journal is None:
             return ()
         self._journal.write_waiting()
+        if self._history is not None:
+            self._history.save()
         return self._journal.unwritten()
 
     async def abort(self, reason: str) -> None:
@@ -108,12 +109,12 @@ class RunActor(ABC):
 
     async def _begin(self) -> RunOutcome:
         """Files are read in threads: this loop answers `ping`."""
-        events, node = self._paths.events, this_node()
-        journal = self._journal = Journal(events, self._attempt, time.time, in_background=True)
-        await take_place(self._config, self._paths, journal)
-        await journal.flush()
-        read = partial(RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node)
-        return await self._lead(journal, await asyncio.to_thread(read))
+        journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
+        file = MemoryFile(self._paths.run_memory, this_node())
+        history = self._history = RunHistory(journal, await take_place(self._config, file, self._attempt), file)
+        history.placed(this_node())
+        await history.flush()
+        return await self._lead(journal, history)
 
     @abstractmethod
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome: ...
@@ -159,8 +160,8 @@ class CoordinatorActor(RunActor):
             self._paths,
             history,
             servers=await to_thread(find_servers, self._config, history),
-            trainer=await to_thread(ray.get_actor, history.trainer_actor),
-            standby=await to_thread(_find_standby, self._config, history.trainer_actor),
+            trainer=await to_thread(ray.get_actor, history.memory.trainer_actor),
+            standby=await to_thread(_find_standby, self._config, history.memory.trainer_actor),
             monitor=await to_thread(ray.get_actor, MONITOR) if self._has_monitor else None,
             memory=memory,
             furthest=await to_thread(furthest_step, self._paths.metrics, self._attempt),
@@ -170,13 +171,14 @@ class CoordinatorActor(RunActor):
         return await self._following(Coordinator(self._config, executor, history, artifacts=artifacts), journal)
 
 
-async def take_place(config: RunConfig, paths: RunPaths, journal: Journal) -> None:
-    """One that was started on another node waits until the one before it has ended, behind a partition too."""
-    node = this_node()
-    placed = await asyncio.to_thread(last_of, paths.events, "coordinator.placed", journal.attempt)
-    if placed.get("node") not in (None, node) and (lease_s := lease_of(config)) is not None:
+async def take_place(config: RunConfig, file: MemoryFile, attempt: int) -> RunMemory:
+    """The memory to continue from. One that was started on another node first waits until the one before it has ended,
+    behind a partition too. Raises RunError."""
+    memory = await asyncio.to_thread(file.read, attempt)
+    if file.writer not in ("", this_node()) and (lease_s := lease_of(config)) is not None:
         await asyncio.sleep(lease_s + MARGIN_S)
-    journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
+        memory = await asyncio.to_thread(file.read, attempt)  # with what the one before decided meanwhile
+    return memory
 
 
 async def follow_requests(coordinator: RunLeader, read: Callable[[], RequestEntry | None], journal: Journal) -> None:

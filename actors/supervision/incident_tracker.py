@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from actors.supervision.artifact_collector import ArtifactCollector
-from actors.supervision.incident_history import ENDED, IncidentHistory
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Rejection
 from launcher.base.wording import counted
 from launcher.policy.incident_policy import Ending, Trouble, end_all, incident_changes, repair_text, subjects_of
 from launcher.policy.observed import Observed, RecoveryPlan
+from launcher.run_files.run_memory import IncidentMemory
 
 DONE = frozenset(
     {
@@ -51,7 +51,7 @@ class IncidentTracker:
         self._spared = spared
 
     @property
-    def _incidents(self) -> IncidentHistory:
+    def _incidents(self) -> IncidentMemory:
         return self._history.incidents
 
     def begin(self) -> None:
@@ -63,7 +63,7 @@ class IncidentTracker:
 
     def turn(self, seen: Observed, made: RecoveryPlan, rejections: Sequence[Rejection], now: float) -> None:
         incidents = self._incidents
-        damaged = {s for s in self._history.damaged_checkpoints if f"checkpoint {s}" not in incidents.damaged}
+        damaged = {s for s in self._history.memory.damaged_checkpoints if f"checkpoint {s}" not in incidents.damaged}
         own = [one for one in incidents.open.values() if one.subject not in self._spared]
         change = incident_changes(own, seen, attempts=made.attempts, rejections=rejections, damaged=damaged)
         self.ended(change.ends, now)
@@ -131,7 +131,7 @@ def incident_summary(events: Sequence[Mapping[str, object]], ended: Mapping[str,
     return facts | {
         "ended_at": ended.get("time"),
         "ended_because": ended.get("reason"),
-        "events": [dict(event) for event in events if event.get("event") != ENDED],
+        "events": [dict(event) for event in events if event.get("event") != "incident.ended"],
     }
 
 

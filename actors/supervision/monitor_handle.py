@@ -18,9 +18,9 @@ import ray
 
 from actors.cluster.actor_calls import answer
 from actors.cluster.actor_probe import ActorProbe
-from actors.cluster.node_identity import clock_shift
 from actors.monitoring.monitor_view import MonitorView, Watched
 from actors.supervision.server_handle import ServerHandle
+from launcher.base.clocks import clock_shift
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.policy.canary_policy import CanaryRound

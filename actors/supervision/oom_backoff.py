@@ -39,7 +39,7 @@ class OomBackoff:
 
     async def begin(self) -> None:
         """Take up what earlier attempts learnt; once in an attempt, before anything is started."""
-        if self._book is None or self._history.started_with:
+        if self._book is None or self._history.memory.started_with:
             return
         try:
             kept = await asyncio.to_thread(self._book.read)
@@ -61,24 +61,26 @@ class OomBackoff:
             on_gpu=self._on_gpu,
             shares_gpu=self._shares_gpu,
         )
-        return configured.changed(self._history.overrides if overrides is None else overrides)
+        return configured.changed(self._history.memory.overrides if overrides is None else overrides)
 
     def as_due(self, facts: ServerFacts) -> ServerFacts:
         """Without `ran_out` where the settings under which it did are no longer in force."""
-        now = self._history.overrides
-        began_with = self._history.started_with.get(facts.name, now)
+        now = self._history.memory.overrides
+        began_with = self._history.memory.started_with.get(facts.name, now)
         gave_way = any(began_with.get(key) != now[key] for key in OF_SERVERS & now.keys())
         return replace(facts, ran_out=None) if facts.ran_out is not None and gave_way else facts
 
     async def ran_out(self, subject: str, where: RanOut, lengths: Lengths, rung: Overrides) -> None:
         """Write down that `subject` did, and keep the `rung` that was taken for later attempts."""
-        under = self._history.started_with.get(subject, {})
+        under = self._history.memory.started_with.get(subject, {})
         tried = TriedSettings(ran_out=where, settings=self.settings(lengths, under))
         told = ", ".join(f"{key}={value}" for key, value in rung.items()) or "nothing that could give way is left"
         self._history.ran_out(subject, tried, told)
         if self._book is None:
             return
-        kept = RememberedSettings(overrides=dict(self._history.overrides), tried=tuple(self._history.tried))
+        kept = RememberedSettings(
+            overrides=dict(self._history.memory.overrides), tried=tuple(self._history.memory.tried)
+        )
         try:
             by = f"{self._config.experiment_name}/{self._config.trial_name}"
             await asyncio.to_thread(self._book.keep, kept, by=by)
@@ -88,5 +90,5 @@ class OomBackoff:
     @property
     def concurrency(self) -> int | None:
         """The limit of rollouts in flight, where it has given way: the trainer takes it while it runs."""
-        limit = self._history.overrides.get(CONCURRENCY)
+        limit = self._history.memory.overrides.get(CONCURRENCY)
         return None if limit is None else int(limit)

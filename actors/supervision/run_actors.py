@@ -15,8 +15,7 @@ from actors.cluster.placement_group import RunPlacement
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.serving.sglang_server import SGLangServer
 from actors.supervision.coordinator_actor import COORDINATOR, CoordinatorActor, trainer_names
-from actors.supervision.fleet_record import LEFT, RESIZED, index_of, server_names
-from actors.supervision.run_history import TOOK_OVER
+from actors.supervision.run_history import LEFT, RESIZED, TOOK_OVER, index_of, server_names
 from actors.training.trainer import MONITOR, Trainer
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_history import MemoryHistory

@@ -1,149 +1,224 @@
-"""The decisions of this attempt so far: written to the journal as they are made, and read back from there.
+"""Decides nothing: writes down what was decided, as an event for people and tools, and in the memory of the run.
 
-One function, `_take`, applies an event to the state, both when it is written and when a restarted Coordinator reads it
-again. So its memory can't differ from its predecessor's.
+    a method below ─► a line of events.jsonl ─► RunMemory changes ─► memory.json, behind the line
+
+The memory is written once for all that one turn of the loop has decided, so that a repair is never counted without
+being ordered. An action is begun only after `flush`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from actors.cluster.node_identity import event_on_this_clock
-from actors.supervision.event_facts import EVENTS, list_of, number_of, numbers_of, optional_number, tried_of
-from actors.supervision.fleet_record import FleetRecord
-from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentHistory
-from actors.supervision.progress_tracker import ATTEMPT, NOT_TRIED, PROVED, RepairRecord
-from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalStatus
-from launcher.policy.actions import Action, RestoreTrainer
+from launcher.base.messages import Overrides, Rejection, ServerExit
+from launcher.policy.actions import (
+    AbandonServer,
+    Action,
+    AdmitServer,
+    CondemnCheckpoints,
+    Halt,
+    LeaveServer,
+    LoadWeights,
+    ParkTrainer,
+    PauseTrainer,
+    ReinstateCheckpoints,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+    ResumeTrainer,
+    UnparkTrainer,
+)
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.policy.restart_budget import RepairAttempt
+from launcher.policy.restart_budget import RepairAttempt, restored_nothing
 from launcher.policy.run_state import ENDS, RunState
 from launcher.resources.memory_history import RememberedSettings
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_memory import IncidentMemory, MemoryFile, RunMemory
 
-REMEMBERED = "memory.remembered"
 TOOK_OVER = "trainer.took_over"
+RESIZED = "fleet.resized"
+LEFT = "server.left"
+
+EVENTS: Mapping[type[Action], tuple[str, str]] = {
+    PauseTrainer: ("trainer.pausing", "trainer.paused"),
+    ResumeTrainer: ("trainer.resuming", "trainer.resumed"),
+    RestartTrainer: ("trainer.restarting", "trainer.restarted"),
+    ParkTrainer: ("trainer.parking", "trainer.parked"),
+    UnparkTrainer: ("trainer.unparking", "trainer.unparked"),
+    RestoreTrainer: ("trainer.restoring", "trainer.loaded"),
+    CondemnCheckpoints: ("checkpoint.condemning", "checkpoint.condemned"),
+    ReinstateCheckpoints: ("checkpoint.reinstating", "checkpoint.reinstated"),
+    RestartServer: ("server.restarting", "server.restarted"),
+    AbandonServer: ("server.abandoning", "server.abandoned"),
+    LoadWeights: ("server.loading", "server.loaded"),
+    AdmitServer: ("server.probing", "server.ready"),
+    LeaveServer: ("server.leaving", LEFT),
+    Halt: ("run.halting", "run.halted"),
+}
+"""The event that records that an action was begun, and the one that records that it was done."""
+
+
+def server_names(servers: int) -> tuple[str, ...]:
+    """The servers that a run of so many is to have."""
+    return tuple(f"server-{index}" for index in range(servers))
+
+
+def index_of(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 class RunHistory:
-    """`state` and all else here change only through the methods that write them down."""
+    """`memory` changes only through the methods that write down why. Used on one asyncio loop."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, memory: RunMemory, file: MemoryFile) -> None:
+        self.memory = memory
         self._journal = journal
-        self.state = RunState.INITIALIZING
-        self.state_reason = ""
-        self.generations: dict[str, int] = {}
-        self.start_lineages: dict[str, int | None] = {}
-        self.overrides: dict[str, float | int | bool] = {}
-        self.started_with: dict[str, Overrides] = {}
-        self.damaged_checkpoints: dict[int, frozenset[float]] = {}  # by step, when they were made
-        self.abandoned: set[str] = set()
-        self.trainer_actor = TRAINER
-        self.died: set[tuple[str, int]] = set()
-        self.tried: list[TriedSettings] = []
-        self.abort_reason = self.hold_reason = ""
-        self.nodes: set[str] = set()
-        self.coordinator_nodes: set[str] = set()
-        self.ending: TerminalStatus | None = None
-        self.ending_reason = ""
-        self.ending_may_pass = False
-        self.was_begun = False
-        self.incidents = IncidentHistory()
-        self.repairs = RepairRecord()
-        self.fleet = FleetRecord()
+        self._file = file
+        self._is_saving = False
+        self._end: RunState | None = None
 
-    @classmethod
-    def read(
-        cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None, node: str = ""
-    ) -> RunHistory:
-        """What the events of this attempt record, and of earlier ones their incidents. Raises JournalError.
-
-        `clock`: that of this `node`, onto which times are put that a Coordinator wrote down on another one. Those of
-        this node stay as they are: the wall clock, by which the others are compared, may have been set meanwhile, and
-        a repair would wait for the hour by which it was.
-        """
-        history = cls(journal)
-        is_mine, writer = False, None
-        for line in read_lines(path):
-            writer = line.get("node") if line.get("event") == "coordinator.placed" else writer
-            event: Mapping[str, object] = line
-            if clock is not None and writer != node:
-                event = event_on_this_clock(line, now=clock(), wall=time.time())
-            if event.get("attempt") == attempt:
-                if not is_mine:
-                    history.incidents.next_attempt()
-                is_mine = True
-                history._take(event)
-            else:
-                history.incidents.take(event)
-        if not is_mine:
-            history.incidents.next_attempt()
-        return history
+    @property
+    def state(self) -> RunState:
+        return self._end or self.memory.state
 
     @property
     def attempts(self) -> list[RepairAttempt]:
-        return self.repairs.attempts
+        return self.memory.attempts
 
     @property
     def lineage(self) -> int:
-        return self.repairs.lineage
+        return self.memory.lineage
 
-    # ── writing ──
+    @property
+    def incidents(self) -> IncidentMemory:
+        return self.memory.incidents
+
+    # ── the disk ──
 
     async def flush(self) -> None:
         """Returns when everything that was decided so far is on the disk; nothing is done on a decision before."""
+        self.save()
         await self._journal.flush()
 
+    def save(self) -> None:
+        """Write the memory behind the lines of its events, where it has changed since, or was refused by the disk."""
+        self._is_saving = False
+        content = self._file.changed(self.memory)
+        if content is not None:
+            self._journal.then(partial(self._file.write_content, content))
+
+    def _save_soon(self) -> None:
+        """Once the loop's present turn is over: half of what it decides is nothing to continue from."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a thread, or before the loop
+            self.save()
+            return
+        if not self._is_saving:
+            self._is_saving = True
+            loop.call_soon(self.save)
+
+    # ── the run ──
+
+    def placed(self, node: str) -> None:
+        """A Coordinator has its place on a node, and is the only one from now on."""
+        self._journal.record(
+            "coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid()
+        )
+        self.memory.coordinator_nodes.add(node)
+        self.save()
+
     def begin(self, reason: str = "servers and trainer are starting") -> None:
+        self.memory.was_begun = True
         self._record("run.initializing", reason=reason, pid=os.getpid())
 
     def adopt(self, what: str) -> None:
         self._record("coordinator.adopted", subject="coordinator", reason=what, pid=os.getpid())
 
     def enter(self, state: RunState, reason: str) -> None:
-        """A change of state is written once; the driver writes the final one."""
+        """A change of state is reported once; the final one by the driver."""
         if state is self.state:
             return
-        if state in ENDS:
-            self.state = state
+        if state in ENDS:  # kept here alone: one that takes over before the driver has heard of it ends the run again
+            self._end = state
             return
+        self.memory.state = state
         self._record(f"run.{state.lower()}", reason=reason, state=state)
 
     def attempted(self, attempt: RepairAttempt) -> None:
-        facts = dataclasses.asdict(attempt)
+        memory, facts = self.memory, dataclasses.asdict(attempt)
+        memory.attempts = [*memory.attempts, attempt]
+        memory.next_booked = len(memory.attempts) - 1 if attempt.restored_step is not None else None
         reason = f"counts against the restart budget of {attempt.cause} ({attempt.rung})"
-        self._record(ATTEMPT, subject=facts.pop("subject"), reason=reason, **facts)
+        self._record("repair.begun", subject=facts.pop("subject"), reason=reason, **facts)
 
     def lost_restore(self) -> None:
         reason = "the Coordinator that ordered a restore was killed, and nothing stepped from there: it does not count"
-        self._record(NOT_TRIED, subject=TRAINER, reason=reason)
+        memory = self.memory
+        memory.is_restoring = False
+        memory.attempts = [one for place, one in enumerate(memory.attempts) if place != memory.booked]
+        memory.booked = None
+        self._record("repair.not_tried", subject=TRAINER, reason=reason)
 
     def proved_by(self, subject: str, next_step: int, now: float) -> None:
-        self._record(PROVED, subject=subject, reason="the run got further", next_step=next_step, at=now)
+        self.memory.proved[subject] = now
+        self.memory.furthest = max(self.memory.furthest, next_step)
+        self._record("repair.proved", subject=subject, reason="the run got further", next_step=next_step, at=now)
 
     def begun(self, action: Action) -> None:
-        facts = dataclasses.asdict(action)
-        if isinstance(action, RestoreTrainer):
-            facts["lineage"] = self.lineage + 1
+        memory, facts = self.memory, dataclasses.asdict(action)
+        match action:
+            case RestoreTrainer():
+                facts["lineage"] = memory.lineage = memory.lineage + 1
+                memory.is_restoring = True
+                memory.booked = memory.next_booked
+                memory.next_booked = None
+            case ResumeTrainer():  # nobody has it step before what it is to step from is loaded
+                memory.is_restoring = False
+            case RestartServer(overrides=overrides) | RestartTrainer(overrides=overrides):
+                memory.overrides.update(overrides)
+            case Halt() if memory.ending is None:  # whoever begins it again no longer knows why it was begun
+                memory.ending = action.word
+                memory.ending_reason = action.reason
+                memory.ending_may_pass = action.may_pass
         self._record_action(EVENTS[type(action)][0], action, facts)
 
     def done(self, action: Action, facts: Mapping[str, object], seconds: float) -> None:
+        match action:
+            case RestoreTrainer():
+                self.memory.is_restoring = False
+            case AdmitServer(name=name):
+                self.memory.served.add(name)
+            case AbandonServer(name=name):
+                self.memory.abandoned.add(name)
+            case LeaveServer(name=name):
+                self._forget_server(name)
         self._record_action(EVENTS[type(action)][1], action, dataclasses.asdict(action) | dict(facts), seconds=seconds)
 
     def failed(self, action: Action, reason: str, seconds: float) -> None:
-        facts = dataclasses.asdict(action) | {"reason": reason}
+        memory, facts = self.memory, dataclasses.asdict(action) | {"reason": reason}
+        if isinstance(action, RestoreTrainer):
+            memory.is_restoring = False
+            if memory.booked is not None:
+                memory.attempts = restored_nothing(memory.attempts, action.global_step)
+                memory.booked = None
         self._record_action(f"{EVENTS[type(action)][0]}_failed", action, facts, seconds=seconds)
 
     def started_server(self, name: str, generation: int, weight_version: int, lineage: int | None) -> Overrides:
         """Returns the settings that gave way so far, with which it is to start."""
-        overrides = dict(self.overrides)
+        memory, overrides = self.memory, dict(self.memory.overrides)
+        memory.generations[name] = generation
+        memory.start_lineages[name] = lineage
+        memory.started_with[name] = overrides
+        memory.abandoned.discard(name)
+        memory.left.discard(name)
         self._record(
             "server.starting",
             subject=name,
@@ -155,21 +230,24 @@ class RunHistory:
         return overrides
 
     def started_trainer(self) -> Overrides:
-        overrides = dict(self.overrides)
+        overrides = self.memory.started_with[TRAINER] = dict(self.memory.overrides)
         self._record("trainer.starting", subject="trainer", with_overrides=overrides)
         return overrides
 
     async def took_over(self, actor: str) -> None:
         """`actor` is the trainer from now on; on the disk before it gets an order."""
+        self.memory.trainer_actor = actor
         self._record(TOOK_OVER, subject=TRAINER, reason="it was parked", actor=actor)
         await self.flush()
 
     def found_damaged(self, global_step: int, made_at: Sequence[float], reason: str) -> None:
         """`made_at`: which one, since the steps after the one that is restored instead will bring another."""
-        subject = f"step {global_step}"
+        known, subject = self.memory.damaged_checkpoints, f"step {global_step}"
+        known[global_step] = known.get(global_step, frozenset()) | frozenset(made_at)
         self._record("checkpoint.damaged", subject=subject, reason=reason, global_step=global_step, made_at=made_at)
 
     def ran_out(self, subject: str, tried: TriedSettings, reason: str) -> None:
+        self.memory.tried.append(tried)
         self._record(
             "memory.ran_out",
             subject=subject,
@@ -180,26 +258,54 @@ class RunHistory:
 
     def remembered(self, kept: RememberedSettings, reason: str) -> None:
         """What earlier attempts learnt on this host holds from the first start on."""
+        self.memory.overrides.update(kept.overrides)
+        self.memory.tried += kept.tried
         tried = [{"ran_out": one.ran_out, "settings": dataclasses.asdict(one.settings)} for one in kept.tried]
-        self._record(REMEMBERED, subject="memory", reason=reason, overrides=dict(kept.overrides), tried=tried)
+        self._record("memory.remembered", subject="memory", reason=reason, overrides=dict(kept.overrides), tried=tried)
 
     def asked_to_abort(self, reason: str) -> None:
-        if not self.abort_reason:
+        if not self.memory.abort_reason:
+            self.memory.abort_reason = reason
             self._record("run.abort_asked", subject="user", reason=reason)
 
     def asked_to_hold(self, reason: str) -> None:
         """`reason` "": no longer."""
-        if reason and reason != self.hold_reason:
-            self._record("run.hold_asked", subject="user", reason=reason)
-        elif not reason and self.hold_reason:
-            self._record("run.hold_released", subject="user", reason="it may continue")
+        if reason == self.memory.hold_reason:
+            return
+        self.memory.hold_reason = reason
+        name = "run.hold_asked" if reason else "run.hold_released"
+        self._record(name, subject="user", reason=reason or "it may continue")
+
+    def asked_to_resize(self, servers: int, reason: str) -> None:
+        self.memory.servers = servers
+        self._record(RESIZED, subject="fleet", reason=reason, servers=servers)
+
+    def server_left(self, name: str, reason: str) -> None:
+        """Its actor ended while no Coordinator looked."""
+        self._forget_server(name)
+        self._record(LEFT, subject=name, reason=reason, moved=0)
+
+    def _forget_server(self, name: str) -> None:
+        self.memory.left.add(name)
+        self.memory.served.discard(name)
+
+    def node_joined(self, node: str, address: str) -> None:
+        self.memory.nodes.add(node)
+        self._record("node.joined", subject=address, reason="it is of the cluster", node=node)
+
+    def node_lost(self, node: str, address: str, reason: str, held: Sequence[str]) -> None:
+        self.memory.nodes.discard(node)
+        self._record("node.lost", subject=address, reason=reason, node=node, held=held, cause="node_lost")
 
     def server_died(self, end: ServerExit, detected_after_s: float) -> None:
+        number = self.incidents.number_of_death(end.name)
+        self.memory.died.add((end.name, end.generation))
+        self.incidents.reserve(end.name, number)
         self._record(
             "server.died",
             subject=end.name,
             reason=end.reason,
-            incident=self.incidents.number_of_death(end.name),
+            incident=number,
             pid=end.pid,
             exit_code=end.exit_code,
             generation=end.generation,
@@ -207,20 +313,24 @@ class RunHistory:
         )
 
     def incident_began(self, trouble: Trouble, doing: str, now: float) -> Mapping[str, object]:
+        number = self.incidents.number_to_begin(trouble.subject)
+        since = now if trouble.since is None else min(trouble.since, now)
+        self.incidents.begin(number, trouble.cause, trouble.subject, since)
         return self._record(
-            BEGAN,
+            "incident.began",
             subject=trouble.subject,
             reason=trouble.reason,
-            incident=self.incidents.number_to_begin(trouble.subject),
+            incident=number,
             cause=trouble.cause,
             onset_step=trouble.onset_step,
             doing=doing,
-            at=now if trouble.since is None else min(trouble.since, now),
+            at=since,
         )
 
     def incident_joined(self, number: int, rejection: Rejection) -> None:
+        self.incidents.joined[rejection.id] = number
         self._record(
-            JOINED,
+            "incident.joined",
             subject="batch",
             reason=rejection.reason,
             incident=number,
@@ -231,8 +341,9 @@ class RunHistory:
 
     def incident_ended(self, ending: Ending, **facts: object) -> Mapping[str, object]:
         one = ending.incident
+        self.incidents.end(one.number)
         return self._record(
-            ENDED,
+            "incident.ended",
             subject=one.subject,
             reason=ending.reason,
             incident=one.number,
@@ -260,67 +371,7 @@ class RunHistory:
             incident=self.incidents.number_for(event, subject) if number is None else number,
             **facts,
         )
-        self._take(line)
+        if isinstance(belongs_to := line["incident"], int):
+            self.incidents.keep(belongs_to, line)
+        self._save_soon()
         return line
-
-    # ── understanding, the same now and after a restart ──
-
-    def _take(self, event: Mapping[str, object]) -> None:
-        self.incidents.take(event)
-        self.repairs.take(event)
-        self.fleet.take(event)
-        name, subject = str(event.get("event", "")), str(event.get("subject", ""))
-        kind, _, what = name.partition(".")
-        if kind == "run" and what.upper() in RunState.__members__ and RunState(what.upper()) not in ENDS:
-            self.was_begun = True
-            self.state, self.state_reason = RunState(what.upper()), str(event.get("reason", ""))
-        match name:
-            case "memory.remembered":
-                self._override(event)
-                self.tried += [tried_of(one) for one in list_of(event, "tried")]
-            case "trainer.starting":
-                self._started(subject, event)
-            case "trainer.took_over":
-                self.trainer_actor = str(event.get("actor"))
-            case "server.starting":
-                self._started(subject, event)
-                self.abandoned.discard(subject)
-                self.generations[subject] = int(number_of(event, "generation"))
-                self.start_lineages[subject] = optional_number(event, "lineage")
-            case "server.died":
-                self.died.add((subject, int(number_of(event, "generation"))))
-            case "server.abandoned":
-                self.abandoned.add(subject)
-            case "server.restarting" | "trainer.restarting":
-                self._override(event)
-            case "checkpoint.damaged":
-                step, known = int(number_of(event, "global_step")), self.damaged_checkpoints
-                known[step] = known.get(step, frozenset()) | numbers_of(event, "made_at")
-            case "memory.ran_out":
-                self.tried.append(tried_of(event))
-            case "run.abort_asked":
-                self.abort_reason = str(event.get("reason", ""))
-            case "node.joined":
-                self.nodes.add(str(event.get("node")))
-            case "node.lost":
-                self.nodes.discard(str(event.get("node")))
-            case "coordinator.placed":
-                self.coordinator_nodes.add(str(event.get("node")))
-            case "run.hold_asked":
-                self.hold_reason = str(event.get("reason", ""))
-            case "run.hold_released":
-                self.hold_reason = ""
-            case "run.halting":
-                if self.ending is None:  # whoever begins it again after a restart no longer knows why it was begun
-                    self.ending = TerminalStatus(str(event.get("word")))
-                    self.ending_reason = str(event.get("reason", ""))
-                    self.ending_may_pass = bool(event.get("may_pass"))
-
-    def _started(self, subject: str, event: Mapping[str, object]) -> None:
-        overrides = event.get("with_overrides")
-        self.started_with[subject] = overrides if isinstance(overrides, Mapping) else {}
-
-    def _override(self, event: Mapping[str, object]) -> None:
-        overrides = event.get("overrides")
-        if isinstance(overrides, Mapping):
-            self.overrides.update(overrides)

@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.base.errors import StorageError
 from launcher.base.messages import Cause
 from launcher.policy.incident_policy import CLUSTER, DRIVER, RUN
 from launcher.policy.next_attempt import BeginAgain
-from launcher.run_files.journal import Journal, Record, number_of, read_lines
-from launcher.run_files.run_ends import ENDS
+from launcher.run_files.journal import Journal, Record, read_lines
+from launcher.run_files.run_memory import MemoryFile, RunMemory, memory_file
 from launcher.run_files.run_paths import RunPaths
 
 BEGUN: Mapping[Cause, tuple[str, str, str]] = {
@@ -25,18 +26,35 @@ BEGUN: Mapping[Cause, tuple[str, str, str]] = {
 """Whose incident it is, and the event that the repair is done, with its reason."""
 
 
+def begin_memory(paths: RunPaths, attempt: int) -> str:
+    """For the Coordinator of an attempt; returns what must be said of it, "" where nothing. Raises StorageError,
+    JournalError."""
+    file = memory_file(paths)
+    try:
+        why = file.begin(attempt, paths.events)
+    except OSError as error:
+        raise _unwritable(file, error) from error
+    return why and f"{why}; a new one is begun, and incidents that an earlier attempt left open stay open"
+
+
 def begin_incident(journal: Journal, paths: RunPaths, before: BeginAgain) -> Record:
-    """Returns its event."""
-    known = (event.get("incident") for event in read_lines(paths.events))
+    """Returns its event. Raises RunError, StorageError."""
+    file = memory_file(paths)
+    memory = file.read(journal.attempt)
+    subject, _, _ = BEGUN[before.cause]
+    number = memory.incidents.number_to_begin(subject)
     facts: dict[str, Any] = {
-        "incident": 1 + max((one for one in known if isinstance(one, int)), default=0),
+        "incident": number,
         "cause": before.cause,
         "onset_step": None,
         "doing": before.doing,
         "at": before.began,
     }
-    subject, _, _ = BEGUN[before.cause]
-    return journal.record("incident.began", subject=subject, reason=before.reason, **facts)
+    began = journal.record("incident.began", subject=subject, reason=before.reason, **facts)
+    memory.incidents.begin(number, before.cause, subject, before.began)
+    memory.incidents.keep(number, began)
+    _write(file, memory)
+    return began
 
 
 def number_of_incident(began: Record) -> int:
@@ -46,33 +64,43 @@ def number_of_incident(began: Record) -> int:
 
 
 def record_begun(journal: Journal, paths: RunPaths, before: BeginAgain, incident: int) -> None:
-    """Its cluster runs. `global_step`: the last that was committed, which the restored one is compared with."""
+    """Its cluster runs. `global_step`: the last that was committed, which the restored one is compared with. Raises
+    RunError, StorageError."""
     subject, event, reason = BEGUN[before.cause]
     more = {"times": before.times} if before.cause is Cause.DRIVER_LOST else {}
     seconds, step = time.monotonic() - before.began, last_committed(paths)
-    journal.record(event, subject=subject, reason=reason, incident=incident, global_step=step, seconds=seconds, **more)
+    begun = journal.record(
+        event, subject=subject, reason=reason, incident=incident, global_step=step, seconds=seconds, **more
+    )
+    file = memory_file(paths)
+    memory = file.read(journal.attempt)
+    memory.incidents.keep(incident, begun)
+    _write(file, memory)
 
 
 def end_incidents(journal: Journal, paths: RunPaths, reason: str) -> None:
-    """Whatever an attempt in whose place no other can begin has left open."""
-    left: dict[int, Record] = {}
-    for event in read_lines(paths.events):
-        number = event.get("incident")
-        if event.get("event") in ENDS:
-            left.clear()
-        elif event.get("event") == "incident.began" and isinstance(number, int):
-            left[number] = event
-        elif event.get("event") == "incident.ended" and isinstance(number, int):
-            left.pop(number, None)
+    """Whatever an attempt in whose place no other can begin has left open. Raises StorageError."""
+    file = memory_file(paths)
+    if (memory := file.last()) is None:
+        return
     now = time.monotonic()
-    for number, began in left.items():
-        facts: dict[str, Any] = {
-            "cause": began.get("cause"),
-            "seconds": max(0.0, now - number_of(began.get("at"), now)),
-            "is_mended": False,
-        }
-        subject = str(began.get("subject") or RUN)
-        journal.record("incident.ended", subject=subject, reason=reason, incident=number, **facts)
+    for number, one in [*memory.incidents.left_open.items(), *memory.incidents.open.items()]:
+        facts: dict[str, Any] = {"cause": one.cause, "seconds": max(0.0, now - one.since), "is_mended": False}
+        journal.record("incident.ended", subject=one.subject, reason=reason, incident=number, **facts)
+        memory.incidents.end(number)
+    _write(file, memory)
+
+
+def _write(file: MemoryFile, memory: RunMemory) -> None:
+    try:
+        file.write(memory)
+    except OSError as error:
+        raise _unwritable(file, error) from error
+
+
+def _unwritable(file: MemoryFile, error: OSError) -> StorageError:
+    what = f"{file.path} can't be written: {error.strerror or error}"
+    return StorageError(what, "make room on its disk, or check its permissions")
 
 
 def last_committed(paths: RunPaths) -> int | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.base.errors import JournalError, LauncherError, RunError
+from launcher.base.errors import JournalError, LauncherError, RunError, StorageError
 from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
@@ -85,7 +85,7 @@ def record_end(
     """Returns its event. `why_open`: why incidents that are open stay unrepaired; by default for the same reason."""
     attempt = last_start_or_end(paths, or_event="incident.began").get("attempt")
     journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
-    with contextlib.suppress(JournalError):  # the disk may be why
+    with contextlib.suppress(JournalError, StorageError):  # the disk may be why
         end_incidents(journal, paths, why_open or reason)
     code = EXIT_CODES[status] if code is None else code
     recorded = journal.record(f"run.{status.lower()}", reason=reason, global_step=last_committed(paths), exit_code=code)

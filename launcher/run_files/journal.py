@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -107,17 +108,17 @@ def _take_turn(fd: int) -> bool:
 
 def encode(record: Record) -> bytes:
     """The record as one line of JSON, whatever its values are: a metric must never end a run."""
-    text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    text = json.dumps(plain(record), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """`value` in JSON's own types; what has no JSON form as its text."""
     match value:
         case None | bool():
             return value
         case enum.Enum():
-            return _plain(value.value)
+            return plain(value.value)
         case str():
             return str(value)
         case int():
@@ -125,11 +126,11 @@ def _plain(value: object) -> object:
         case float():
             return float(value) if math.isfinite(value) else _nonfinite(value)
         case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {str(key): plain(item) for key, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
     if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
-        return _plain(item())  # a numpy scalar
+        return plain(item())  # a numpy scalar
     return str(value)
 
 
@@ -289,6 +290,7 @@ class Journal:
         self._lines = LineLog(path, durable=True)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal") if in_background else None
         self._pending: list[tuple[Future[bool], dict[str, object]]] = []
+        self._following: list[Future[None]] = []
         self.attempt = attempt
         self._clock = clock
 
@@ -343,7 +345,16 @@ class Journal:
         elif self._lines.waiting and all(write.done() for write, _ in self._pending):
             self._writer.submit(self._lines.flush)
 
+    def then(self, work: Callable[[], None]) -> None:
+        """Do `work`, which must not raise, behind everything recorded so far."""
+        if self._writer is None:
+            work()
+        else:
+            self._following = [one for one in self._following if not one.done()]
+            self._following.append(self._writer.submit(work))
+
     async def flush(self) -> None:
-        """Returns when everything recorded so far is on the disk, or was refused by it."""
-        for write, _ in list(self._pending):
-            await asyncio.shield(asyncio.wrap_future(write))  # a caller that gives up must not take the line with it
+        """Returns when everything recorded so far is on the disk, or was refused by it, and `then` has been done."""
+        waits: list[Future[Any]] = [*(write for write, _ in self._pending), *self._following]
+        for one in waits:
+            await asyncio.shield(asyncio.wrap_future(one))  # a caller that gives up must not take the line with it

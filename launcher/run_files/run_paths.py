@@ -115,6 +115,8 @@ class RunPaths:
     events = _InLogs("events.jsonl")
     ledger = _InLogs("ledger.jsonl")
     memory = _InLogs("memory.jsonl")
+    run_memory = _InLogs("memory.json")
+    """What a Coordinator that takes over must know (launcher/run_files/run_memory.py)."""
     samples = _InLogs("samples.jsonl")
     trainer_log = _InLogs("trainer.log")
     config = _InLogs("config.yaml")

@@ -44,6 +44,7 @@ from launcher.policy.observation_history import ProcessLook
 from launcher.policy.observed import ServerFacts, TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_memory import MemoryFile, RunMemory
 from scripts.benchmark.made_data.simulated_ranks import SimulatedController, SimulatedRanks, running_ray
 from scripts.benchmark.measured import Measured
 from scripts.benchmark.server import STAND_IN, running_server
@@ -183,7 +184,8 @@ async def coordinator_costs(n: int, config: RunConfig, folder: Path) -> dict[str
     """Of a turn: all healthy; then one dies, and a tenth at once. And the turns until all serve again."""
     config = replace(config, sglang=replace(config.sglang, n_servers=n))
     path = folder / "events.jsonl"
-    history = RunHistory.read(Journal(path, 1, in_background=True), path, 1)
+    memory = MemoryFile(folder / "memory.json")
+    history = RunHistory(Journal(path, 1, in_background=True), RunMemory(attempt=1), memory)
     simulated = SimulatedFleet(n, config)
     coordinator = Coordinator(config, simulated, history)
     history.begin()

@@ -21,7 +21,7 @@ CHOSEN: dict[str, str] = {
     " incident_policy canary_policy",
     "launcher/reporting": "lost_time reward_curve run_reader figures run_facts ledger_audit",
     "launcher/resources": "config_checks memory_estimate placement run_plan toolchain",
-    "launcher/run_files": "journal run_paths control_requests",
+    "launcher/run_files": "journal run_paths control_requests run_memory",
     "launcher/sweep": "sweep_run recommendation",
     "actors/cluster": "fencing placement_group ray_cluster",
     "actors/data": "prompt_queue record_sources dataset",
@@ -34,8 +34,7 @@ CHOSEN: dict[str, str] = {
     "actors/reward": "reward_pool canaries recorded_answers gsm8k",
     "actors/rollout": "server_pool rollout_engine rollout_stream hedged_requests",
     "actors/serving": "completions sglang_server sglang_command",
-    "actors/supervision": "coordinator action_executor cluster_observer server_handle trainer_handle run_history"
-    " incident_history",
+    "actors/supervision": "coordinator action_executor cluster_observer server_handle trainer_handle run_history",
     "actors/training": "step_loop step_memory admission_gate checkpointing",
     "actors/weights": "weight_publisher weight_consistency_check",
     "scripts": "run_control list_checkpoints resume_training diagnose",

@@ -14,7 +14,7 @@ from launcher.base.errors import DataError, ResourceError, RolloutError, RunErro
 from launcher.base.exit_codes import RESUMES
 from launcher.base.messages import Cause, RunOutcome, TerminalStatus
 from launcher.base.own_python import python
-from launcher.cli.attempt_incidents import begin_incident, last_committed
+from launcher.cli.attempt_incidents import begin_incident, begin_memory, last_committed
 from launcher.cli.interrupts import NoInterrupts
 from launcher.cli.keeper import DriverTask, read_again
 from launcher.config.schema import DatasetConfig, RunConfig
@@ -22,6 +22,7 @@ from launcher.driver import AttemptEnded, RunLaunch
 from launcher.policy.next_attempt import BeginAgain
 from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_ends import ENDS
+from launcher.run_files.run_memory import memory_file
 from launcher.run_files.run_paths import RunPaths
 
 
@@ -128,7 +129,10 @@ def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkey
     paths.prepare()
     journal = Journal(paths.events, 1, time.time)
     journal.record("run.started", reason="fresh")
-    journal.record("incident.began", subject="server-0", reason="it died", incident=1, cause="server_crash")
+    begin_memory(paths, 1)
+    memory = memory_file(paths).read(1)
+    memory.incidents.begin(1, Cause.SERVER_CRASH, "server-0", time.monotonic())
+    memory_file(paths).write(memory)
 
     def refuses(*_, **__):
         raise DataError("mine.jsonl:7: the record has no answer", "repair it")
@@ -142,6 +146,8 @@ def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkey
     assert "mine.jsonl:7" in last["reason"]
     ended = [event for event in read_lines(paths.events) if event["event"] == "incident.ended"]
     assert [(one["incident"], one["is_mended"]) for one in ended] == [(1, False)]
+    left = memory_file(paths).last().incidents
+    assert not left.open and not left.left_open, "the next attempt does not end it again"
     assert "mine.jsonl:7" in paths.report.read_text()
 
 
@@ -170,6 +176,7 @@ class Attempt:
         self.journal = Journal(self.paths.events, 2, time.time)
         if steps:
             append_line(self.paths.ledger, {"global_step": 41, "attempt": steps})
+        begin_memory(self.paths, 2)
         task = task_after(self.paths, cause, not_before=not_before)
         incident = None if cause is None else begin_incident(self.journal, self.paths, task.before)
         self.lines, self.interrupts = [], NoInterrupts()
@@ -302,6 +309,8 @@ def test_who_waits_to_begin_obeys_signals_and_deadlines(tmp_path, monkeypatch, a
 def test_an_incident_gets_the_next_number(tmp_path, monkeypatch):
     attempt = Attempt(tmp_path, monkeypatch, halts)
     attempt.journal.record("incident.began", incident=6)
+    attempt.paths.run_memory.unlink()  # as of a run that an older version began
+    begin_memory(attempt.paths, 2)
     task = task_after(attempt.paths, Cause.CLUSTER_LOST)
     assert begin_incident(attempt.journal, attempt.paths, task.before)["incident"] == 7
 

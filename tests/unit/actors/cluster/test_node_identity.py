@@ -6,10 +6,11 @@ import time
 import pytest
 
 from actors.cluster import node_identity
-from actors.cluster.node_identity import clock_shift, event_on_this_clock, is_here, on_this_clock
+from actors.cluster.node_identity import is_here, on_this_clock
 from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.process_tree import identify
 from actors.serving.remote_process_probe import FRESH_S, RemoteObservation, RemoteProcessProbe, RemoteProcessTree
+from launcher.base.clocks import clock_shift
 from launcher.base.errors import RunError
 from launcher.base.messages import ServerExit, TrainerView
 from launcher.config.supervision import HealthConfig
@@ -44,13 +45,6 @@ def test_an_end_on_another_machine_is_timed_by_the_wall_clock(on_node):
 def test_clocks_that_agree_are_left_alone():
     assert clock_shift(100.0, 100.3) == 0.0
     assert clock_shift(100.0, 5000.0) == 4900.0
-
-
-def test_times_in_the_journal_of_a_coordinator_on_another_machine():
-    event = {"event": "repair.begun", "time": 1000.0, "at": 77.0}
-    assert event_on_this_clock(event, now=50_000.0, wall=1010.0)["at"] == 49_990.0
-    assert event_on_this_clock(event, now=87.0, wall=1010.0) is event
-    assert event_on_this_clock({"event": "x"}, now=1.0, wall=1.0) == {"event": "x"}
 
 
 def test_no_node_is_this_one(on_node):

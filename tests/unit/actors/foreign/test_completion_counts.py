@@ -6,7 +6,6 @@ from actors.foreign.completion_counts import CompletionCounts, compared
 from actors.foreign.fleet import ServedSupervisor
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_steps import ForeignSteps
-from actors.supervision.run_history import RunHistory
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.errors import RunError
 from launcher.base.messages import Cause
@@ -15,6 +14,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.supervision import RewardHealthConfig
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.fake_actors import FakeActor
+from tests.support.run_memory import history_of
 
 
 def answered(*logprobs, how="stop"):
@@ -47,7 +47,7 @@ def test_sums_become_figures_of_the_completions_since_and_aborted_ones_are_none(
 )
 def test_a_collapse_says_whether_the_completions_changed_too(paths, tokens, said):
     steps = ForeignSteps(paths, 1)
-    watch = LearningWatch(RewardHealthConfig(zero_breaker_steps=3), RunHistory(Journal(paths.events, 1)))
+    watch = LearningWatch(RewardHealthConfig(zero_breaker_steps=3), history_of(paths.events))
     fault = None
     for step in range(40):
         is_broken = step >= 37
@@ -83,7 +83,9 @@ async def test_each_step_gets_what_the_door_answered_since_the_one_before_also_w
     config = RunConfig(experiment_name="counted", trainer=ForeignTrainerConfig(adapter="command", command="true"))
     config.trainer.pattern = "step (?P<step>[0-9]+)"
     journal = Journal(paths.events, 1)
-    supervisor = ServedSupervisor(config, paths, journal, RunHistory(journal), {}, door=FakeActor(completions=count))
+    supervisor = ServedSupervisor(
+        config, paths, journal, history_of(journal.path, journal=journal), {}, door=FakeActor(completions=count)
+    )
     paths.logs.mkdir(parents=True, exist_ok=True)
     for printed in ("step 1\n", "", "step 2\n", "step 3\n", "step 4\n", "step 5\n"):
         with paths.trainer_log.open("a") as log:

@@ -21,7 +21,6 @@ from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_server import SGLangProcess
-from actors.supervision.run_history import RunHistory
 from launcher.base.messages import ServerInfo, ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.config.supervision import RestartConfig
@@ -32,6 +31,7 @@ from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import Method
 from tests.support.machine import scaled
+from tests.support.run_memory import history_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MODEL = Path(__file__).parents[4] / "assets" / "arithmetic" / "model"
@@ -70,7 +70,7 @@ class Behind:
 
     async def __aenter__(self):
         journal = Journal(self.paths.events, 1, time.time)
-        self.history = RunHistory.read(journal, self.paths.events, 1)
+        self.history = history_of(self.paths.events, 1, journal=journal)
         self.history.begin("the test")
         self.client = SGLangClient(self.keys)
         monitor = HealthMonitor(self.config, journal, self.client, series=RewardSeries.read(self.paths))

@@ -15,13 +15,13 @@ from actors.foreign import foreign_process
 from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.processes.process_tree import bearing, command_line, stat_fields
-from actors.supervision.run_history import RunHistory
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
+from tests.support.run_memory import history_of
 from tests.unit.launcher.adapters.test_areal_adapter import YAML
 
 STAND_IN = Path(__file__).parents[3] / "programs" / "areal_stand_in.py"
@@ -73,7 +73,7 @@ async def until(find, running):
 def supervisor_of(config, paths):
     paths.prepare()
     journal = Journal(paths.events, 1, time.time)
-    history = RunHistory.read(journal, paths.events, 1, clock=time.monotonic, node="n")
+    history = history_of(paths.events, 1, journal=journal, node="n")
     return ForeignSupervisor(config, paths, journal, history, {})
 
 

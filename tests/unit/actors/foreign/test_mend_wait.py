@@ -17,7 +17,6 @@ from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.reward_check import Objection, objection
 from actors.processes.hosted_process import ProcessHost
 from actors.processes.process_tree import bearing
-from actors.supervision.run_history import RunHistory
 from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
@@ -27,6 +26,7 @@ from launcher.run_files.journal import Journal, current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.foreign.foreign_run import PROGRAM
 from tests.support.machine import scaled
+from tests.support.run_memory import history_of
 
 STEPS = 60
 HELD = "hold-26"
@@ -67,7 +67,7 @@ def config(tmp_path):
 
 def supervisor_of(config, paths):
     journal = Journal(paths.events, 1, time.time)
-    history = RunHistory.read(journal, paths.events, 1, clock=time.monotonic, node="n")
+    history = history_of(paths.events, 1, journal=journal, node="n")
     return ForeignSupervisor(config, paths, journal, history, {})
 
 
@@ -257,7 +257,7 @@ def test_a_supervisor_that_is_killed_before_its_first_start_is_followed_by_one_t
 
     async def attempt(number):
         journal = Journal(paths.events, number, time.time)
-        history = RunHistory.read(journal, paths.events, number, clock=time.monotonic, node="n")
+        history = history_of(paths.events, number, journal=journal, node="n")
         return await ForeignSupervisor(config, paths, journal, history, {}).run()
 
     async def given_up():
@@ -265,7 +265,7 @@ def test_a_supervisor_that_is_killed_before_its_first_start_is_followed_by_one_t
 
     assert asyncio.run(given_up()).status is TerminalStatus.ERRORED
     (tmp_path / "environment").unlink()
-    killed = RunHistory.read(Journal(paths.events, 2, time.time), paths.events, 2, clock=time.monotonic, node="n")
+    killed = history_of(paths.events, 2)
     killed.begin("the command is starting")
     asyncio.run(killed.flush())
     assert_sound(asyncio.run(attempt(2)), paths, tmp_path)

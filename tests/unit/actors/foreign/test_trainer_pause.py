@@ -8,7 +8,6 @@ import pytest
 
 from actors.foreign import foreign_supervisor
 from actors.foreign.foreign_supervisor import ForeignSupervisor
-from actors.supervision.run_history import RunHistory
 from launcher.adapters.command_adapter import PAUSED
 from launcher.base.errors import RunError
 from launcher.base.messages import TerminalStatus
@@ -19,6 +18,7 @@ from launcher.policy.run_state import RunState
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
+from tests.support.run_memory import history_of
 
 PROGRAM = """
 import json, os, time
@@ -57,7 +57,7 @@ def supervisor(tmp_path):
     paths.prepare()
     paths.keys.mkdir()
     journal = Journal(paths.events, 1, time.time)
-    return ForeignSupervisor(config, paths, journal, RunHistory(journal), {})
+    return ForeignSupervisor(config, paths, journal, history_of(journal.path, journal=journal), {})
 
 
 async def until(holds, running):

@@ -13,14 +13,14 @@ from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import mark_of
 from actors.foreign.foreign_steps import ForeignSteps
 from actors.processes.process_tree import bearing, command_line
-from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import Unproven, unproven_of
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.messages import TerminalStatus
 from launcher.config.supervision import RewardHealthConfig
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import read_lines
 from tests.support.foreign.foreign_run import PROGRAM
+from tests.support.run_memory import history_of
 from tests.unit.actors.foreign.test_mend_wait import (
     HELD,
     assert_sound,
@@ -175,7 +175,7 @@ def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_pat
 
 
 def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
-    steps, history = ForeignSteps(paths, 1), RunHistory(Journal(paths.events, 1))
+    steps, history = ForeignSteps(paths, 1), history_of(paths.events)
     settings = RewardHealthConfig(zero_alert_steps=2, zero_breaker_steps=3, noise_floor=0.35, fall_threshold=None)
     watch = LearningWatch(settings, history)
 

@@ -10,7 +10,6 @@ import pytest
 
 from actors.cluster.actor_calls import ActorAway
 from actors.supervision.action_executor import ActionExecutor
-from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import CheckpointError, DataError, DiskError, ResourceError, ServerError
 from launcher.base.messages import (
@@ -27,9 +26,10 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import CondemnCheckpoints, Halt, RestoreTrainer
 from launcher.policy.observed import TrainerFacts
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import read_lines
 from tests.support.bare_checkpoints import commit_files
 from tests.support.fake_actors import FakeActor, never
+from tests.support.run_memory import history_of
 
 IDLE = ServerInfo(name="server-0", index=0, state=ServerState.STOPPED, generation=-1)
 STARTED = TrainerView(pid=1, is_started=True)
@@ -77,7 +77,7 @@ class Trial:
 
     def __init__(self, folder, *, trainer=None, actor=None):
         self.path = folder / "events.jsonl"
-        self.history = RunHistory(Journal(self.path, 1))
+        self.history = history_of(self.path)
         self.changed = asyncio.Event()
         self.slot = ServerHandle(
             "server-0", actor or FakeActor(), died=lambda end: None, changed=self.changed, setup_s=1.0
@@ -231,7 +231,7 @@ async def test_another_data_set_ends_the_run_and_no_checkpoint_is_called_damaged
     trial = Trial(tmp_path, trainer=FakeTrainer(restore=other))
     with pytest.raises(DataError):
         await trial.hands.perform(RestoreTrainer(global_step=19, reason="the newest"))
-    assert trial.history.damaged_checkpoints == {}
+    assert trial.history.memory.damaged_checkpoints == {}
     with pytest.raises(DataError, match="the data set is not the checkpoint's"):
         await trial.hands.look()
 
@@ -240,7 +240,7 @@ async def test_no_checkpoint_is_called_damaged_for_a_disk_that_does_not_give_it(
     trial = Trial(tmp_path, trainer=FakeTrainer(restore=DiskError("manifest.json can't be read: Input/output error")))
     with pytest.raises(DiskError):
         await trial.hands.perform(RestoreTrainer(global_step=19, reason="the newest"))
-    assert trial.history.damaged_checkpoints == {}
+    assert trial.history.memory.damaged_checkpoints == {}
 
 
 async def test_an_action_that_nobody_carries_out_is_not_recorded_as_done(tmp_path):

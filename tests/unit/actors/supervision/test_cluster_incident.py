@@ -2,8 +2,9 @@
 
 import pytest
 
-from actors.supervision.incident_history import IncidentHistory
 from actors.supervision.incident_tracker import _what_was_kept
+from launcher.base.messages import Cause
+from launcher.run_files.run_memory import IncidentMemory
 
 
 def event(name, number, **facts):
@@ -32,8 +33,8 @@ def test_any_other_incident_says_nothing_of_it():
 
 
 def test_what_is_started_while_it_is_open_is_part_of_it():
-    incidents = IncidentHistory()
-    incidents.take(event("incident.began", 3, cause="cluster_lost", at=1.0))
+    incidents = IncidentMemory()
+    incidents.begin(3, Cause.CLUSTER_LOST, "cluster", 1.0)
     assert incidents.number_for("trainer.loaded", "trainer") == 3
     assert incidents.number_for("server.ready", "server-0") == 3
     assert incidents.number_to_begin("server-0") == 4

@@ -1,22 +1,21 @@
 """What the Coordinator sees of a run: of the disk as last known where it can't be read, of damage what it concerns."""
 
 import asyncio
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
-from actors.supervision.run_history import RunHistory
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import RestoreTrainer
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import FakeActor
+from tests.support.run_memory import history_of
 
 
 class Trial:
@@ -35,7 +34,7 @@ class Trial:
 
     def open(self):
         """As a Coordinator that begins, or goes on where another one was killed."""
-        self.history = RunHistory.read(Journal(self.paths.events, 1, time.time), self.paths.events, 1)
+        self.history = history_of(self.paths.events, 1)
         self.eyes = ClusterObserver(
             self.config, self.paths, self.history, servers={}, trainer=self.trainer, monitor=None, memory=None
         )

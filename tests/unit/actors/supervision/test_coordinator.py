@@ -7,7 +7,6 @@ import time
 import pytest
 
 from actors.supervision.coordinator import QUIET_TURN_S, TURN_S, Coordinator
-from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause, Incident, ServerExit, ServerState, TerminalStatus
 from launcher.policy.actions import (
     AdmitServer,
@@ -22,7 +21,8 @@ from launcher.policy.actions import (
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import read_lines
+from tests.support.run_memory import history_of
 from tests.support.simulated_run.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
 
 ENOUGH = 30
@@ -34,7 +34,7 @@ class Trial:
     def __init__(self, folder, run=None):
         self.run = run or RunModel()
         self.path = folder / "events.jsonl"
-        self.history = RunHistory.read(Journal(self.path, 1), self.path, 1)
+        self.history = history_of(self.path, 1)
         self.hands = ModelHands(self.run, self.history)
         sglang = dataclasses.replace(CONFIG.sglang, n_servers=len(self.run.servers))
         config = dataclasses.replace(CONFIG, sglang=sglang)
@@ -154,7 +154,7 @@ async def test_a_repair_that_never_works_ends_the_run_with_its_reason(tmp_path):
     trial.run.kill_server()
     await trial.turns(200)
     assert trial.history.state is RunState.ERRORED
-    assert "server_crash of server-0" in trial.history.ending_reason
+    assert "server_crash of server-0" in trial.history.memory.ending_reason
     assert [action.word for action in trial.did(Halt)] == [TerminalStatus.ERRORED]
 
 
@@ -232,7 +232,7 @@ async def test_a_successor_of_a_healthy_run_does_nothing(tmp_path):
     assert after.did() == []
     assert after.history.state is RunState.RUNNING
     assert after.history.attempts == before.history.attempts
-    assert (after.history.lineage, after.history.generations) == (1, {"server-0": 0, "server-1": 0})
+    assert (after.history.lineage, after.history.memory.generations) == (1, {"server-0": 0, "server-1": 0})
 
 
 async def test_a_successor_finishes_the_repair_that_was_under_way(tmp_path):
@@ -285,7 +285,7 @@ async def test_a_restore_that_never_reached_the_trainer_is_not_counted_twice(tmp
     await trial.turns()
     assert [action.global_step for action in trial.did(RestoreTrainer)] == [19]
     assert sum(one.restored_step == 19 for one in trial.history.attempts) == 1
-    assert RunHistory.read(Journal(trial.path, 1), trial.path, 1).attempts == trial.history.attempts
+    assert history_of(trial.path, 1).attempts == trial.history.attempts
     assert trial.history.state is RunState.RUNNING
 
 
@@ -316,13 +316,7 @@ async def test_a_successor_goes_on_shutting_down_with_the_word_that_was_given(tm
     await after.hands.begin()
     await after.turns()
     assert after.history.state is RunState.ABORTED
-    assert after.history.ending_reason == "ended by the user"
-
-
-def test_events_of_an_earlier_attempt_are_not_its_own(tmp_path):
-    path = tmp_path / "events.jsonl"
-    Journal(path, 1).record("run.halting", subject="run", reason="old", word="ERRORED")
-    assert RunHistory.read(Journal(path, 2), path, 2).ending is None
+    assert after.history.memory.ending_reason == "ended by the user"
 
 
 async def test_servers_that_died_before_one_look_get_their_incidents_in_the_order_of_their_numbers(tmp_path):

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import pytest
 
 from actors.supervision.coordinator_actor import find_servers
-from actors.supervision.fleet_record import FleetRecord, server_names
 from actors.supervision.fleet_scaling import FleetScaling
-from actors.supervision.run_history import RunHistory
+from actors.supervision.run_history import server_names
 from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Cause, ServerState, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import AbandonServer, AdmitServer, LeaveServer, RestartServer
 from launcher.policy.restart_budget import Rung
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import read_lines
 from tests.support.fake_actors import FakeActor, never
+from tests.support.run_memory import history_of
 from tests.support.simulated_run.looks import CRASHED, attempts, dead, decide, fresh, kinds, observed, server, trainer
 from tests.support.simulated_run.run_model import ModelHands, RunModel
 from tests.unit.actors.supervision.test_coordinator import Trial
@@ -87,20 +87,18 @@ def test_weights_that_the_trainer_is_sending_by_itself_are_not_sent_again():
 # ── the record ──
 
 
-def test_the_record_is_of_the_last_size_asked_for_and_of_who_has_served():
-    record, config = FleetRecord(), RunConfig(experiment_name="fleet")
-    assert record.names(config) == ("server-0",)
-    for event in (
-        {"event": "fleet.resized", "subject": "fleet", "servers": 3},
-        *({"event": "server.ready", "subject": name} for name in server_names(3)),
-        {"event": "fleet.resized", "subject": "fleet", "servers": 2},
-        {"event": "server.left", "subject": "server-2"},
-    ):
-        record.take(event)
-    assert record.names(config) == ("server-0", "server-1")
-    assert (record.served, record.left) == ({"server-0", "server-1"}, {"server-2"})
-    record.take({"event": "server.starting", "subject": "server-2"})
-    assert record.left == set(), "it is there again"
+def test_the_record_is_of_the_last_size_asked_for_and_of_who_has_served(tmp_path):
+    history = history_of(tmp_path / "events.jsonl")
+    assert history.memory.servers is None
+    history.asked_to_resize(3, "by order")
+    for name in server_names(3):
+        history.done(AdmitServer(name=name), {}, 0.1)
+    history.asked_to_resize(2, "by order")
+    history.done(LeaveServer(name="server-2", reason="by order"), {"moved": 0}, 0.1)
+    memory = history_of(tmp_path / "events.jsonl").memory
+    assert (memory.servers, memory.served, memory.left) == (2, {"server-0", "server-1"}, {"server-2"})
+    history.started_server("server-2", 0, 0, 1)
+    assert history_of(tmp_path / "events.jsonl").memory.left == set(), "it is there again"
 
 
 # ── the Coordinator ──
@@ -134,12 +132,14 @@ NEXT = f"server-{FIRST}"
 async def test_more_and_fewer_across_killed_coordinators(tmp_path):
     trial = await FleetTrial(tmp_path, RunModel(servers=FIRST)).begun()
     trial.coordinator.resize(FIRST + 1, "by order")
+    trial.history.save()
     successor = FleetTrial(tmp_path, trial.run)  # the first one was killed before it did anything
     await successor.hands.begin()
     await successor.turns()
     assert successor.run.servers[NEXT].state is ServerState.READY
     assert [type(a) for a in successor.did(RestartServer, AdmitServer)] == [RestartServer, AdmitServer]
     successor.coordinator.resize(FIRST, "by order")
+    successor.history.save()
     third = FleetTrial(tmp_path, trial.run)
     await third.turns()
     assert list(third.run.servers) == list(server_names(FIRST))
@@ -162,10 +162,10 @@ async def test_asking_again_changes_nothing_and_a_run_that_ends_stays_as_it_is(t
 
 def test_one_whose_end_nobody_wrote_down_has_left(tmp_path, monkeypatch):
     """Its Coordinator was killed when its actor had ended."""
-    history, there = RunHistory(Journal(tmp_path / "events.jsonl", 1)), {"server-0": "actor"}
+    history, there = history_of(tmp_path / "events.jsonl"), {"server-0": "actor"}
     for name in server_names(3):
         history.started_server(name, 0, 0, 1)
-    history.event("fleet.resized", subject="fleet", reason="by order", servers=2)
+    history.asked_to_resize(2, "by order")
 
     def get_actor(name):
         if name not in there:
@@ -187,7 +187,7 @@ class Fleet:
 
     def __init__(self, folder, *, actor=None, drain=None, late=0):
         self.path = folder / "events.jsonl"
-        self.history = RunHistory(Journal(self.path, 1))
+        self.history = history_of(self.path)
         self.changed = asyncio.Event()
         self.drains, self.late = [], late
         self.actor = actor or FakeActor(info=never, stop=None)

@@ -16,9 +16,11 @@ from actors.training.rejections import MOST_FILES, Rejections
 from launcher.base.messages import Cause, Incident, ServerState
 from launcher.policy.actions import RestartServer
 from launcher.policy.admission import Admission
+from launcher.policy.incident_policy import Trouble
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
+from tests.support.run_memory import history_of
 from tests.unit.actors.supervision.test_coordinator import Trial
 from tests.unit.actors.supervision.test_incident_artifacts import SLEEPER, patience
 from tests.unit.launcher.policy.test_admission import OneTake
@@ -68,9 +70,10 @@ async def test_a_successor_ends_what_its_predecessor_began_and_counts_on(tmp_pat
 
 
 async def test_what_an_attempt_that_was_killed_left_open_is_closed_by_the_next(tmp_path):
-    journal = Journal(tmp_path / "events.jsonl", 0)
-    facts = {"subject": "server-0", "incident": 4, "cause": "server_hang", "at": 1.0}
-    journal.record("incident.began", reason="stopped", **facts)
+    before = history_of(tmp_path / "events.jsonl", 0)
+    before.incidents.last = 3
+    before.incident_began(Trouble(cause=Cause.SERVER_HANG, subject="server-0", reason="stopped"), "", 1.0)
+    before.save()
     trial = Trial(tmp_path)
     trial.coordinator._incidents.begin()
     await trial.begun()

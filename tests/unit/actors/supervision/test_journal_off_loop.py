@@ -5,11 +5,11 @@ import threading
 
 from actors.supervision import coordinator as coordinator_module
 from actors.supervision.coordinator import Coordinator
-from actors.supervision.run_history import RunHistory
 from launcher.policy.actions import Halt, PauseTrainer, ResumeTrainer
 from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.machine import all_turns
+from tests.support.run_memory import history_of
 from tests.support.simulated_run.run_model import CONFIG, ModelHands, RunModel
 
 
@@ -28,7 +28,7 @@ class StalledDisk:
 async def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monkeypatch):
     disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
     run = RunModel()
-    history = RunHistory(Journal(path, 1, in_background=True))
+    history = history_of(path, journal=Journal(path, 1, in_background=True))
     hands = ModelHands(run, history)
     coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
     history.begin()
@@ -52,7 +52,7 @@ async def test_a_run_is_paused_and_ended_although_the_disk_of_its_journal_stalls
     disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
     monkeypatch.setattr(coordinator_module, "FLUSH_S", 0.05)
     run = RunModel()
-    history = RunHistory(Journal(path, 1, in_background=True))
+    history = history_of(path, journal=Journal(path, 1, in_background=True))
     hands = ModelHands(run, history)
     hands.patience_s = 0.5
     coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)

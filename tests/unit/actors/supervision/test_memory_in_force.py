@@ -4,7 +4,6 @@ import asyncio
 import time
 
 from actors.supervision.oom_backoff import OomBackoff
-from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Health, ServerState, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import RestartServer
@@ -14,6 +13,7 @@ from launcher.policy.observed import ServerFacts
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.run_memory import history_of
 
 HERE = Hardware(gpus=(), cpus=2, memory=24 * 2**30, memory_free=2**30)
 
@@ -32,7 +32,7 @@ class Attempt:
     def come_back(self):
         """As a Coordinator does that was killed."""
         journal = Journal(self.events, self.number, time.time)
-        self.history = RunHistory.read(journal, self.events, self.number)
+        self.history = history_of(self.events, self.number, journal=journal)
         self.ladder = OomBackoff(self.config, self.history, self.book, on_gpu=False, shares_gpu=False)
         asyncio.run(self.ladder.begin())
 
@@ -53,12 +53,12 @@ def test_memory_ran_out_under_the_settings_of_the_life_that_ended(tmp_path):
     attempt = Attempt(tmp_path)
     attempt.history.started_server("server-0", 0, 0, 1)
     attempt.give_way("server-0", {POOL_TOKENS: 10000})
-    (tried,) = attempt.history.tried
+    (tried,) = attempt.history.memory.tried
     assert tried.settings.max_total_tokens == 20000, "not the ones that were just chosen"
     assert attempt.ladder.settings(Lengths(longest_sequence=40)).max_total_tokens == 10000
     attempt.come_back()
-    assert attempt.history.tried == [tried]
-    assert attempt.history.started_with == {"server-0": {}}
+    assert attempt.history.memory.tried == [tried]
+    assert attempt.history.memory.started_with == {"server-0": {}}
 
 
 def test_a_second_server_that_met_the_same_end_costs_no_second_rung(tmp_path):
@@ -86,20 +86,20 @@ def test_the_next_attempt_begins_with_what_was_learnt_and_says_how_to_forget(tmp
     first.give_way("server-0", {POOL_TOKENS: 10000})
     second = Attempt(tmp_path, 2)
     assert second.history.started_server("server-0", 0, 0, 1) == {POOL_TOKENS: 10000}
-    assert second.history.tried == first.history.tried
+    assert second.history.memory.tried == first.history.memory.tried
     (event,) = [e for e in read_lines(second.events) if e["event"] == "memory.remembered"]
     assert str(second.book.path) in event["reason"] and "memory.remember=false" in event["reason"]
     second.come_back()
     assert second.names().count("memory.remembered") == 1, "read once in an attempt"
-    assert second.history.overrides == {POOL_TOKENS: 10000}
+    assert second.history.memory.overrides == {POOL_TOKENS: 10000}
 
 
 def test_whoever_forgets_or_wants_nothing_remembered_begins_as_configured(tmp_path):
     first = Attempt(tmp_path)
     first.give_way("server-0", {POOL_TOKENS: 10000})
-    assert Attempt(tmp_path, 2, remember=False).history.overrides == {}
+    assert Attempt(tmp_path, 2, remember=False).history.memory.overrides == {}
     first.book.path.unlink()
-    assert Attempt(tmp_path, 3).history.overrides == {}
+    assert Attempt(tmp_path, 3).history.memory.overrides == {}
     Attempt(tmp_path, 4, remember=False).give_way("server-0", {POOL_TOKENS: 10000})
     assert not first.book.path.exists()
 
@@ -111,7 +111,7 @@ def test_a_damaged_book_costs_one_event(tmp_path):
     second = Attempt(tmp_path, 2)
     (event,) = read_lines(second.events)
     assert event["event"] == "memory.book_damaged" and str(first.book.path) in event["reason"]
-    assert second.history.overrides == {}
+    assert second.history.memory.overrides == {}
 
 
 def test_a_book_that_can_not_be_written_costs_the_memory_of_later_attempts_alone(tmp_path):
@@ -119,7 +119,7 @@ def test_a_book_that_can_not_be_written_costs_the_memory_of_later_attempts_alone
     attempt = Attempt(tmp_path)
     attempt.give_way("server-0", {POOL_TOKENS: 10000})
     assert "memory.not_kept" in attempt.names()
-    assert attempt.history.overrides == {POOL_TOKENS: 10000}
+    assert attempt.history.memory.overrides == {POOL_TOKENS: 10000}
 
 
 def test_the_limit_of_rollouts_is_there_for_whoever_runs(tmp_path):

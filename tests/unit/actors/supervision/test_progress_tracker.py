@@ -5,11 +5,11 @@ import time
 import pytest
 
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
-from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
-from launcher.run_files.journal import Journal, append_line, read_lines
+from launcher.run_files.journal import append_line, read_lines
+from tests.support.run_memory import history_of
 
 RESTART = RunConfig(experiment_name="progress").restart
 
@@ -23,7 +23,7 @@ class Trial:
         self.killed()
 
     def killed(self):
-        self.history = RunHistory.read(Journal(self.events, 1), self.events, 1)
+        self.history = history_of(self.events, 1)
         self.book = ProgressTracker(self.history, furthest_step(self.metrics, 1))
         return self
 

@@ -1,69 +1,66 @@
-"""What a Coordinator reads of its predecessor: the times of its repairs, whatever became of the wall clock."""
+"""What a Coordinator knows of its predecessor: all that was decided, on its own clock, or a clear error."""
 
 import dataclasses
+import json
 import time
 
 import pytest
 
-from actors.supervision.run_history import RunHistory
+from actors.supervision.coordinator_actor import take_place
+from launcher.base.errors import RunError
 from launcher.base.messages import Cause, Incident
+from launcher.cli.attempt_incidents import begin_memory
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import AbandonServer, Halt, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.policy.restore import choose
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files import run_memory
+from launcher.run_files.journal import Journal, append_line, read_lines
+from launcher.run_files.run_memory import MemoryFile, RunMemory
+from launcher.run_files.run_paths import RunPaths
+from tests.support.run_memory import history_of
 
 HOUR_S = 3600.0
 
 
 @pytest.fixture
-def journal(tmp_path):
-    """Its wall clock may be set."""
-    wall = [time.time()]
-    written = Journal(tmp_path / "events.jsonl", 1, clock=lambda: wall[0])
-    written.set_by = lambda seconds: wall.__setitem__(0, time.time() + seconds)
-    return written
+def events(tmp_path):
+    return tmp_path / "events.jsonl"
 
 
-def restarted(journal, at):
-    RunHistory(journal).attempted(RepairAttempt(at=at, cause=Cause.SERVER_CRASH, subject="server-0", rung=Rung.SERVER))
+def restarted(history, at):
+    history.attempted(RepairAttempt(at=at, cause=Cause.SERVER_CRASH, subject="server-0", rung=Rung.SERVER))
 
 
-def test_a_successor_knows_the_words_of_each_failure_and_whether_the_halt_may_pass(journal):
-    history = RunHistory(journal)
+def test_a_successor_knows_the_words_of_each_failure_and_whether_the_halt_may_pass(events):
+    history = history_of(events)
     told = RepairAttempt(at=1.0, cause=Cause.TRAINER_CRASH, subject="trainer", rung=Rung.RESTORE, told="KeyError: 'a'")
     history.attempted(told)
     history.begun(Halt(reason="again", may_pass=True))
-    after = RunHistory.read(journal, journal.path, 1)
+    after = history_of(events)
     assert after.attempts == [told]
-    assert (after.ending_reason, after.ending_may_pass) == ("again", True)
+    assert (after.memory.ending_reason, after.memory.ending_may_pass) == ("again", True)
 
 
-def placed(journal, node):
-    journal.record("coordinator.placed", subject="coordinator", node=node)
-
-
-def read(journal, node="this"):
-    return RunHistory.read(journal, journal.path, 1, clock=time.monotonic, node=node)
-
-
-def test_a_load_of_the_state_is_not_called_a_damaged_checkpoint(journal):
+def test_a_load_of_the_state_is_not_called_a_damaged_checkpoint(events):
     """Each start has one: it counts as a try in case it fails, and nothing is known to be damaged."""
-    load = RepairAttempt(at=1.0, cause=Cause.CHECKPOINT_CORRUPT, subject="trainer", rung=Rung.RETRY)
-    RunHistory(journal).attempted(load)
-    (event,) = read_lines(journal.path)
+    history_of(events).attempted(
+        RepairAttempt(at=1.0, cause=Cause.CHECKPOINT_CORRUPT, subject="trainer", rung=Rung.RETRY)
+    )
+    (event,) = read_lines(events)
     assert event["reason"] == "counts against the restart budget of checkpoint_corrupt (retry)"
 
 
 @pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
-def test_a_wall_clock_that_is_set_moves_no_repair(journal, set_by_s):
+def test_a_wall_clock_that_is_set_moves_no_repair(events, monkeypatch, set_by_s):
     """Set back by an hour, the next restart of a dead server waited for that hour."""
-    journal.set_by(set_by_s)  # as it was when this was written: it has been set since
-    placed(journal, "this")
     at = time.monotonic() - 5.0
-    restarted(journal, at)
-    history = read(journal)
+    with monkeypatch.context() as patch:
+        was_set = time.time() + set_by_s
+        patch.setattr(run_memory.time, "time", lambda: was_set)  # as it was when this was written: set since
+        restarted(history_of(events, node="this"), at)
+    history = history_of(events, node="this")
     assert [attempt.at for attempt in history.attempts] == [at]
     settings = RunConfig(experiment_name="clock").restart
     now = time.monotonic()
@@ -72,21 +69,31 @@ def test_a_wall_clock_that_is_set_moves_no_repair(journal, set_by_s):
     assert again.reason.endswith(f"2 of {settings.server}")
 
 
-def test_times_of_another_machine_are_put_on_this_clock(journal):
-    placed(journal, "other")
-    restarted(journal, time.monotonic() + 10 * HOUR_S)
-    placed(journal, "this")
-    mine = time.monotonic()
-    restarted(journal, mine)
-    first, second = (attempt.at for attempt in read(journal).attempts)
-    assert second == mine
-    assert abs(first - mine) < HOUR_S
+def test_times_of_another_machine_are_put_on_this_clock_once(events, monkeypatch):
+    theirs = time.monotonic() + 10 * HOUR_S
+    with monkeypatch.context() as patch:
+        patch.setattr(run_memory.time, "monotonic", lambda: theirs)
+        other = history_of(events, node="other")
+        restarted(other, theirs - 7.0)
+        other.proved_by("trainer", 5, theirs - 3.0)
+    took_over, mine = history_of(events, node="this"), time.monotonic()
+    restarted(took_over, mine)
+    for history in (took_over, history_of(events, node="this")):
+        first, second = (attempt.at for attempt in history.attempts)
+        assert second == mine
+        assert 6.0 < mine - first < HOUR_S
+        assert 2.0 < mine - history.memory.proved["trainer"] < HOUR_S
 
 
-def test_a_restore_that_failed_is_no_collapse_after_one(journal):
+def test_clocks_that_agree_are_left_alone(events):
+    at = time.monotonic()
+    restarted(history_of(events, node="other"), at)
+    assert [one.at for one in history_of(events, node="this").attempts] == [at]
+
+
+def test_a_restore_that_failed_is_no_collapse_after_one(events):
     """Two damaged checkpoints and one collapse ended the run: "3 times: restoring does not help"."""
-    placed(journal, "this")
-    history = RunHistory(journal)
+    history = history_of(events)
     collapse = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=50)
     settings = RunConfig(experiment_name="e").restore
     for step in (39, 29):
@@ -96,9 +103,10 @@ def test_a_restore_that_failed_is_no_collapse_after_one(journal):
         history.attempted(tried)
         action = RestoreTrainer(global_step=step, reason="fell", onset_step=50)
         history.begun(action)
+        history = history_of(events)  # it is one that took over which hears how it ended
         history.failed(action, "a hash differs", 1.0)
     assert [one.restored_step for one in history.attempts] == [None, None]
-    assert history.attempts == read(journal).attempts, "a successor knows the same"
+    assert history.attempts == history_of(events).attempts, "a successor knows the same"
     sound = CheckpointFacts(global_step=19, status=CheckpointStatus.GOOD)
     assert choose([sound], collapse, history.attempts, settings).global_step == 19
     history.attempted(dataclasses.replace(tried, restored_step=19))
@@ -106,12 +114,100 @@ def test_a_restore_that_failed_is_no_collapse_after_one(journal):
 
 
 @pytest.mark.parametrize("is_started_again", [True, False])
-def test_a_server_that_was_given_up_and_then_restarted_with_the_fleet_is_no_longer_given_up(journal, is_started_again):
+def test_a_server_that_was_given_up_and_then_restarted_with_the_fleet_is_no_longer_given_up(events, is_started_again):
     """The next Coordinator took it for given up while it served, and ended it."""
-    history = RunHistory(journal)
+    history = history_of(events)
     history.started_server("server-0", 0, 0, 1)
     history.done(AbandonServer(name="server-0", reason="its restarts are spent"), {}, 0.1)
     if is_started_again:
         history.started_server("server-0", 1, 0, 1)
     expected = set() if is_started_again else {"server-0"}
-    assert RunHistory.read(journal, journal.path, 1).abandoned == history.abandoned == expected
+    assert history_of(events).memory.abandoned == history.memory.abandoned == expected
+
+
+# ── the file ──
+
+
+async def test_one_of_another_node_waits_for_its_end_and_knows_what_it_decided_meanwhile(events, monkeypatch):
+    """It read first and waited then: what was decided in between was forgotten, and spent twice."""
+    before = history_of(events, node="other")
+    before.placed("other")
+    waits = []
+
+    async def slept(seconds):
+        waits.append(seconds)
+        before.started_server("server-0", 3, 0, 1)
+        before.save()
+
+    monkeypatch.setattr("actors.supervision.coordinator_actor.asyncio.sleep", slept)
+    monkeypatch.setattr("actors.supervision.coordinator_actor.lease_of", lambda config: 5.0)
+    monkeypatch.setattr("actors.supervision.coordinator_actor.this_node", lambda: "this")
+    memory = await take_place(RunConfig(experiment_name="e"), MemoryFile(events.with_name("memory.json"), "this"), 1)
+    assert (len(waits), memory.generations) == (1, {"server-0": 3})
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1", b'{"memory": {"attempt": "x"}}', b"\xff"])
+def test_a_memory_that_can_not_be_read_is_said_and_never_taken_for_a_new_run(tmp_path, content):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    append_line(paths.events, {"event": "incident.began", "incident": 6, "attempt": 1})
+    if content is not None:
+        paths.run_memory.write_bytes(content)
+    with pytest.raises(RunError, match=r"memory\.json can't be read: (?s:.*)the same command begins a new one"):
+        MemoryFile(paths.run_memory, "n").read(1)
+    assert ("can't be read" in begin_memory(paths, 2)) is (content is not None), "a first attempt has none"
+    begun = MemoryFile(paths.run_memory, "n").read(2)
+    assert begun.incidents.number_to_begin("server-0") == 7, "another attempt goes on with the numbers"
+
+
+def test_a_memory_of_another_attempt_is_said(events):
+    file = MemoryFile(events.with_name("memory.json"), "n")
+    file.write(RunMemory(attempt=3))
+    with pytest.raises(RunError, match="is of attempt 3, not of attempt 2"):
+        file.read(2)
+
+
+def test_another_attempt_remembers_the_incidents_alone(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    assert begin_memory(paths, 1) == ""
+    first = history_of(paths.events, 1)
+    first.begun(Halt(reason="old"))
+    restarted(first, 1.0)
+    first.incidents.begin(4, Cause.CHECKPOINT_CORRUPT, "checkpoint 9", 1.0)
+    first.save()
+    assert begin_memory(paths, 2) == ""
+    second = MemoryFile(paths.run_memory).read(2)
+    assert (second.ending, second.attempts, second.incidents.open) == (None, [], {})
+    assert ([*second.incidents.left_open], second.incidents.damaged) == ([4], {"checkpoint 9"})
+    assert second.incidents.number_to_begin("server-0") == 5
+
+
+def test_what_a_full_disk_refused_is_written_when_there_is_room(events, monkeypatch):
+    history = history_of(events)
+    with monkeypatch.context() as patch:
+
+        def refuses(path, data):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(run_memory, "replace_file", refuses)
+        history.started_server("server-0", 0, 0, 1)
+    assert not events.with_name("memory.json").exists()
+    history.save()
+    assert history_of(events).memory.generations == {"server-0": 0}
+
+
+def test_the_lines_are_on_the_disk_before_the_memory_that_continues_from_them(events, monkeypatch):
+    """Else a successor would end an incident that nobody was told of."""
+    seen, replace = [], run_memory.replace_file
+
+    def replaced(path, data):
+        seen.append(len(list(read_lines(events))))
+        replace(path, data)
+
+    monkeypatch.setattr(run_memory, "replace_file", replaced)
+    history = history_of(events, journal=Journal(events, 1))
+    restarted(history, 1.0)
+    restarted(history, 2.0)
+    assert seen == [1, 2]
+    assert json.loads(events.with_name("memory.json").read_bytes())["node"] == "n"

@@ -16,12 +16,14 @@ import pytest
 
 from actors.processes.process_tree import children, descendants, identify, send
 from launcher.base.exit_codes import AGAIN
+from launcher.base.messages import Cause
 from launcher.cli import keeper
 from launcher.cli.keeper import TASK, DriverTask, KeeperTask
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.config.supervision import RestartConfig
 from launcher.policy.next_attempt import KeptRun
 from launcher.run_files.journal import append_line, read_lines
+from launcher.run_files.run_memory import RunMemory, memory_file
 from launcher.run_files.run_paths import RunLock, RunPaths
 from launcher.run_files.written_settings import read_config, write_settings
 from scripts.faults.run_processes import NotLive, find_driver, is_live
@@ -205,6 +207,9 @@ def test_one_that_is_killed_again_and_again_ends_the_run_with_a_status(kept):
     one.kill(0)
     one.begun(1)
     append_line(one.paths.events, {"event": "incident.began", "attempt": 5, "incident": 1, "cause": "driver_lost"})
+    memory = RunMemory(attempt=5)
+    memory.incidents.begin(1, Cause.DRIVER_LOST, "driver", time.monotonic())
+    memory_file(one.paths).write(memory)
     one.kill(1)
     out, _ = one.said()
     assert one.ends() == 3

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from actors.supervision.incident_history import IncidentHistory
 from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import AdmitServer, Halt, LoadWeights, PauseTrainer, RestartServer
 from launcher.policy.incident_policy import OpenIncident, Trouble, incident_changes, repair_text
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
+from launcher.run_files.run_memory import IncidentMemory
 from tests.support.simulated_run.run_model import ALIVE, MEMORY, killed
 
 STEPS = TrainerFacts(verdict=ALIVE, is_loaded=True, is_paused=False, policy_version=7, lineage=1, next_step=7)
@@ -160,42 +160,37 @@ def test_what_is_done_is_said(actions, doing):
 # ── numbers ──
 
 
-def event(name, number, subject="server-0", **more):
-    cause = {"cause": "server_crash", "at": 1.0} if name == "incident.began" else {}
-    return {"event": name, "incident": number, "subject": subject, **cause, **more}
-
-
 def test_numbers_go_on_and_a_death_that_is_heard_of_first_has_the_number_of_its_incident():
-    record = IncidentHistory()
+    record = IncidentMemory()
     assert record.number_of_death("server-0") == 1
-    record.take(event("server.died", 1))
+    record.reserve("server-0", 1)
     assert record.number_for("server.restarting", "server-0") == 1
     assert record.number_of_death("server-1") == 2
-    record.take(event("server.died", 2, "server-1"))
+    record.reserve("server-1", 2)
     assert (record.number_to_begin("server-0"), record.number_to_begin("server-1")) == (1, 2)
-    record.take(event("incident.began", 1))
+    record.begin(1, Cause.SERVER_CRASH, "server-0", 1.0)
     assert record.number_of_death("server-0") == 1
-    record.take(event("incident.ended", 1))
+    record.end(1)
     assert record.number_for("server.ready", "server-0") is None
     assert record.number_of_death("server-0") == 3
 
 
 def test_a_repair_of_the_trainer_concerns_the_servers_too():
-    record = IncidentHistory()
-    record.take(event("incident.began", 1, "trainer"))
+    record = IncidentMemory()
+    record.begin(1, Cause.TRAINER_CRASH, "trainer", 1.0)
     assert record.number_for("server.loading", "server-1") == 1
     assert record.number_for("run.restoring", "") == 1
     assert record.number_for("run.running", "") is None
 
 
 def test_what_an_earlier_attempt_left_open_is_known_as_such():
-    record = IncidentHistory()
-    record.take(event("incident.began", 1))
-    record.next_attempt()
+    record = IncidentMemory()
+    record.begin(1, Cause.SERVER_CRASH, "server-0", 1.0)
+    record = record.next_attempt()
     assert not record.open
     assert list(record.left_open) == [1]
     assert record.number_to_begin("server-0") == 2
-    record.take(event("incident.ended", 1))
+    record.end(1)
     assert not record.left_open
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from actors.supervision.event_facts import EVENTS
+from actors.supervision.run_history import EVENTS
 from launcher.base.messages import Cause, Health
 from launcher.config.compose import REPOSITORY
 from launcher.policy.run_state import RunState

@@ -1,0 +1,269 @@
+"""All that a Coordinator must know of its run, in one file: memory.json. One that takes over reads it and continues.
+
+    a decision ─► RunMemory changes ─► memory.json, complete and on the disk ─► what was decided is begun
+
+The driver begins the file of an attempt; the attempt's Coordinator, or ForeignSupervisor, is its only writer from then
+on. events.jsonl reports the same decisions to people and tools, and nobody acts on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launcher.base.clocks import clock_shift
+from launcher.base.durable import replace_file
+from launcher.base.errors import RunError
+from launcher.base.messages import Cause, Health, TerminalStatus
+from launcher.policy.incident_policy import OF_LEARNING, OpenIncident
+from launcher.policy.memory_backoff import TriedSettings
+from launcher.policy.observed import TrainerFacts
+from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.restart_budget import RepairAttempt
+from launcher.policy.run_state import RunState
+from launcher.run_files.journal import plain, read_lines
+from launcher.run_files.run_paths import RunPaths
+
+MOST_LINES = 200
+"""Kept of one incident: a repair that fails for ever would fill the file, and its first lines describe it."""
+NOT_OF_ONE = frozenset({"run.initializing", "run.running", "run.abort_asked", "coordinator.adopted", "run.halted"})
+"""Events that belong to no incident, although one is open."""
+
+Line = Mapping[str, object]
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class IncidentMemory:
+    """The incidents of a run. Their numbers continue over its attempts."""
+
+    last: int = 0  # the highest number so far
+    open: dict[int, OpenIncident] = field(default_factory=dict)
+    left_open: dict[int, OpenIncident] = field(default_factory=dict)  # by attempts that ended first
+    reserved: dict[str, int] = field(default_factory=dict)  # by subject: for deaths that were reported before a look
+    lines: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # the events of each, until it has ended
+    joined: dict[str, int] = field(default_factory=dict)  # by the id of the rejected batch
+    damaged: set[str] = field(default_factory=set)  # checkpoints that had one
+
+    def next_attempt(self) -> IncidentMemory:
+        """What is open now belongs to an attempt that has ended."""
+        left = {**self.left_open, **self.open}
+        lines = {number: self.lines.get(number, []) for number in left}
+        return IncidentMemory(last=self.last, left_open=left, lines=lines, damaged=self.damaged)
+
+    def reserve(self, subject: str, number: int) -> None:
+        self.last = max(self.last, number)
+        if number not in self.open:
+            self.reserved[subject] = number
+
+    def begin(self, number: int, cause: Cause, subject: str, since: float) -> None:
+        self.last = max(self.last, number)
+        self.reserved.pop(subject, None)
+        self.open[number] = OpenIncident(number=number, cause=cause, subject=subject, since=since)
+        if cause is Cause.CHECKPOINT_CORRUPT:
+            self.damaged.add(subject)
+
+    def end(self, number: int) -> None:
+        self.open.pop(number, None)
+        self.left_open.pop(number, None)
+        self.lines.pop(number, None)
+
+    def keep(self, number: int, line: Line) -> None:
+        """An event of an incident that has not ended, for its folder and for the text of its end."""
+        if number in self.open or number in self.reserved.values():
+            kept = self.lines.setdefault(number, [])
+            if len(kept) < MOST_LINES:
+                kept.append({name: plain(value) for name, value in line.items()})
+
+    def beginning(self, number: int) -> Line:
+        """How an open one began. Its first line may be a server's end, which is reported before it."""
+        return next(line for line in self.lines[number] if line.get("event") == "incident.began")
+
+    def number_to_begin(self, subject: str) -> int:
+        return self.reserved.get(subject, self.last + 1)
+
+    def number_of_death(self, subject: str) -> int:
+        """For an exit that is reported before anybody could look: of the open incident, or of the next one."""
+        known = self._number_of(subject)
+        return self.number_to_begin(subject) if known is None else known
+
+    def number_for(self, event: str, subject: str) -> int | None:
+        """Which open incident an event belongs to: its subject's own, else the trainer's, whose repair concerns all."""
+        if event in NOT_OF_ONE:
+            return None
+        own = self._number_of(subject)
+        if own is not None:
+            return own
+        if subject in self.reserved:
+            return self.reserved[subject]
+        learning = [number for number, one in self.open.items() if one.subject in OF_LEARNING]
+        if learning:
+            return max(learning)
+        anybody = event.startswith("run.") and self.open
+        return max(self.open) if anybody else None
+
+    def _number_of(self, subject: str) -> int | None:
+        return max((number for number, one in self.open.items() if one.subject == subject), default=None)
+
+
+@dataclass(slots=True, kw_only=True)
+class RunMemory:
+    """The decisions of one attempt; of those before it the incidents. Times are on the clock of this node."""
+
+    attempt: int
+    was_begun: bool = False
+    state: RunState = RunState.INITIALIZING
+    # servers, by name
+    servers: int | None = None  # how many there are to be; None: as the run began
+    generations: dict[str, int] = field(default_factory=dict)
+    start_lineages: dict[str, int | None] = field(default_factory=dict)  # of the weights that each started from
+    died: set[tuple[str, int]] = field(default_factory=set)  # generations whose end is recorded
+    abandoned: set[str] = field(default_factory=set)
+    served: set[str] = field(default_factory=set)  # those that have had traffic
+    left: set[str] = field(default_factory=set)  # those that were taken away
+    # settings that gave way, of servers and of the trainer
+    overrides: dict[str, float | int | bool] = field(default_factory=dict)
+    started_with: dict[str, dict[str, float | int | bool]] = field(default_factory=dict)
+    tried: list[TriedSettings] = field(default_factory=list)
+    # the trainer
+    trainer_actor: str = TRAINER
+    lineage: int = 0  # how many restores were ordered
+    is_restoring: bool = False
+    damaged_checkpoints: dict[int, frozenset[float]] = field(default_factory=dict)  # by step, when they were made
+    # repairs, and how far the run got
+    attempts: list[RepairAttempt] = field(default_factory=list)
+    booked: int | None = None  # the place in `attempts` of the restore under way; None: a start's load
+    next_booked: int | None = None  # of the restore that is ordered next
+    proved: dict[str, float] = field(default_factory=dict)  # by subject, when the run first got further after a repair
+    furthest: int = 0
+    # nodes, by Ray's id
+    nodes: set[str] = field(default_factory=set)
+    coordinator_nodes: set[str] = field(default_factory=set)
+    # the end, and what a person asked for
+    hold_reason: str = ""
+    abort_reason: str = ""
+    ending: TerminalStatus | None = None
+    ending_reason: str = ""
+    ending_may_pass: bool = False
+    incidents: IncidentMemory = field(default_factory=IncidentMemory)
+
+    def owes_proof(self, subject: str) -> bool:
+        """It was repaired since the run last got further with its help."""
+        since = self.proved.get(subject, float("-inf"))
+        return any(one.subject == subject and one.at > since for one in self.attempts)
+
+    def has_lost_a_restore(self, trainer: TrainerFacts) -> bool:
+        """While none is under way: the last one was ordered, and the trainer holds what it held before, or has ended
+        before it stepped from there."""
+        is_known = trainer.is_loaded or trainer.verdict.health is Health.DEAD
+        return self.is_restoring and is_known and trainer.lineage < self.lineage
+
+    def shift_clock(self, seconds: float) -> None:
+        """Put the times on a clock that is `seconds` ahead."""
+        self.proved = {subject: at + seconds for subject, at in self.proved.items()}
+        self.attempts = [dataclasses.replace(one, at=one.at + seconds) for one in self.attempts]
+        opened = self.incidents.open
+        self.incidents.open = {n: dataclasses.replace(one, since=one.since + seconds) for n, one in opened.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Written:
+    """The content of memory.json, and on which node's clock its times are."""
+
+    node: str
+    monotonic: float
+    wall: float
+    memory: RunMemory
+
+
+class MemoryFile:
+    """`node`: Ray's id of this node, "" for the driver. `writer`: the node of whoever wrote what was read last."""
+
+    def __init__(self, path: Path, node: str = "") -> None:
+        self.path = path
+        self.writer = ""
+        self._node = node
+        self._newest = b""
+        self._is_refused = False
+
+    def read(self, attempt: int) -> RunMemory:
+        """What the driver, or a Coordinator, of this attempt has written, on this node's clock. Raises RunError where
+        there is nothing else: to begin anew would restart what runs, and spend its budgets again."""
+        try:
+            found = self._decoded()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise RunError(f"{self.path} can't be read: {error}", "the same command begins a new one") from error
+        memory = found.memory
+        if memory.attempt != attempt:
+            whose = f"of attempt {memory.attempt}, not of attempt {attempt}"
+            raise RunError(f"{self.path} is {whose}", "end the other command that uses this run's folder")
+        self.writer = found.node
+        if found.node != self._node:  # of this node, whose wall clock may have been set meanwhile, they are exact
+            theirs = found.monotonic + (time.time() - found.wall)
+            memory.shift_clock(clock_shift(theirs, time.monotonic()))
+        return memory
+
+    def begin(self, attempt: int, events: Path) -> str:
+        """Another attempt begins: it continues the numbers of incidents, and is to end those that were left open.
+
+        Returns why the attempts before it are forgotten, "" where they are not. Raises OSError, JournalError."""
+        why = ""
+        try:
+            incidents = self._decoded().memory.incidents.next_attempt()
+        except (OSError, msgspec.MsgspecError) as error:  # their numbers at least are in the journal
+            known = (line.get("incident") for line in read_lines(events))
+            incidents = IncidentMemory(last=max((one for one in known if isinstance(one, int)), default=0))
+            why = "" if isinstance(error, FileNotFoundError) else f"{self.path} can't be read: {error}"
+        self.write(RunMemory(attempt=attempt, incidents=incidents))
+        return why
+
+    def last(self) -> RunMemory | None:
+        """Of whichever attempt wrote it last, for the driver; None where nobody can tell."""
+        try:
+            return self._decoded().memory
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def write(self, memory: RunMemory) -> None:
+        """Returns when it is on the disk. Raises OSError."""
+        self._replace(msgspec.json.encode(memory))
+
+    def changed(self, memory: RunMemory) -> bytes | None:
+        """What `write_content` is to write, None where nothing has changed since it was last asked."""
+        content = msgspec.json.encode(memory)
+        if content == self._newest:
+            return None
+        self._newest = content
+        return content
+
+    def write_content(self, content: bytes) -> None:
+        """On a thread. A disk that refuses it does not end the run: the next change, or the next look at what waits,
+        tries again."""
+        try:
+            self._replace(content)
+        except OSError as error:
+            self._newest = b""
+            if not self._is_refused:
+                log.warning("%s can't be written: %s; it is tried again", self.path, error)
+            self._is_refused = True
+        else:
+            self._is_refused = False
+
+    def _replace(self, content: bytes) -> None:
+        head = {"node": self._node, "monotonic": time.monotonic(), "wall": time.time(), "memory": msgspec.Raw(content)}
+        replace_file(self.path, msgspec.json.encode(head))
+
+    def _decoded(self) -> _Written:
+        return msgspec.json.decode(self.path.read_bytes(), type=_Written)
+
+
+def memory_file(paths: RunPaths) -> MemoryFile:
+    """As the driver reads and writes it."""
+    return MemoryFile(paths.run_memory)
