@@ -32,7 +32,6 @@ from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.handle_states import ProcessId
 from actors.supervision.incident_tracker import IncidentTracker
-from actors.supervision.interfaces import Observation
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
@@ -127,7 +126,7 @@ class FleetObserver(ClusterObserver):
         infos = {name: slot.info for name, slot in self.slots.items()}
         return {name: info.pid for name, info in infos.items() if info and info.pid is not None and is_here(info.node)}
 
-    async def look(self, *, is_stopped: bool) -> Observation:
+    async def look(self, *, is_stopped: bool) -> Observed:
         return dataclasses.replace(await super().look(is_stopped=is_stopped), disk=None)
 
     def _trainer_ended(self, reason: str) -> None:
@@ -147,7 +146,7 @@ class FleetCoordinator(Coordinator):
         if made.state is RunState.SHUTTING_DOWN or made.state in ENDS:
             super()._enter(made)
 
-    def _observe(self, look: Observation) -> Observed:
+    def _observe(self, look: Observed) -> Observed:
         """Who asks for the end asks the supervisor: the command is stopped first."""
         return dataclasses.replace(super()._observe(look), abort_reason="")
 

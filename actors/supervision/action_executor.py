@@ -17,7 +17,7 @@ from actors.cluster.actor_calls import ActorAway
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
 from actors.supervision.fleet_scaling import FleetScaling
-from actors.supervision.interfaces import Facts, Observation
+from actors.supervision.interfaces import Facts
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.standby_handle import NEW_PROCESS_S, PARK_S
@@ -43,6 +43,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
     UnparkTrainer,
 )
+from launcher.policy.observed import Observed
 from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
@@ -119,7 +120,7 @@ class ActionExecutor:
         await self._history.flush()
         return await self._trainer.start(overrides)
 
-    async def look(self) -> Observation:
+    async def look(self) -> Observed:
         if self._unusable is not None:
             raise self._unusable
         self._tasks.check()

@@ -20,7 +20,6 @@ from actors.monitoring.disk_watch import DiskWatch
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.exit_reason import HangReasons
-from actors.supervision.interfaces import Observation
 from actors.supervision.monitor_handle import MonitorHandle, WatchedServers
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import ProgressTracker
@@ -34,7 +33,7 @@ from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.observed import ServerFacts, StandbyTrainer
+from launcher.policy.observed import Observed, ServerFacts, StandbyTrainer
 from launcher.policy.reconcile_servers import is_dead
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restore import first_damaged
@@ -155,7 +154,7 @@ class ClusterObserver:
         if self.monitor is not None:
             self.monitor.begin_looking()
 
-    async def look(self, *, is_stopped: bool) -> Observation:
+    async def look(self, *, is_stopped: bool) -> Observed:
         """What is known when it returns; only the disk is waited for, and not for long."""
         found = await self.checkpoints.latest()
         look = self._compose(found, is_stopped=is_stopped)
@@ -176,7 +175,7 @@ class ClusterObserver:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.changed.set)
 
-    def _compose(self, found: Sequence[CheckpointFacts], *, is_stopped: bool) -> Observation:
+    def _compose(self, found: Sequence[CheckpointFacts], *, is_stopped: bool) -> Observed:
         self._tasks.check()
         now = time.monotonic()
         trainer = self.trainer.facts(self.nodes.unschedulable_since(TRAINER))
@@ -190,7 +189,7 @@ class ClusterObserver:
         self.disks.refused(view.refusal)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
-        return Observation(
+        return Observed(
             servers=tuple(
                 self.memory.as_due(
                     self._seen(

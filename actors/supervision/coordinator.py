@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
-from actors.supervision.interfaces import ClusterInterface, Observation
+from actors.supervision.interfaces import ClusterInterface
 from actors.supervision.run_history import RunHistory, server_names
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, RunOutcome, TerminalStatus
@@ -115,7 +116,7 @@ class Coordinator:
         if not is_restoring and self._history.memory.has_lost_a_restore(seen.trainer):
             self._history.lost_restore()
         made = plan(seen, self._history.attempts, self._config, now)
-        self._incidents.turn(seen, made, look.rejections, now)
+        self._incidents.turn(seen, made, now)
         self._enter(made)
         self._note_late_step(seen, made, now)
         for attempt in made.attempts:
@@ -143,29 +144,19 @@ class Coordinator:
     def _enter(self, made: RecoveryPlan) -> None:
         self._history.enter(made.state, made.reason)
 
-    def _observe(self, look: Observation) -> Observed:
+    def _observe(self, look: Observed) -> Observed:
         memory = self._history.memory
         fleet = server_names(memory.servers or self._config.sglang.n_servers)
-        return Observed(
+        return dataclasses.replace(
+            look,
             state=self._history.state,
-            servers=look.servers,
-            trainer=look.trainer,
-            checkpoints=look.checkpoints,
-            memory=look.memory,
-            incident=look.incident,
-            is_judged=look.is_judged,
             under_way=tuple(self._under_way.values()),
-            tried=(*look.tried, *memory.tried),
-            progress_at=look.progress_at,
+            tried=tuple(memory.tried),
             hold_reason=memory.hold_reason,
             abort_reason=memory.abort_reason,
             ending=memory.ending,
-            is_stopped=look.is_stopped,
             fleet=fleet,
             newcomers=frozenset(fleet) - memory.served,
-            monitor_silent_s=look.monitor_silent_s,
-            disk=look.disk,
-            standby_trainer=look.standby_trainer,
             not_before={
                 key: times[-1] + wait_s(len(times), self._config.restart) for key, times in self._failures.items()
             },
@@ -229,7 +220,7 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    def _outcome(self, look: Observation) -> RunOutcome:
+    def _outcome(self, look: Observed) -> RunOutcome:
         last_step = look.trainer.next_step - 1
         return RunOutcome(
             status=TerminalStatus(self._history.state),

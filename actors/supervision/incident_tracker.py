@@ -61,15 +61,15 @@ class IncidentTracker:
             if self._artifacts is not None:
                 self._artifacts.began(number, self._incidents.beginning(number))
 
-    def turn(self, seen: Observed, made: RecoveryPlan, rejections: Sequence[Rejection], now: float) -> None:
+    def turn(self, seen: Observed, made: RecoveryPlan, now: float) -> None:
         incidents = self._incidents
         damaged = {s for s in self._history.memory.damaged_checkpoints if f"checkpoint {s}" not in incidents.damaged}
         own = [one for one in incidents.open.values() if one.subject not in self._spared]
-        change = incident_changes(own, seen, attempts=made.attempts, rejections=rejections, damaged=damaged)
+        change = incident_changes(own, seen, attempts=made.attempts, damaged=damaged)
         self.ended(change.ends, now)
         for trouble in sorted(change.begins, key=lambda one: self._incidents.number_to_begin(one.subject)):
             self.opened(trouble, repair_text(trouble, made.actions), now)
-        for rejection in rejections:
+        for rejection in seen.rejections:
             self._join(rejection)
 
     def close(self, now: float) -> None:

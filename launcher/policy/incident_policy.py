@@ -74,14 +74,13 @@ def incident_changes(
     seen: Observed,
     *,
     attempts: Sequence[RepairAttempt] = (),
-    rejections: Sequence[Rejection] = (),
     damaged: Collection[int] = (),
 ) -> IncidentChange:
-    """What changes with this look. `attempts`: repairs that its plan begins. `rejections`: batches rejected since the
-    last step. `damaged`: steps of checkpoints found damaged that had no incident yet."""
+    """What changes with this look. `attempts`: repairs that its plan begins. `damaged`: steps of checkpoints found
+    damaged that had no incident yet."""
     if seen.state in ENDS or seen.is_stopped:
         return IncidentChange(ends=end_all(open_, "the run was over first"))
-    found = _troubles(seen, attempts, rejections, damaged, {one.subject for one in open_})
+    found = _troubles(seen, attempts, damaged, {one.subject for one in open_})
     troubled = {trouble.subject for trouble in found}
     ends = tuple(ending for one in open_ if one.subject not in troubled and (ending := _ending(one, seen)) is not None)
     if seen.ending is not None or seen.abort_reason or seen.state is RunState.SHUTTING_DOWN:
@@ -104,7 +103,6 @@ def subjects_of(rejection: Rejection) -> tuple[str, ...]:
 def _troubles(
     seen: Observed,
     attempts: Sequence[RepairAttempt],
-    rejections: Sequence[Rejection],
     damaged: Collection[int],
     known: Collection[str],
 ) -> list[Trouble]:
@@ -121,7 +119,7 @@ def _troubles(
         reason = f"the checkpoint of step {step} can't be loaded"
         subject = f"checkpoint {step}"
         found.append(Trouble(cause=Cause.CHECKPOINT_CORRUPT, subject=subject, reason=reason, onset_step=step))
-    for batch in rejections:
+    for batch in seen.rejections:
         cause = batch.cause or Cause.SERVER_CORRUPT
         for subject in subjects_of(batch):
             found.append(Trouble(cause=cause, subject=subject, reason=batch.reason, onset_step=batch.global_step))

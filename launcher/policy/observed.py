@@ -1,7 +1,7 @@
 """The input and the output of a recovery plan.
 
-The input is only what is seen now, of living processes and of the disk, never the memory of an event. So a Coordinator
-that replaces a killed one knows after one look what its predecessor knew.
+The input is what is seen now, of living processes and of the disk, and what the run's memory has. A Coordinator that
+replaces a killed one knows after one look what its predecessor knew.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.base.messages import Incident, ServerState, TerminalStatus, Verdict
+from launcher.base.messages import EvalReport, Incident, Rejection, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import Action
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.disk_health import DiskTrouble
@@ -80,12 +80,13 @@ class StandbyTrainer(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One observation of the complete run.
+    """One observation of the complete run: what the cluster shows, and from `state` on what the Coordinator remembers.
 
     `checkpoints`: those that this run may go back to. `incident`: found among the current steps
     (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers); `is_judged`: whoever finds them
     has answered lately, else none is known and there may be one. `under_way`: actions ordered and
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
+    `evals`: held-out accuracies so far, for the run's outcome. `rejections`: batches rejected since the last step.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `ending`: the status with which the run is being shut down. `is_stopped`: nothing of it is left running.
     `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `fleet`: the servers that there are
@@ -94,25 +95,27 @@ class Observed:
     `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
     """
 
-    state: RunState
     servers: tuple[ServerFacts, ...]
     trainer: TrainerFacts
     checkpoints: tuple[CheckpointFacts, ...]
     memory: MemorySettings
     incident: Incident | None = None
     is_judged: bool = True
+    progress_at: float | None = None
+    is_stopped: bool = False
+    evals: tuple[EvalReport, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+    monitor_silent_s: float = 0.0
+    disk: DiskTrouble | None = None
+    standby_trainer: StandbyTrainer = StandbyTrainer.NONE
+    state: RunState = RunState.INITIALIZING
     under_way: tuple[Action, ...] = ()
     tried: tuple[TriedSettings, ...] = ()
-    progress_at: float | None = None
     hold_reason: str = ""
     abort_reason: str = ""
     ending: TerminalStatus | None = None
-    is_stopped: bool = False
-    monitor_silent_s: float = 0.0
     fleet: tuple[str, ...] | None = None
     newcomers: frozenset[str] = frozenset()
-    disk: DiskTrouble | None = None
-    standby_trainer: StandbyTrainer = StandbyTrainer.NONE
     not_before: Mapping[tuple[type[Action], str], float] = field(default_factory=dict)
 
     def stays(self, server: str) -> bool:

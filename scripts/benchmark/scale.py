@@ -32,7 +32,7 @@ from actors.rollout.server_pool import ServerPool
 from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from actors.supervision.coordinator import Coordinator
-from actors.supervision.interfaces import Facts, Observation
+from actors.supervision.interfaces import Facts
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.base.rank_location import RankLocation
@@ -41,7 +41,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action, AdmitServer, LoadWeights, RestartServer
 from launcher.policy.memory_backoff import MemorySettings
 from launcher.policy.observation_history import ProcessLook
-from launcher.policy.observed import ServerFacts, TrainerFacts
+from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_memory import MemoryFile, RunMemory
@@ -158,10 +158,8 @@ class SimulatedFleet:
     async def begin(self) -> None:
         return
 
-    async def look(self) -> Observation:
-        return Observation(
-            servers=tuple(self.servers.values()), trainer=self.trainer, checkpoints=(), memory=self.memory
-        )
+    async def look(self) -> Observed:
+        return Observed(servers=tuple(self.servers.values()), trainer=self.trainer, checkpoints=(), memory=self.memory)
 
     def deadline_s(self, action: Action) -> float:
         return 60.0

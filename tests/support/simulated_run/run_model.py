@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 from collections import Counter
 
-from actors.supervision.interfaces import Observation
 from launcher.base.errors import ServerError
 from launcher.base.messages import Cause, Health, ServerState, Verdict
 from launcher.config.schema import RunConfig
@@ -21,7 +20,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.memory_backoff import MemorySettings
-from launcher.policy.observed import ServerFacts, TrainerFacts
+from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 
 CONFIG = RunConfig(experiment_name="model")
 ALIVE = Verdict(health=Health.HEALTHY, reason="alive")
@@ -94,7 +93,7 @@ class ModelHands:
 
     async def look(self):
         run = self.run
-        return Observation(
+        return Observed(
             servers=tuple(run.servers.values()),
             trainer=run.trainer,
             checkpoints=run.checkpoints,

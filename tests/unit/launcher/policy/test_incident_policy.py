@@ -116,11 +116,11 @@ def rejection(cause, *subjects):
     ],
 )
 def test_a_rejected_batch_is_an_incident_until_a_step_is_committed(turned_away, subject):
-    (begun,) = incident_changes([], look(), rejections=[turned_away]).begins
+    (begun,) = incident_changes([], look(rejections=(turned_away,))).begins
     assert begun.subject == subject
     assert (repair_text(begun, []) == "its prompts are taken again") is (subject == "batch")
     one = OpenIncident(number=1, cause=begun.cause, subject=subject, since=0.0)
-    assert incident_changes([one], look(), rejections=[turned_away]).ends == ()
+    assert incident_changes([one], look(rejections=(turned_away,))).ends == ()
     assert ended(incident_changes([one], look())) == [(1, True)]
 
 
@@ -281,7 +281,7 @@ def test_a_repair_that_ends_the_run_says_so_whatever_else_is_done():
 def test_a_batch_keeps_the_cause_that_it_was_rejected_for():
     def rejected(cause):
         batch = Rejection(global_step=7, cause=cause, reason="0.3 away", subjects=("server-0",), id="r")
-        return begun(incident_changes([], look(), rejections=[batch]))
+        return begun(incident_changes([], look(rejections=(batch,))))
 
     assert rejected(Cause.SERVER_STALE) == [(Cause.SERVER_STALE, "server-0")]
     assert rejected(None) == [(Cause.SERVER_CORRUPT, "server-0")]
