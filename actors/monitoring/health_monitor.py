@@ -353,7 +353,6 @@ class HealthMonitor:
                     verdict=watch.verdict(),
                     doubt=self._doubts.get(name, NO_DOUBT)[0],
                     doubt_cause=self._doubts.get(name, NO_DOUBT)[1],
-                    is_crowded=watch.is_crowded,
                 )
                 for name, watch in self._watches.items()
             ),

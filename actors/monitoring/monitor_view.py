@@ -25,17 +25,13 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerVerdict:
-    """Of one incarnation of one server. `doubt`: why its weights are not trusted, "" where they are, with its cause.
-
-    `is_crowded`: it waits for a CPU longer than it has one.
-    """
+    """Of one incarnation of one server. `doubt`: why its weights are not trusted, "" where they are, with its cause."""
 
     name: str
     generation: int
     verdict: Verdict
     doubt: str = ""
     doubt_cause: Cause = Cause.SERVER_STALE
-    is_crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

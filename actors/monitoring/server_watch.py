@@ -78,11 +78,6 @@ class ServerWatch:
             )
         return judge_server(self._evidence, self._settings, self._clock())
 
-    @property
-    def is_crowded(self) -> bool:
-        """It waits for a CPU longer than it has one."""
-        return self._evidence is not None and self._evidence.is_crowded
-
     def pids(self) -> dict[str, int]:
         """By role, of its living processes as last seen."""
         return {} if self._tree is None else self._tree.pids()

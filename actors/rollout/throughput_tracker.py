@@ -1,8 +1,7 @@
 """Measures how fast each server generates: tokens for each second in which it had requests.
 
 A server that is slowed down (a neighbour on its GPU, a throttled clock) answers every probe; only its throughput
-shows it, compared with its own past and with its peers. Fewer requests at once make fewer tokens a second, so a
-server is compared with what it made of no more of them.
+shows it, compared with that of the other servers.
 """
 
 from __future__ import annotations
@@ -17,31 +16,18 @@ from launcher.policy.liveness import Pace, slow_reason
 
 WINDOW_S = 1.0
 """Busy seconds that one figure is taken over: a single answer shows little."""
-LATELY = 3
-USUAL = 60
-USUAL_AT_LEAST = 10
-ALIKE = 1.1
-"""As many requests at once, but for so much."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """`at_once`: requests, in the mean."""
-
-    tokens_per_s: float
-    at_once: float
+LATELY = 5
+"""Figures whose median counts: fewer, and the first seconds of a server that still compiles would call it slow."""
 
 
 @dataclass(slots=True)
 class _ServerThroughput:
-    """`since`: up to when it is counted; `request_s`: seconds of each request; `windows`: oldest first."""
-
     requests: int = 0
-    since: float = 0.0
+    since: float = 0.0  # up to when busy time is counted
     busy_s: float = 0.0
-    request_s: float = 0.0
+    request_s: float = 0.0  # of each request, added up
     tokens: int = 0
-    windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=USUAL + LATELY))
+    windows: deque[Pace] = field(default_factory=lambda: deque(maxlen=LATELY))
 
     def count_until(self, now: float) -> None:
         """Busy time counts once, however many requests share it."""
@@ -52,18 +38,14 @@ class _ServerThroughput:
 
     def close_window_if_full(self) -> None:
         if self.busy_s >= WINDOW_S:
-            self.windows.append(_Window(self.tokens / self.busy_s, self.request_s / self.busy_s))
+            self.windows.append(Pace(of_all=self.tokens / self.busy_s, of_each=self.tokens / self.request_s))
             self.busy_s, self.request_s, self.tokens = 0.0, 0.0, 0
 
-    def pace(self) -> Pace | None:
-        """Lately, against the windows before with no more requests at once; None where these are too few."""
-        windows = list(self.windows)
-        lately, before = windows[-LATELY:], windows[:-LATELY]
-        at_once = ALIKE * median(window.at_once for window in lately) if lately else 0.0
-        usual = [window.tokens_per_s for window in before if window.at_once <= at_once]
-        if len(usual) < USUAL_AT_LEAST:
-            return None
-        return Pace(lately=median(window.tokens_per_s for window in lately), usual=median(usual))
+    def pace(self) -> Pace:
+        return Pace(
+            of_all=median(window.of_all for window in self.windows),
+            of_each=median(window.of_each for window in self.windows),
+        )
 
 
 class ThroughputTracker:
@@ -103,5 +85,5 @@ class ThroughputTracker:
         return {name: reason for name, reason in reasons.items() if reason}
 
     def paces(self) -> Mapping[str, Pace]:
-        """Of each server whose usual pace is known."""
-        return {name: pace for name, server in self._servers.items() if (pace := server.pace()) is not None}
+        """Of each server that has been measured long enough."""
+        return {name: server.pace() for name, server in self._servers.items() if len(server.windows) == LATELY}

@@ -78,17 +78,7 @@ def _look(process: Process, role: str) -> ProcessLook | None:
     if fields is None or fields[0] in "ZX" or int(fields[19]) != process.started:
         return None
     switches = _switches(process) if fields[0] == STOPPED else None
-    ran_s, waited_s = _turns(process) if role == SCHEDULER else (0.0, 0.0)  # four times a second: what nobody asks for
-    return ProcessLook(state=fields[0], cpu_s=cpu_seconds(fields), switches=switches, ran_s=ran_s, waited_s=waited_s)
-
-
-def _turns(process: Process) -> tuple[float, float]:
-    """For how long its first thread ran, and waited for a CPU; zeros where the kernel doesn't say, or it has ended."""
-    try:
-        ran, waited, *_ = (PROC / str(process.pid) / "schedstat").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0, 0.0
-    return int(ran) / 1e9, int(waited) / 1e9
+    return ProcessLook(state=fields[0], cpu_s=cpu_seconds(fields), switches=switches)
 
 
 def _switches(process: Process) -> int | None:

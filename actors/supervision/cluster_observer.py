@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,9 +182,7 @@ class ClusterObserver:
         incident, view = self.incident(now), self.trainer.view
         in_pool = {info.name: info for info in view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
-        has_peers = len(self.slots) > 1  # which are as slow, where the machine is
-        crowded = frozenset() if self.monitor is None or has_peers else self.monitor.crowded()
-        self._note_pace(view.slow, crowded)
+        self._note_pace(view.slow)
         self._note_fleet()
         self.disks.refused(view.refusal)
         damaged = first_damaged(incident) if incident is not None else None
@@ -264,17 +262,16 @@ class ClusterObserver:
         for name, slot in self.slots.items():
             slot.progress_at = self._progress.at(name)
 
-    def _note_pace(self, slow: Mapping[str, str], crowded: Set[str]) -> None:
-        """Recorded when it begins and when it ends; nobody acts on it. Of the `crowded` the machine is what is slow.
+    def _note_pace(self, slow: Mapping[str, str]) -> None:
+        """Recorded when a server becomes slow and when it no longer is; nobody acts on it.
 
         One that was lost or replaced is no longer measured, which is no end.
         """
-        slow = {name: slow[name] for name in slow if name in self._slow or name not in crowded}
         for name in slow.keys() - self._slow.keys():
             self._history.event("server.slow", subject=name, reason=slow[name])
         for name in self._slow.keys() - slow.keys():
             if self._generation(name) == self._slow[name]:
-                self._history.event("server.pace_back", subject=name, reason="as fast as it used to be")
+                self._history.event("server.pace_back", subject=name, reason="as fast as the other servers")
         self._slow = {name: self._slow.get(name, self._generation(name)) for name in slow}
 
     def _generation(self, name: str) -> int | None:

@@ -86,11 +86,6 @@ class MonitorHandle:
                 return server.verdict
         return None
 
-    def crowded(self) -> frozenset[str]:
-        """Servers that wait for a CPU longer than they have one."""
-        view = self._fresh()
-        return frozenset(server.name for server in (() if view is None else view.servers) if server.is_crowded)
-
     def _fresh(self) -> MonitorView | None:
         return self._view if self._probe.is_fresh(FRESH_S) else None
 

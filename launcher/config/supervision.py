@@ -52,8 +52,7 @@ class HealthConfig:
     )
     slow_factor: float = setting(
         2.5,
-        "slowdown, against its own usual speed and against the other servers' slowdown, from which a server is "
-        "reported as slow",
+        "factor by which a server is slower than the other servers from which it is reported as slow",
         Between(1),
     )
     trainer_silence_s: float = setting(

@@ -131,19 +131,20 @@ def _alive_or_unknown(evidence: ServerEvidence, settings: HealthConfig, now: flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Tokens per second of one server while requests wait: lately, and as it used to be (medians of its own)."""
+    """Of one server, lately, while requests wait: tokens a second."""
 
-    lately: float
-    usual: float
-
-    @property
-    def slowdown(self) -> float:
-        return self.usual / self.lately if self.lately > 0 else float("inf")
+    of_all: float  # of its requests together
+    of_each: float  # of one request
 
 
 def slow_reason(own: Pace, peers: Sequence[Pace], settings: HealthConfig) -> str:
-    """Why a live server is slow, "" if it isn't. Where all are slow it is the machine, not the server."""
-    others = median(peer.slowdown for peer in peers) if peers else 1.0
-    if own.usual <= 0 or own.slowdown < settings.slow_factor * max(others, 1.0):
+    """Why a live server is slow, "" if it isn't. Only the other servers tell: where all are slow it is the machine.
+
+    A server with fewer requests than they have makes fewer tokens in all, and one with more makes fewer for each:
+    only a server that does both is slow.
+    """
+    if not peers:
         return ""
-    return f"{own.lately:.0f} tokens/s, usually {own.usual:.0f}"
+    of_all, of_each = median(peer.of_all for peer in peers), median(peer.of_each for peer in peers)
+    is_slow = own.of_all * settings.slow_factor <= of_all and own.of_each * settings.slow_factor <= of_each
+    return f"{own.of_all:.0f} tokens/s, the others {of_all:.0f}" if is_slow and of_all > 0 else ""

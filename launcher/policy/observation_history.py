@@ -16,8 +16,6 @@ STOPPED = "T"
 RUNNABLE = "R"
 LONGEST_GAP = 2.0
 """Look intervals that one gap between two looks counts at most."""
-TURNS_HALVE_S = 3.0
-"""Seconds in which a scheduler ran or waited for a CPU, after which those before count half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +23,11 @@ class ProcessLook:
     """One process of a tree: its state letter in /proc/PID/stat and the CPU seconds it has used.
 
     `switches`: of a stopped one, how often it has left the CPU. Two looks with one count have seen one stop.
-    `ran_s`, `waited_s`: of the scheduler, for how long its first thread had a CPU, and wanted one that others had.
     """
 
     state: str
     cpu_s: float
     switches: int | None = None
-    ran_s: float = 0.0
-    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +72,7 @@ class ServerEvidence:
 
     `stopped_s`: with a process stopped; `frozen_s`: with work, its scheduler asleep; `unanswered_s`: owing a probe;
     `dry_s`: owing clients a token; `barren_s`: owing a probe one, and making none for anybody. `token_at`: when its
-    count last grew; `dead_at`: when it was last found dead, before which nothing proves that it lives. `ran_s`,
-    `waited_s`: of its scheduler, lately.
+    count last grew; `dead_at`: when it was last found dead, before which nothing proves that it lives.
     """
 
     look: ServerLook
@@ -90,13 +84,6 @@ class ServerEvidence:
     token_at: float | None = None
     dead_at: float = float("-inf")
     stopped: frozenset[str] = field(default=frozenset())
-    ran_s: float = 0.0
-    waited_s: float = 0.0
-
-    @property
-    def is_crowded(self) -> bool:
-        """It waits for a CPU longer than it has one: where it is slow, the machine is."""
-        return self.waited_s > self.ran_s
 
     @property
     def proof_at(self) -> float | None:
@@ -117,8 +104,6 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
     is_new = look.processes is not before.processes  # of another node an answer is looked at several times
     stopped = _stopped(before, look) if is_new else evidence.stopped
     asleep = _used_no_cpu(before, look, "scheduler") and (owes_client or owes_probe) and not made
-    ran_s, waited_s = _turns(before, look)
-    kept = 0.5 ** ((ran_s + waited_s) / TURNS_HALVE_S)
     return replace(
         evidence,
         look=look,
@@ -129,17 +114,7 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
         dry_s=evidence.dry_s + served_s if owes_client and made == 0 else 0.0,
         barren_s=evidence.barren_s + served_s if owes_probe and made == 0 else 0.0,
         token_at=look.at if made else evidence.token_at,
-        ran_s=evidence.ran_s * kept + ran_s,
-        waited_s=evidence.waited_s * kept + waited_s,
     )
-
-
-def _turns(before: ServerLook, look: ServerLook) -> tuple[float, float]:
-    """For how long its scheduler ran, and waited for a CPU, between two looks."""
-    then, now = (before.processes or {}).get("scheduler"), (look.processes or {}).get("scheduler")
-    if then is None or now is None:
-        return 0.0, 0.0
-    return max(now.ran_s - then.ran_s, 0.0), max(now.waited_s - then.waited_s, 0.0)
 
 
 def _stopped(before: ServerLook, look: ServerLook) -> frozenset[str]:

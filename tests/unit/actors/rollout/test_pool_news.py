@@ -5,15 +5,15 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.throughput_tracker import LATELY, USUAL_AT_LEAST, WINDOW_S
+from actors.rollout.throughput_tracker import LATELY, WINDOW_S
 from launcher.base.messages import ServerState
 from tests.support.machine import all_turns
 from tests.unit.actors.rollout.test_server_pool import HOLD_S, assert_none_is_leased, leased, pool, server
 
 
 def with_a_pace(servers, name="server-0"):
-    """Enough answers for a usual pace, as the engine would tell of them."""
-    for second in range(USUAL_AT_LEAST + LATELY):
+    """Enough answers to know its pace, as the engine would tell of them."""
+    for second in range(LATELY):
         servers.throughput.begins(name, second * WINDOW_S)
         servers.throughput.made(name, 100)
         servers.throughput.ends(name, (second + 1) * WINDOW_S)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from actors.rollout.throughput_tracker import LATELY, USUAL_AT_LEAST, ThroughputTracker
+from actors.rollout.throughput_tracker import LATELY, ThroughputTracker
 from launcher.config.supervision import HealthConfig
+from launcher.policy.liveness import Pace
 
 
 class Clients:
@@ -26,44 +27,58 @@ class Clients:
         return self.book.slow(HealthConfig()).get(name)
 
 
-def test_nothing_is_said_before_there_is_a_past():
+def test_nothing_is_said_before_enough_was_seen_of_both():
     clients = Clients()
-    clients.rounds(USUAL_AT_LEAST + LATELY - 1)
-    assert clients.book.paces() == {}
+    clients.rounds(LATELY, name="server-1")
+    clients.rounds(LATELY - 1, tokens=100)
+    assert list(clients.book.paces()) == ["server-1"] and clients.verdict() is None
+    clients.rounds(1, tokens=100)
+    assert clients.verdict() is not None
 
 
 def test_requests_that_share_a_second_share_it_and_idle_time_is_none():
     clients = Clients()
-    clients.rounds(USUAL_AT_LEAST + LATELY)
-    assert clients.book.paces()["server-0"].usual == pytest.approx(1000)
+    clients.rounds(3 * LATELY)
+    assert clients.book.paces()["server-0"] == Pace(of_all=pytest.approx(1000), of_each=pytest.approx(250))
 
 
-def test_a_server_four_times_slower_than_it_was_is_slow():
+def test_a_server_four_times_slower_than_the_others_is_slow_until_it_is_not():
     clients = Clients()
-    clients.rounds(20)
+    clients.rounds(LATELY)
+    clients.rounds(LATELY, name="server-1")
     assert clients.verdict() is None
-    clients.rounds(LATELY, tokens=250)
-    assert clients.verdict() == "248 tokens/s, usually 1000"
+    clients.rounds(LATELY, tokens=248)
+    assert clients.verdict() == "248 tokens/s, the others 1000"
+    assert clients.verdict("server-1") is None
+    clients.rounds(LATELY)
+    assert clients.verdict() is None
+
+
+def test_a_server_alone_is_never_slow_whatever_it_did_before():
+    clients = Clients()
+    clients.rounds(60)
+    clients.rounds(LATELY, tokens=40)
+    assert clients.verdict() is None
 
 
 def test_fewer_requests_at_once_are_no_slowness_and_as_few_as_before_are():
     """As agents have them: many side by side, then one after another."""
     clients = Clients()
-    clients.rounds(20, together=8, tokens=800)
-    for _ in range(20):
-        clients.rounds(1, together=1, tokens=60)
-        assert clients.verdict() is None
+    clients.rounds(LATELY, name="server-1", together=8, tokens=800)
+    clients.rounds(LATELY, together=1, tokens=60)
+    assert clients.verdict() is None, "it makes less in all, since less is asked of it"
     clients.rounds(LATELY, together=1, tokens=10)
-    assert clients.verdict() == "10 tokens/s, usually 60"
+    assert clients.verdict() == "10 tokens/s, the others 800"
+    clients.rounds(LATELY, together=32, tokens=640)
+    assert clients.verdict() is None, "each waits longer, since so many are asked at once"
 
 
 def test_where_all_are_slower_it_is_the_machine():
     clients = Clients()
-    for name in ("server-0", "server-1"):
-        clients.rounds(20, name=name)
-    for name in ("server-0", "server-1"):
-        clients.rounds(LATELY, name=name, tokens=250)
-    assert clients.verdict() is None
+    for tokens in (1000, 248):
+        for name in ("server-0", "server-1"):
+            clients.rounds(LATELY, name=name, tokens=tokens)
+    assert clients.verdict() is None and clients.verdict("server-1") is None
 
 
 def test_another_life_begins_with_no_past():
@@ -73,21 +88,10 @@ def test_another_life_begins_with_no_past():
     assert clients.book.paces() == {}
 
 
-def test_tokens_are_counted_by_busy_seconds():
-    clients = Clients()
-    for _ in range(USUAL_AT_LEAST + LATELY):
-        clients.book.begins("server-0", clients.now)
-        clients.now += 4.0
-        clients.book.made("server-0", 1000)
-        clients.book.ends("server-0", clients.now)
-    pace = clients.book.paces()["server-0"]
-    assert (pace.lately, pace.usual) == (250.0, 250.0)
-
-
 def test_a_busy_period_begins_with_its_first_request_and_ends_with_its_last():
     """Two that overlap by half: three busy seconds, not four."""
     clients = Clients()
-    for _ in range(USUAL_AT_LEAST + LATELY):
+    for _ in range(LATELY):
         start = clients.now
         clients.book.begins("server-0", start)
         clients.book.begins("server-0", start + 1.0)
@@ -97,8 +101,8 @@ def test_a_busy_period_begins_with_its_first_request_and_ends_with_its_last():
         clients.book.ends("server-0", start + 3.0)
         clients.now = start + 10.0
     windows = clients.book._servers["server-0"].windows
-    assert {window.tokens_per_s for window in windows} == {150.0}
-    assert len(windows) == 2 * (USUAL_AT_LEAST + LATELY)
+    assert [window.of_all for window in windows] == [150.0] * LATELY
+    assert {window.of_each for window in windows} == {100.0, 150.0}
 
 
 def test_an_end_that_nobody_began_counts_for_nothing():
@@ -110,11 +114,3 @@ def test_an_end_that_nobody_began_counts_for_nothing():
     clients.book.ends("server-0", 10.5)
     clients.book.ends("server-0", 99.0)
     assert clients.book._servers["server-0"].busy_s == 0.5
-
-
-def test_usual_is_what_was_before_the_last_few():
-    clients = Clients()
-    clients.rounds(USUAL_AT_LEAST, tokens=1000)
-    clients.rounds(LATELY, tokens=400)
-    pace = clients.book.paces()["server-0"]
-    assert (pace.lately, pace.usual) == (400.0, 1000.0)

@@ -159,7 +159,7 @@ def test_without_a_limit_other_weights_would_get_traffic():
 
 
 def test_without_its_factor_a_slow_server_is_one_like_any_other():
-    own, peers = Pace(lately=40, usual=160), [Pace(lately=155, usual=160)]
+    own, peers = Pace(of_all=40, of_each=10), [Pace(of_all=155, of_each=39)]
     assert slow_reason(own, peers, HealthConfig())
     assert not slow_reason(own, peers, HealthConfig(slow_factor=1e6))
 
