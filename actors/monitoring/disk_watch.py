@@ -20,7 +20,7 @@ from launcher.base.durable import room
 from launcher.base.private_folders import parent_of_rays_folder
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.config.supervision import DiskConfig
-from launcher.policy.disk_health import DiskLook, DiskTrouble, find_trouble, resume_at
+from launcher.policy.disk_health import DiskLook, DiskTrouble, find_trouble
 from launcher.run_files.run_paths import RunPaths
 
 PROBE = b"\0" * 4096
@@ -29,7 +29,6 @@ ASK_S = 0.2
 SOON_S = 0.005
 PAUSE_S = 5.0
 """Between two looks: this process was stopped, or not scheduled, and so were its probes."""
-MOST_KEPT = 20
 
 log = logging.getLogger("disk")
 
@@ -121,11 +120,11 @@ class DiskWatch:
         self._refusals: dict[str, Refusal] = {}
         self._told: dict[str, Refusal] = {}
         self._trouble: DiskTrouble | None = None
-        self._before: DiskTrouble | None = None
-        self._well_since: float | None = None
-        self._past: list[tuple[float, float]] = []
-        self._looked_at = time.monotonic()
-        self._excused_at = float("-inf")
+        self._first: float | None = None  # without it, who makes too little room at each try is waited for for ever
+        self._met_at = float("-inf")  # without it, a disk that fails every other second is resumed at each good one
+        self._wait_s = settings.settle_s
+        self._looked_at = time.monotonic()  # without it, a process that was stopped finds its own probe stalled
+        self._excused_at = float("-inf")  # without it, so does one that waited for a checkpoint, the moment that ends
         devices: set[int] = set()
         for folder in folders:
             if folder.is_dir() and (device := folder.stat().st_dev) not in devices:
@@ -165,48 +164,41 @@ class DiskWatch:
                 return
             await asyncio.sleep(SOON_S)
 
-    def trouble(self, now: float, *, patient: bool = False) -> DiskTrouble | None:
-        """What keeps the run from writing, or did a moment ago. `patient`: a checkpoint is being written.
+    def trouble(self, now: float, *, stepped_at: float | None = None, patient: bool = False) -> DiskTrouble | None:
+        """What keeps the run from writing, or did a moment ago. `stepped_at`: when the last step was committed.
+        `patient`: a checkpoint is being written, and a probe may wait for it for long.
 
         After one, or after a pause of this process, a probe has its whole time again: it comes back later than the end
-        of what it waited for.
+        of what it waited for. Not during trouble: a checkpoint that begins on a stalled disk would end it.
         """
-        looks = [one.look() for one in self._probes.values()]
-        patient = patient and self._trouble is None  # a checkpoint that begins on a stalled disk excuses nothing
-        if patient or now - self._looked_at > PAUSE_S:
+        if self._trouble is None and (patient or now - self._looked_at > PAUSE_S):
             self._excused_at = now
         self._looked_at = now
         found = find_trouble(
-            looks,
+            [one.look() for one in self._probes.values()],
             list(self._refusals.values()),
             settings=self._settings,
             now=now,
-            patient=patient,
             excused_at=self._excused_at,
         )
         if found is not None:
-            self._well_since = None
-            if self._trouble is None:
-                self._trouble = replace(found, first=self._first_of(found))
-            else:
-                since = min(self._trouble.since, found.since)
-                self._trouble = replace(found, since=since, first=self._trouble.first)
-        elif self._trouble is not None:
-            self._well_since = now if self._well_since is None else self._well_since
-            past = [*self._past, (self._trouble.since, self._well_since)]
-            if now >= resume_at(past, self._settings):
-                self._before, self._past, self._trouble = self._trouble, past[-MOST_KEPT:], None
-                self._refusals.clear()
+            self._trouble = self._since_the_last_step(found, now, stepped_at)
+        elif self._trouble is not None and now >= self._met_at + self._wait_s:
+            self._trouble = None
+            self._refusals.clear()
         return self._trouble
 
-    def _first_of(self, trouble: DiskTrouble) -> float | None:
-        """What no figure shows, as a quota, is met again at each try: to whoever waits, all that is one trouble."""
-        before = self._before
-        if before is None or before.path != trouble.path:
-            return None
-        if trouble.since - self._past[-1][1] > self._settings.forget_s:
-            return None
-        return before.since if before.first is None else before.first
+    def _since_the_last_step(self, found: DiskTrouble, now: float, stepped_at: float | None) -> DiskTrouble:
+        """What no figure shows, as a quota, is met again at each try: until a step is committed all that is one
+        trouble, and each try waits twice as long as the one before."""
+        if self._first is None or (stepped_at is not None and stepped_at > self._met_at):
+            self._first = found.since
+            self._wait_s = self._settings.settle_s
+        elif self._trouble is None:
+            self._wait_s = min(2 * self._wait_s, self._settings.settle_max_s)
+        self._met_at = now
+        since = found.since if self._trouble is None else self._trouble.since
+        return replace(found, since=since, first=self._first)
 
     def close(self) -> None:
         for one in self._probes.values():

@@ -185,6 +185,7 @@ class ClusterObserver:
         self._note_pace(view.slow)
         self._note_fleet()
         self.disks.refused(view.refusal)
+        stepped_at = self._progress.at(TRAINER)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Observed(
@@ -203,12 +204,12 @@ class ClusterObserver:
             memory=self.memory.settings(self.trainer.lengths),
             incident=incident,
             is_judged=self.monitor is None or self.monitor.is_heard,
-            progress_at=self._progress.at(TRAINER),
+            progress_at=stepped_at,
             is_stopped=is_stopped,
             evals=view.evals,
             rejections=view.rejections,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
-            disk=self.disks.trouble(now, patient=view.is_saving and view.is_running),
+            disk=self.disks.trouble(now, stepped_at=stepped_at, patient=view.is_saving and view.is_running),
             standby_trainer=StandbyTrainer.NONE if self.standby is None else self.standby.state,
         )
 

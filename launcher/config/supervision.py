@@ -343,10 +343,10 @@ class DiskConfig:
     )
     settle_s: float = setting(2.0, "time that a disk must work again before the run resumes, in seconds", POSITIVE)
     settle_max_s: float = setting(
-        60.0, "upper limit of disk.settle_s, which doubles with each trouble that follows at once, in seconds", POSITIVE
-    )
-    forget_s: float = setting(
-        300.0, "time after a trouble from which the next one does not count as following at once, in seconds", POSITIVE
+        60.0,
+        "upper limit of disk.settle_s, which doubles with each trouble that comes back before a step is committed, "
+        "in seconds",
+        POSITIVE,
     )
     patience_s: float = setting(
         86_400.0, "longest pause until a person has repaired the disk, in seconds; then the run halts", DEADLINE

@@ -1,8 +1,7 @@
-"""May the run write to its disks? (probes, refused writes, history, now) → the trouble, or none. And when to resume.
+"""May the run write to its disks? (probes, refused writes, now) → the trouble, or none.
 
     probe refused, or not back in time ─► trouble of that disk
     a writer was refused               ─► trouble, until a later probe of that disk finds the room that it needs
-    the last trouble was a moment ago  ─► trouble stays until the back-off is over, which doubles each time
 
 While there is trouble nothing is repaired: a restart would meet the same disk, and use up its budget.
 """
@@ -36,18 +35,14 @@ class DiskLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskTrouble:
-    """A disk that the run can't write to. `missing`: bytes, 0 where room is not what it lacks,
-    or nobody has looked. `since`: monotonic.
-
-    `first`: the same of the first of the troubles of this disk that followed each other at once; None: this one.
-    """
+    """A disk that the run can't write to. Times are monotonic."""
 
     path: str
     fault: DiskFault
-    since: float
+    since: float  # its incident lasts from here
+    first: float  # the first trouble after the last committed step: the patience of disk.patience_s counts from here
     free: int | None = None
-    missing: int = 0
-    first: float | None = None
+    missing: int = 0  # bytes; 0 where room is not what it lacks, or nobody has looked
 
     @property
     def reason(self) -> str:
@@ -62,17 +57,15 @@ def find_trouble(
     *,
     settings: DiskConfig,
     now: float,
-    patient: bool = False,
     excused_at: float = float("-inf"),
 ) -> DiskTrouble | None:
-    """What prevents writing now. `patient`: a checkpoint is being written, and a probe may wait for it for long.
-    `excused_at`: until then a probe under way had a reason to wait."""
+    """What prevents writing now. `excused_at`: until then a probe under way had a reason to wait."""
     for look in looks:
-        fault = None if patient else _stalled(look, settings, now, excused_at)
-        fault = fault or _fault_of(look)
-        if fault is not None:
-            since = look.began_at if fault is DiskFault.STALLED else look.last_began_at
-            return _trouble(look, fault, now if since is None else since, needed=0)
+        waits_since = None if look.began_at is None else max(look.began_at, excused_at)
+        if waits_since is not None and now - waits_since > settings.stall_s:
+            return _trouble(look, DiskFault.STALLED, waits_since, needed=0)
+        if (fault := _fault_of(look)) is not None:
+            return _trouble(look, fault, now if look.last_began_at is None else look.last_began_at, needed=0)
     by_path = {look.path: look for look in looks}
     for refusal in refusals:
         look = by_path.get(refusal.path, DiskLook(path=refusal.path))
@@ -80,12 +73,6 @@ def find_trouble(
             look = dataclasses.replace(look, path=refusal.file or look.path)
             return _trouble(look, refusal.fault, refusal.at, needed=refusal.needed)
     return None
-
-
-def _stalled(look: DiskLook, settings: DiskConfig, now: float, excused_at: float) -> DiskFault | None:
-    if look.began_at is None or now - max(look.began_at, excused_at) <= settings.stall_s:
-        return None
-    return DiskFault.STALLED
 
 
 def _fault_of(look: DiskLook) -> DiskFault | None:
@@ -107,21 +94,9 @@ def _is_cured(refusal: Refusal, look: DiskLook) -> bool:
 
 def _trouble(look: DiskLook, fault: DiskFault, since: float, *, needed: int) -> DiskTrouble:
     free = None if look.room is None else look.room.free
-    is_known = fault in NEED_ROOM and free is not None
-    missing = max(max(needed, LEAST_FREE) - (free or 0), 0) if is_known else 0
+    missing = max(max(needed, LEAST_FREE) - free, 0) if fault in NEED_ROOM and free is not None else 0
     shown = None if free == UNLIMITED else free
-    return DiskTrouble(path=look.path, fault=fault, since=since, free=shown, missing=missing)
-
-
-def resume_at(troubles: Sequence[tuple[float, float]], settings: DiskConfig) -> float:
-    """When work may resume. `troubles`: each with its beginning and the first healthy observation after it, oldest
-    first. One within `settings.forget_s` of the one before waits twice as long."""
-    wait_s, last_end = settings.settle_s, float("-inf")
-    for began, ended in troubles:
-        again = began - last_end <= settings.forget_s
-        wait_s = min(2 * wait_s, settings.settle_max_s) if again else settings.settle_s
-        last_end = ended
-    return last_end + wait_s
+    return DiskTrouble(path=look.path, fault=fault, since=since, first=since, free=shown, missing=missing)
 
 
 def _size(count: int) -> str:

@@ -99,11 +99,8 @@ def _end(seen: Observed, halt: Halt) -> RecoveryPlan:
 
 
 def _wait_for_disk(seen: Observed, disk: DiskTrouble, config: RunConfig, now: float) -> RecoveryPlan:
-    """Nothing is repaired: each repair would meet the same disk. The trainer pauses, and a person makes room.
-
-    A trouble that came back at each try counts from the first, unless a step was taken between."""
-    waits_since = disk.since if disk.first is None else min(max(disk.first, seen.progress_at or disk.first), disk.since)
-    give_up_at = waits_since + config.disk.patience_s
+    """Nothing is repaired: each repair would meet the same disk. The trainer pauses, and a person makes room."""
+    give_up_at = disk.first + config.disk.patience_s
     if now >= give_up_at:
         return _end(seen, Halt(reason=f"{disk.reason}, for more than disk.patience_s={config.disk.patience_s:g}"))
     builder = PlanBuilder(seen=seen, history=(), config=config, now=now, wake_at=[give_up_at])

@@ -140,20 +140,66 @@ def test_a_disk_that_reports_no_size_is_not_full(tmp_path):
     assert find_trouble([found], [], settings=DiskConfig(), now=6.0) is None
 
 
+class Refused:
+    """A disk whose probes find room, and whose quota refuses each checkpoint; on a clock of the test's own."""
+
+    def __init__(self, watch, folder):
+        self.watch, self.folder, self.now = watch, folder, time.monotonic() + 1e6
+        self.stepped_at = None
+
+    def trouble(self, after_s=0.0):
+        self.now += after_s
+        return self.watch.trouble(self.now, stepped_at=self.stepped_at)
+
+    def refuse(self):
+        """The trouble that it is, and for how long it stays after the probe that found room."""
+        self.watch.refused(Refusal(path=str(self.folder), fault=DiskFault.QUOTA, at=self.now))
+        met = self.trouble()
+        (refusal,) = self.watch._refusals.values()
+        until(lambda: (self.watch._probes[str(self.folder)].look().last_began_at or 0.0) > refusal.at)
+        waited_s = 0.0
+        while self.trouble(0.5) is not None:
+            waited_s += 0.5
+        return met, waited_s + 0.5
+
+    def commit_a_step(self):
+        self.now += 1.0
+        self.stepped_at = self.now
+
+
 def test_a_refusal_that_comes_back_at_each_try_counts_from_the_first(tmp_path):
     """As a quota: each probe finds room, and each checkpoint is refused."""
-    forget_s = deadline_s()
-    with watching(tmp_path, forget_s=forget_s) as watch:
-        met = []
-        for number in range(3):
-            watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=float(number)))
-            met.append(watch.trouble(time.monotonic()))
-            until(lambda: watch.trouble(time.monotonic()) is None)
-        assert [trouble.first for trouble in met] == [None, met[0].since, met[0].since]
-        assert met[0].since < met[1].since < met[2].since
-        watch._past[-1] = (watch._past[-1][0], watch._past[-1][1] - 2 * forget_s)
-        watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=9.0))
-        assert watch.trouble(time.monotonic()).first is None, "long after"
+    with watching(tmp_path, settle_s=2.0, settle_max_s=7.0) as watch:
+        disk = Refused(watch, tmp_path)
+        met, waits_s = zip(*(disk.refuse() for _ in range(4)), strict=True)
+        assert [trouble.first for trouble in met] == [met[0].since] * 4
+        assert met[0].since < met[1].since < met[2].since < met[3].since, "each is an incident of its own"
+        assert waits_s == (2.0, 4.0, 7.0, 7.0), "each try waits twice as long, up to disk.settle_max_s"
+        disk.commit_a_step()
+        trouble, wait_s = disk.refuse()
+        assert (trouble.first, wait_s) == (trouble.since, 2.0), "between, the run got on"
+
+
+def test_trouble_counts_from_the_last_step_also_where_that_was_under_way_when_it_was_met(tmp_path):
+    with watching(tmp_path, settle_s=2.0, settle_max_s=9.0) as watch:
+        disk = Refused(watch, tmp_path)
+        first, _ = disk.refuse()
+        watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=5.0))
+        assert disk.trouble().first == first.since
+        disk.commit_a_step()
+        assert disk.trouble().first > first.since
+
+
+def test_a_pause_of_this_process_does_not_end_the_trouble_of_a_stalled_disk(tmp_path, monkeypatch):
+    """The probe under way was given its whole time again, which is longer than the wait for the end of a trouble."""
+    released, fsync = threading.Event(), disk_watch.os.fsync
+    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
+    with watching(tmp_path, stall_s=30.0) as watch:
+        until(lambda: watch._probes[str(tmp_path)].look().began_at)
+        now = time.monotonic()
+        found = [watch.trouble(now + second) for second in (*range(33), 600, 601, 602, 603)]
+        assert all(found[-5:]), "it has not answered"
+        released.set()
 
 
 def test_a_file_that_may_not_be_written_is_tried_until_it_may(tmp_path):

@@ -114,3 +114,6 @@ def test_an_end_that_nobody_began_counts_for_nothing():
     clients.book.ends("server-0", 10.5)
     clients.book.ends("server-0", 99.0)
     assert clients.book._servers["server-0"].busy_s == 0.5
+    clients.book.begins("server-0", 100.0)
+    clients.book.ends("server-0", 100.25)
+    assert clients.book._servers["server-0"].busy_s == 0.75

@@ -8,9 +8,9 @@ import pytest
 from launcher.base.disk_faults import LEAST_FREE, MIB, UNLIMITED, DiskFault, Refusal, Room, fault_in, fault_of
 from launcher.base.errors import CheckpointError
 from launcher.config.supervision import DiskConfig
-from launcher.policy.disk_health import DiskLook, find_trouble, resume_at
+from launcher.policy.disk_health import DiskLook, find_trouble
 
-SETTINGS = DiskConfig(stall_s=30.0, settle_s=2.0, settle_max_s=10.0, forget_s=100.0)
+SETTINGS = DiskConfig(stall_s=30.0)
 NOW = 1000.0
 ENOUGH = Room(free=100 * MIB, inodes=1000, is_read_only=False)
 WELL = DiskLook(path="/run", last_began_at=NOW - 1, room=ENOUGH)
@@ -31,6 +31,7 @@ def look(fault=None, *, free=100 * MIB, inodes=1000, is_read_only=False, **more)
         (look(DiskFault.QUOTA, free=2**40), "/run: the quota is exceeded, 1024.0 GiB free"),
         (look(DiskFault.READ_ONLY), "/run: it is read-only, 100.0 MiB free"),
         (look(is_read_only=True), "/run: it is read-only, 100.0 MiB free"),
+        (look(is_read_only=True, free=0), "/run: it is read-only, 0.0 MiB free"),
         (look(DiskFault.IO_ERROR), "/run: input/output errors, 100.0 MiB free"),
         (look(DiskFault.IO_ERROR, inodes=0), "/run: input/output errors, 100.0 MiB free"),
         (look(DiskFault.QUOTA, free=1024 * MIB), "/run: the quota is exceeded, 1.0 GiB free"),
@@ -79,17 +80,13 @@ def test_where_nothing_is_known_of_the_room_nothing_is_said_to_be_missing():
     assert found is not None and (found.missing, found.free) == (0, None)
 
 
-def test_a_probe_that_waits_for_a_checkpoint_is_not_stalled():
-    slow = look(began_at=NOW - 500)
-    assert find_trouble([slow], [], settings=SETTINGS, now=NOW, patient=True) is None
-    assert find_trouble([slow], [], settings=SETTINGS, now=NOW) is not None
-
-
 def test_a_probe_that_waited_for_something_else_has_its_whole_time_afterwards():
     slow = look(began_at=NOW - 500)
-    assert find_trouble([slow], [], settings=SETTINGS, now=NOW, excused_at=NOW - 29) is None
+    assert find_trouble([slow], [], settings=SETTINGS, now=NOW) is not None
+    for excused_at in (NOW, NOW - 29):
+        assert find_trouble([slow], [], settings=SETTINGS, now=NOW, excused_at=excused_at) is None
     found = find_trouble([slow], [], settings=SETTINGS, now=NOW, excused_at=NOW - 31)
-    assert found is not None and found.fault is DiskFault.STALLED
+    assert found is not None and (found.fault, found.since, found.first) == (DiskFault.STALLED, NOW - 31, NOW - 31)
 
 
 def test_of_a_disk_without_a_size_nothing_is_said_to_be_free_or_missing():
@@ -123,21 +120,6 @@ def test_a_refused_write_stands_until_a_later_probe_finds_room_for_it(fault, nee
         assert (found.free, found.missing) == (None, 0), "nobody has looked at its room"
     if needed == 200 * MIB and found is not None and seen.path == "/run":
         assert found.missing == 100 * MIB and found.free == 100 * MIB
-
-
-@pytest.mark.parametrize(
-    ("troubles", "at"),
-    [
-        ([(0, 60)], 62),
-        ([(0, 60), (70, 80)], 84),
-        ([(0, 60), (70, 80), (90, 95)], 103),
-        ([(0, 60), (70, 80), (90, 95), (100, 105), (110, 115)], 125),  # no longer than settle_max_s
-        ([(0, 60), (160, 170)], 174),
-        ([(0, 60), (70, 80), (90, 95), (300, 310)], 312),  # forgotten
-    ],
-)
-def test_each_trouble_that_follows_at_once_is_waited_for_twice_as_long(troubles, at):
-    assert resume_at(troubles, SETTINGS) == at
 
 
 @pytest.mark.parametrize(

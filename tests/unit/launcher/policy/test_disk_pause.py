@@ -28,7 +28,7 @@ from tests.support.simulated_run.looks import (
     trainer,
 )
 
-FULL = DiskTrouble(path="/run", fault=DiskFault.FULL, since=NOW - 5, free=0, missing=2**20)
+FULL = DiskTrouble(path="/run", fault=DiskFault.FULL, since=NOW - 5, first=NOW - 5, free=0, missing=2**20)
 HUNG = Verdict(health=Health.DEAD, reason="no progress", cause=Cause.TRAINER_HANG)
 
 
@@ -58,18 +58,13 @@ def test_without_the_look_at_the_disk_a_budget_would_be_used_up(look):
     assert decide(look).attempts
 
 
-def test_a_person_who_never_comes_is_not_waited_for_without_end():
-    old = dataclasses.replace(FULL, since=NOW - CONFIG.disk.patience_s)
-    (halt,) = decide(observed(disk=old)).actions
-    assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED and "disk.patience_s" in halt.reason
-
-
-def test_one_who_makes_too_little_room_again_and_again_is_not_waited_for_without_end_either():
+def test_a_person_who_never_comes_or_makes_too_little_room_each_time_is_not_waited_for_without_end():
     again = dataclasses.replace(FULL, first=NOW - CONFIG.disk.patience_s)
     (halt,) = decide(observed(disk=again)).actions
-    assert isinstance(halt, Halt) and "disk.patience_s" in halt.reason
-    stepped = observed(disk=again, progress_at=NOW - 60)
-    assert kinds(decide(stepped)) == [PauseTrainer], "between, the run got on"
+    assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED and "disk.patience_s" in halt.reason
+    old = dataclasses.replace(again, first=again.first + 1)
+    made = decide(observed(disk=old))
+    assert (kinds(made), made.wake_at) == ([PauseTrainer], NOW + 1)
 
 
 def test_an_abort_needs_no_disk():
