@@ -21,10 +21,12 @@ from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.formats import duration
 from launcher.reporting.terminal_panel import render_line
 from launcher.reporting.terminal_text import as_far_as_it_is_read
+from launcher.resources.config_checks import beyond_last_port
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_ends import ENDS, STARTED, last_end
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
+from launcher.run_files.written_settings import read_settings, setting_of
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run
@@ -123,6 +125,9 @@ def send(paths: RunPaths, what: str, *, reason: str, servers: int | None = None)
             told = "scale needs --servers" if servers is None else f"--servers {servers}: a run needs a server"
             there = serving(paths, any_state=True)
             raise UsageError(told, f"1 or more; there are {', '.join(there)}, and `stop` ends the run")
+        port = setting_of(read_settings(paths.config), "sglang.port")
+        if isinstance(port, int) and (allowed := beyond_last_port(port, servers)):
+            raise UsageError(f"--servers {servers}: sglang.port={port}: {allowed}", "ask for fewer servers")
         request = dataclasses.replace(request, servers=servers)
     else:
         request = dataclasses.replace(request, wish=REQUESTS[what], at=time.time())

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from actors.serving import auth_middleware, sglang_cpu
+from actors.serving import sglang_cpu
 from actors.serving.server_processes import TITLES, TOKENS
 from actors.serving.sglang_client import CONFIGURED
 from actors.serving.sglang_command import command
@@ -28,6 +28,7 @@ from actors.serving.sglang_features import BY_LENGTH, ROUTES, STREAMER, sglang_f
 from launcher.base.errors import UsageError
 from launcher.config.schema import SGLangConfig
 from launcher.reporting.terminal_text import SafeConsole
+from launcher.resources.sglang_arguments import BYPASSES
 from scripts.checkpoints.arguments import Parser
 from scripts.ending import DONE, ended
 from scripts.health.server_check import KV_USE, QUEUED, RUNNING
@@ -71,7 +72,7 @@ def needs() -> Iterator[Need]:
         yield Need(
             kind="argument", name=name.replace("-", "_"), files=ARGUMENTS, use="actors/serving/sglang_command.py"
         )
-    for name in auth_middleware.BYPASSES:  # one of another name would no longer be refused
+    for name in BYPASSES:  # one of another name would no longer be refused
         yield Need(kind="argument", name=name, files=ARGUMENTS, use="actors/serving/auth_middleware.py")
     for path in ("/generate", "/model_info", "/health", "/flush_cache", "/abort_request"):
         yield Need(kind="route", name=path, files=ROUTES, use="actors/serving/sglang_client.py")

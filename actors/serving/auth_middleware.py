@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from launcher.base.addresses import is_every_interface
 from launcher.base.errors import LauncherError
+from launcher.resources.sglang_arguments import BYPASSES
 from launcher.run_files.run_keys import ServerKeys
 
 VARIABLE = "GRPO_SERVER_KEYS"
@@ -28,22 +29,6 @@ API_PATHS = frozenset(
     }
 )
 REFUSAL = b'{"error":"Unauthorized"}'
-BYPASSES: Mapping[str, tuple[object, str]] = {
-    "api_key": (None, "it would stand in the process list and in the log"),
-    "admin_api_key": (None, "it would stand in the process list and in the log"),
-    "tokenizer_worker_num": (1, "further HTTP processes would serve without keys"),
-    "encoder_only": (False, "that server would serve without keys"),
-    "smg_grpc_mode": (False, "gRPC knows no keys"),
-    "grpc_mode": (False, "gRPC knows no keys"),
-    "grpc_port": (None, "gRPC knows no keys"),
-    "use_ray": (False, "that server would serve without keys"),
-    "enable_http2": (False, "that server has not been tried with keys"),
-    "enable_dp_attention": (False, "its processes unpickle what anybody sends to a TCP port"),
-    "enable_custom_logit_processor": (False, "it unpickles code from requests"),
-    "trust_remote_code": (False, "it runs code from the model's folder"),
-    "disaggregation_mode": ("null", "its bootstrap server knows no keys"),
-}
-"""SGLang's arguments that would bypass this middleware or run a stranger's code, the value they must have, and why."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

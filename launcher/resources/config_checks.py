@@ -24,12 +24,20 @@ from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision_checks import find_contradictions
 from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, may_share_gpus, place
-from launcher.resources.sglang_arguments import GPU_ARGUMENTS, MAY_BE_CUT, SECRET_ARGUMENTS, meant, plain_name
+from launcher.resources.sglang_arguments import (
+    BYPASSES,
+    GPU_ARGUMENTS,
+    MAY_BE_CUT,
+    SECRET_ARGUMENTS,
+    meant,
+    plain_name,
+)
 from launcher.resources.weight_way_checks import other_ways
 
 SINGLE_ON_CPU = ("sglang.tp_size", "sglang.dp_size")
 USUAL_TOKEN_POOL = 20_000
 """Of conf=arithmetic_cpu: an example, where none is given."""
+LAST_PORT = 65535
 FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 
 
@@ -93,6 +101,8 @@ def _out_of_range(config: RunConfig) -> Iterator[ConfigProblem]:
 
 def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
     actor, cluster = config.actor, config.cluster
+    if allowed := beyond_last_port(config.sglang.port, config.sglang.n_servers):
+        yield "sglang.port", allowed
     if config.rollout.max_head_offpolicyness > 0:
         for allowed in _against_staleness(config):
             yield "rollout.max_head_offpolicyness", f"0 {allowed}"
@@ -123,6 +133,13 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
     for key in ("actor.kl_ctl", "actor.kl_loss_coef"):
         if value_of(config, key) > 0 and not config.ref.path:
             yield "ref.path", f"a model is needed, as {key}={value_of(config, key)}"
+
+
+def beyond_last_port(port: int | None, n_servers: int) -> str:
+    """What `sglang.port` may be at most, where so many servers would take ports beyond the last one; else ""."""
+    if port is None or port + n_servers - 1 <= LAST_PORT:
+        return ""
+    return f"at most {LAST_PORT + 1 - n_servers}, as {n_servers} servers take ports from it on"
 
 
 def _against_staleness(config: RunConfig) -> Iterator[str]:
@@ -189,11 +206,6 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
     for key in SINGLE_ON_CPU:
         if sglang.device == "cpu" and value_of(config, key) > 1:
             yield key, "1 with sglang.device=cpu"
-    if sglang.port is not None and sglang.port + sglang.n_servers - 1 > 65535:
-        yield (
-            "sglang.port",
-            f"at most {65536 - sglang.n_servers}, as {sglang.n_servers} servers take ports from it on",
-        )
     for name in FREQUENCIES:
         if config.valid_dataset is None and getattr(config.evaluator, name) is not None:
             yield f"evaluator.{name}", "null without held-out data; else set valid_dataset.path"
@@ -264,6 +276,10 @@ def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
         if ours in SECRET_ARGUMENTS:
             allowed = "nothing: each run makes its own keys, and arguments are visible in the process list"
             yield ConfigProblem(key=key, given="(not shown)", allowed=allowed)
+        elif ours in BYPASSES:
+            must_be, why = BYPASSES[ours]
+            if value not in (must_be, None, False):  # neither None nor False is handed on
+                yield ConfigProblem(key=key, given=value, allowed=f"leave it out: {why}")
         elif ours in GPU_ARGUMENTS:
             allowed = (
                 "nothing: a server has the first sglang.tp_size × sglang.dp_size GPUs that Ray gives it, and the plan "

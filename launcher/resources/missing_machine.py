@@ -18,7 +18,13 @@ from launcher.base.errors import ConfigError, ResourceError, StorageError, Usage
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
 from launcher.config.settings import value_of
-from launcher.resources.config_checks import SINGLE_ON_CPU, token_pool_on_cpu, usual_token_pool
+from launcher.resources.config_checks import (
+    LAST_PORT,
+    SINGLE_ON_CPU,
+    beyond_last_port,
+    token_pool_on_cpu,
+    usual_token_pool,
+)
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import HELD, RunPlan, lacks, smallest_gpu_gib
@@ -155,8 +161,10 @@ def _too_little(folder: Path, needed: int, what: str, hint: str) -> Iterator[Usa
 def missing_ports(config: RunConfig) -> Iterator[UsageError]:
     """An address that servers can listen on, and the ports asked for."""
     sglang = config.sglang
-    ports = [0] if sglang.port is None else [sglang.port + index for index in range(sglang.n_servers)]
-    for port in ports:
+    ports = [0] if sglang.port is None else range(sglang.port, sglang.port + sglang.n_servers)
+    if allowed := beyond_last_port(sglang.port, sglang.n_servers):
+        yield ConfigError(f"sglang.port={sglang.port}: {allowed}", "change sglang.port")
+    for port in (one for one in ports if one <= LAST_PORT):  # bind raises an OverflowError beyond it
         refusal = why_not_bound(sglang.host, port)
         if refusal and port:
             yield ResourceError(

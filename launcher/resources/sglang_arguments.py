@@ -6,6 +6,8 @@ last one wins, and the plan of the run would be that of another server.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 ARGUMENTS_OF_OURS = frozenset(
     {
         *("model_path", "dtype", "device", "tp_size", "dp_size", "context_length", "mem_fraction_static"),
@@ -18,6 +20,23 @@ GPU_ARGUMENTS = frozenset({"pp_size", "base_gpu_id", "gpu_id_step"})
 """With them a server takes other GPUs than the plan counts, and Ray reserves: its first tp_size × dp_size. One that Ray
 has not given it is an invalid device, which a server reports only when it starts."""
 SECRET_ARGUMENTS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
+BYPASSES: Mapping[str, tuple[object, str]] = {
+    "api_key": (None, "it would stand in the process list and in the log"),
+    "admin_api_key": (None, "it would stand in the process list and in the log"),
+    "tokenizer_worker_num": (1, "further HTTP processes would serve without keys"),
+    "encoder_only": (False, "that server would serve without keys"),
+    "smg_grpc_mode": (False, "gRPC knows no keys"),
+    "grpc_mode": (False, "gRPC knows no keys"),
+    "grpc_port": (None, "gRPC knows no keys"),
+    "use_ray": (False, "that server would serve without keys"),
+    "enable_http2": (False, "that server has not been tried with keys"),
+    "enable_dp_attention": (False, "its processes unpickle what anybody sends to a TCP port"),
+    "enable_custom_logit_processor": (False, "it unpickles code from requests"),
+    "trust_remote_code": (False, "it runs code from the model's folder"),
+    "disaggregation_mode": ("null", "its bootstrap server knows no keys"),
+}
+"""Those that would bypass the check of keys (actors/serving/auth_middleware.py) or run a stranger's code, the value
+that each must have, and why. A server ends with one of another value, so a plan with it would never run."""
 OTHER_NAMES = {
     "model": "model_path",
     "tensor_parallel_size": "tp_size",
@@ -39,8 +58,8 @@ def plain_name(given: str) -> str:
 
 
 def meant(given: str) -> str:
-    """The argument of one of the three tables that SGLang would take `given` for; "" where it is the user's own."""
-    plain, listed = plain_name(given), ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS
+    """The argument of one of the four tables that SGLang would take `given` for; "" where it is the user's own."""
+    plain, listed = plain_name(given), ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS | BYPASSES.keys()
     if plain in listed:
         return plain
     if plain in OTHER_NAMES:

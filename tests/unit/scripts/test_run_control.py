@@ -162,6 +162,15 @@ def test_a_size_that_can_not_be_is_refused_and_nothing_is_asked(paths, journal, 
     assert wanted(paths) is None
 
 
+def test_more_servers_than_there_are_ports_are_refused_and_nothing_is_asked(paths, journal, capsys):
+    """The further server's port was beyond 65535: it failed at each of its starts."""
+    paths.config.write_text("sglang: {port: 65534, n_servers: 2}\n")
+    with Driver(paths, journal):
+        assert control(paths, "scale", "--servers", "3") == 2
+    assert "--servers 3: sglang.port=65534: at most 65533, as 3 servers" in capsys.readouterr().err
+    assert wanted(paths) is None
+
+
 @pytest.mark.slow
 def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, capsys):
     journal.record("run.finished", reason="all steps are done", exit_code=0)

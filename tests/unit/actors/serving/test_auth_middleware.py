@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.serving.auth_middleware import API_PATHS, BYPASSES, VARIABLE, AuthMiddleware, opens, refuse_bypasses
+from actors.serving.auth_middleware import API_PATHS, VARIABLE, AuthMiddleware, opens, refuse_bypasses
 from launcher.base.addresses import is_every_interface
 from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
+from launcher.resources.sglang_arguments import BYPASSES
 from launcher.run_files.run_keys import ServerKeys
 
 KEYS = ServerKeys(api="a" * 64, admin="b" * 64)

@@ -145,6 +145,17 @@ def test_out_of_range(settings, said):
         ),
         (ARITHMETIC, {"sglang__tp_size": 2}, "sglang.tp_size=2: 1 with sglang.device=cpu"),
         (ARITHMETIC, {"sglang__port": 65535, "sglang__n_servers": 2}, "sglang.port=65535: at most 65534"),
+        (
+            ARITHMETIC,
+            {
+                "sglang__port": 65535,
+                "sglang__n_servers": 2,
+                "trainer__adapter": "command",
+                "trainer__command": "x",
+                "trainer__rung": "servers",
+            },
+            "sglang.port=65535: at most 65534",
+        ),
         (ARITHMETIC, {"sglang__extra_args": {"port": 1}}, "sglang.extra_args.port=1: set sglang.port instead"),
         (ARITHMETIC, {"sglang__extra_args": {"--tp-size": 2}}, "set sglang.tp_size instead"),
         (ARITHMETIC, {"sglang__extra_args": {"weight_version": "x"}}, "the launcher sets it itself"),

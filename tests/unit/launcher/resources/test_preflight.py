@@ -21,7 +21,7 @@ from launcher.base.errors import (
 )
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.missing_files import find_shape
-from launcher.resources.missing_machine import nearest_existing
+from launcher.resources.missing_machine import missing_ports, nearest_existing
 from launcher.resources.preflight import PROBE_SERVER, find_missing, preflight
 from launcher.resources.run_plan import make_plan
 from tests.support.preflight_parts import ARITHMETIC, NO_GPU, WITH_GPU, missing, the_one, tree
@@ -256,6 +256,14 @@ def test_the_second_servers_port_counts_too(config):
         taken = listener.getsockname()[1]
         config.sglang.n_servers, config.sglang.port = 2, taken - 1
         assert f"sglang.port={taken}" in "".join(map(str, missing(config)))
+
+
+def test_ports_beyond_the_last_one_are_one_message(config):
+    """It ended in an OverflowError: the second server's port was 65536."""
+    config.sglang.n_servers, config.sglang.port = 3, 65535
+    beyond = [str(one) for one in missing_ports(config) if "at most" in str(one)]
+    assert len(beyond) == 1
+    assert beyond[0].startswith("sglang.port=65535: at most 65533, as 3 servers take ports from it on")
 
 
 def test_an_address_of_another_machine(config):

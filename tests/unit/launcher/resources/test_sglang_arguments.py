@@ -11,6 +11,7 @@ from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from launcher.resources.sglang_arguments import (
     ARGUMENTS_OF_OURS,
+    BYPASSES,
     GPU_ARGUMENTS,
     MAY_BE_CUT,
     OTHER_NAMES,
@@ -19,6 +20,7 @@ from launcher.resources.sglang_arguments import (
 )
 from tests.support.machine import scaled
 
+OURS = ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS | BYPASSES.keys()
 ASK = """
 import argparse, json
 from actors.serving import sglang_cpu
@@ -36,16 +38,15 @@ def names():
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=scaled(200.0))
     assert done.returncode == 0, done.stderr
     listed = [(option.strip("-").replace("-", "_"), dest) for option, dest in json.loads(done.stdout.splitlines()[-1])]
-    assert {dest for _, dest in listed} >= ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS
+    assert {dest for _, dest in listed} >= OURS
     return dict(listed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # SGLang's import took 59 s on two cores at a load of 15
 def test_the_names_are_those_of_sglangs_own_parser(names):
-    ours = ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS
-    assert {name: dest for name, dest in names.items() if dest in ours and name != dest} == OTHER_NAMES
-    others = {name for name, dest in names.items() if dest not in ours}
+    assert {name: dest for name, dest in names.items() if dest in OURS and name != dest} == OTHER_NAMES
+    others = {name for name, dest in names.items() if dest not in OURS}
     assert {name: taken for name in others if (taken := meant(name))} == {}, "these are the user's to give"
 
 
@@ -105,6 +106,26 @@ def test_no_name_of_a_secret_shows_it(name):
 )
 def test_other_arguments_are_the_users(name):
     assert problems(**{name: 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        *((name, True, "unpickle") for name in ("enable_dp_attention", "--enable-dp-attention", "enable-dp-att")),
+        ("tokenizer_worker_num", 2, "would serve without keys"),
+        ("trust_remote_code", True, "runs code from the model's folder"),
+        ("disaggregation_mode", "prefill", "knows no keys"),
+    ],
+)
+def test_what_would_bypass_the_keys_is_refused_before_a_server_starts(name, value, why):
+    """A dry run accepted it, and planned without the change of the plan; each server then ended at its start."""
+    (problem,) = problems(**{name: value})
+    assert problem.startswith(f"sglang.extra_args.{name}=") and why in problem
+
+
+@pytest.mark.parametrize(("name", "value"), [("enable_dp_attention", False), ("tokenizer_worker_num", 1)])
+def test_the_value_that_such_an_argument_must_have_is_taken(name, value):
+    assert problems(**{name: value}) == []
 
 
 def test_only_the_host_may_be_cut():
