@@ -268,7 +268,8 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
 
 
 def _launch_foreign(config: RunConfig) -> int:
-    """As `launch`, of another project's trainer."""
+    """As `launch`, of another project's trainer. Its command is here and is planned for no other machine, so a dry run
+    has the exit code of a wrong command where something is missing."""
     lines, missing = list(plan_lines(config)), find_missing_for_command(config)
     if not config.dry_run:
         refuse(missing)
@@ -277,7 +278,7 @@ def _launch_foreign(config: RunConfig) -> int:
     if config.dry_run:
         for one in missing:
             print(f"missing here: {one}", file=sys.stderr)
-        return 0
+        return max((one.exit_code for one in missing), default=0)
     return _start(served(config))
 
 

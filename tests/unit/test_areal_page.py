@@ -61,7 +61,8 @@ def test_the_command_of_before_is_what_the_command_of_now_starts(typed):
     theirs = shlex.split(BEFORE, comments=True)
     code, said = typed(dry(NOW))
     (started,) = re.findall(r"^rung A, a command \(areal\): (.*)", said, re.MULTILINE)
-    assert code == 0 and shlex.split(started)[1:] == [*theirs[1:], "++recover.retries=0"]
+    assert code == 2 and said.count("missing here: ") == 1 and "no AReaL is installed there" in said
+    assert shlex.split(started)[1:] == [*theirs[1:], "++recover.retries=0"]
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_the_first_command_starts_nothing_and_shows_the_plan_with_its_notes(type
 def test_what_is_missing_and_what_contradicts_the_yaml_is_one_message_each(typed, folder):
     (folder / "train.py").unlink()
     code, said = typed(TEN_MINUTES)
-    assert code == 0 and said.count("missing here: ") == 1 and "train.py is no file" in said
+    assert code == 2 and said.count("missing here: ") == 1 and "train.py is no file" in said
     code, said = typed(TEN_MINUTES.replace(" -- ", " trial_name=other -- "))
     assert code == 2 and said.startswith("trial_name=other, and their.yaml says t1\n")
 
