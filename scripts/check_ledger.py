@@ -15,7 +15,7 @@ from scripts.ending import DONE, ended
 from scripts.faults.run_processes import is_live
 from scripts.run_choice import add_run_arguments, chosen_run
 
-FOUND = 1
+FOUND, NOT_KNOWN = 1, 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     what = "Check that a run's ledger has each step and each prompt, once in its epoch, on its own weights."
-    codes = "0 nothing is lost, doubled or stale; 1 something is, or part of that is not known; 2 the command is wrong"
+    codes = (
+        "0 nothing is lost, doubled or stale; 1 something is; 2 the command is wrong; 3 nothing was found, but part of "
+        "it is not known"
+    )
     made = Parser("check_ledger", what, codes)
     add_run_arguments(made)
     return made
@@ -42,7 +45,9 @@ def _check(given: argparse.Namespace) -> int:
         raise UsageError(f"{paths.logs} has no ledger to check", "give a run whose trainer has started")
     print(found.counts)
     print(*(found.doubts or ("no problem was found",)), sep="\n")
-    return FOUND if found.doubts else DONE
+    if found.problems:
+        return FOUND
+    return NOT_KNOWN if found.not_known else DONE
 
 
 def audited_facts(paths: RunPaths) -> RunFacts:

@@ -31,10 +31,18 @@ def test_a_ledger_that_has_lost_a_step(run, capsys):
 
 
 def test_where_part_of_it_is_not_known(run, capsys):
+    """It ended with 1, as where a step is lost."""
     shutil.rmtree(run.paths.default_checkpoints)
-    assert main([str(run.paths.logs)]) == 1
+    assert main([str(run.paths.logs)]) == 3
     said = capsys.readouterr().out
     assert said.startswith(f"{COUNTS}not known: whether steps or prompts are ")
+
+
+def test_what_is_lost_comes_before_what_is_not_known(run, capsys):
+    shutil.rmtree(run.paths.default_checkpoints)
+    run.change(run.paths.ledger, lambda lines: [line for line in lines if line["global_step"] != 15])
+    assert main([str(run.paths.logs)]) == 1
+    assert "not known: " in capsys.readouterr().out
 
 
 def test_a_run_without_a_ledger(tmp_path, capsys):
