@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError, ConfigError
+from launcher.base.own_python import python
 from launcher.checkpoints.areal_log import launch_command
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.fingerprint import Difference
+from launcher.run_files.run_paths import names_of
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import Wanted, read_catalog
 from scripts.checkpoints.command import Command, lost_arguments, recorded_command
@@ -78,7 +80,7 @@ def _resume(given: argparse.Namespace) -> int:
             return _refuse(source, differences)
         print(f"settings    {_fit(catalog, source)}")
         runs = command.changed(source.settings)
-        print(f"command     {runs.typed}")
+        print(f"command     {set_up_first(trial, source.setup)}{runs.typed}")
         if (added := runs.words[len(command.words) :]) and (script := lost_arguments(runs)):
             _say_lost(script, added, yes=given.yes)
         if not given.yes and not _agreed():
@@ -88,6 +90,14 @@ def _resume(given: argparse.Namespace) -> int:
             _, lines = set_up(catalog, source.setup)
             print("\n".join(lines[:2]))
     return _run(runs)
+
+
+def set_up_first(trial: TrialFolder, wanted: Wanted | None) -> str:
+    """What a person who types the command types before it: the launch alone would take the newest checkpoint."""
+    if wanted is None:
+        return ""
+    choice = "--good" if wanted.good else f"--before-step {wanted.before_step}"
+    return f"{python()} -m scripts.setup_recovery {names_of(trial.paths)} {choice} && "
 
 
 def _command(given: argparse.Namespace, trial: TrialFolder) -> Command:

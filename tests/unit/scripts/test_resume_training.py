@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from launcher.checkpoints.pending_restore import read_record
 from launcher.config.compose import compose
 from launcher.config.fingerprint import CONTENT, config_fingerprint
 from launcher.run_files.run_paths import RunLock
-from scripts import resume_training
+from scripts import resume_training, setup_recovery
 from tests.support.checkpoint_makers import (
     EXPERIMENT,
     TRIAL,
@@ -111,6 +112,25 @@ def test_where_damage_is_known_the_last_good_one_is_set_up(tool, folder, paths):
     assert said.splitlines()[0] == "exp/t1: resumes from step 15, the last good one"
     assert "damage      damage from about step 27 on" in said
     assert read_record(paths.recover_checkpoint).global_step == 15
+
+
+@pytest.mark.slow
+def test_the_shown_command_sets_up_what_it_says_that_it_resumes_from(tool, folder, paths):
+    """Pasted after a no, it resumed from the newest checkpoint, which holds the damage."""
+    tell(paths, began(1, 27))
+    command = shown(tool)
+    assert command.startswith(f"{python()} -m scripts.setup_recovery ") and " --good && cd " in command
+    setup, _, launch = command.partition(" && ")
+    assert launch == f"cd {folder} && {python()} -m launcher {' '.join(SETTINGS)}"
+    assert setup_recovery.main(shlex.split(setup)[3:]) == 0
+    assert read_record(paths.recover_checkpoint).global_step == 15
+    assert " --before-step 20 && cd " in shown(tool, "--before-step", "20")
+
+
+def shown(tool, *flags):
+    _, said = tool(*flags, answer="n")
+    (line,) = (line for line in said.splitlines() if line.startswith("command "))
+    return line.removeprefix("command").strip()
 
 
 def test_damage_before_anything_is_certified(tool, folder, paths):
