@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
+import re
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -23,10 +25,14 @@ from actors.foreign.door_requests import JSON, DoorRequests, Reply
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.kept_weights import KeptWeights
 from launcher.base.errors import WeightsRefused
+from launcher.base.wording import in_one_line
 
 MOST_BYTES = 2**30
 UNKNOWN_BYTES = 2**20
 """Counted for a body whose length is not told before."""
+MOST_DIGITS = 308
+"""Of an integer in JSON. No double holds one with more; of 4,301 Python's reader makes an error, and a server a 500."""
+LONG = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
 ANY_ADDRESS = frozenset({"/abort_request", "/flush_cache"})
 ORDERS = ANY_ADDRESS | {
     *("/health", "/health_generate", "/pause_generation", "/continue_generation", "/update_weights_from_disk")
@@ -44,6 +50,35 @@ TOLD = (
     "process group, and what it was sent otherwise is lost with it. Set the trainer's weight update to disk (AReaL: "
     "actor.weight_update_mode=disk)"
 )
+
+
+class _Digits(str):
+    """An integer of JSON, as it is written."""
+
+
+def endless_number(body: bytes) -> str:
+    """Why no server could read this body: an integer with too many digits, by its field; "" where there is none."""
+    if LONG.search(body) is None:
+        return ""
+    with contextlib.suppress(ValueError, RecursionError):  # it is no JSON: its handler says so
+        for place, one in _places(json.loads(body, parse_int=_Digits)):
+            if isinstance(one, _Digits) and (count := len(one.lstrip("-"))) > MOST_DIGITS:
+                where = in_one_line(place, longest=100) or "the body"
+                return f"{where}: a number of {count:,} digits; at most {MOST_DIGITS} are read"
+    return ""  # they are digits of a text
+
+
+def _places(value: object, place: str = "") -> Iterator[tuple[str, object]]:
+    """Each value in it, with its keys: `sampling_params.stop[1]`."""
+    match value:
+        case dict():
+            for key, inner in value.items():
+                yield from _places(inner, f"{place}.{key}" if place else key)
+        case list():
+            for index, inner in enumerate(value):
+                yield from _places(inner, f"{place}[{index}]")
+        case _:
+            yield place, value
 
 
 class ByteBudget:
@@ -124,6 +159,8 @@ class DoorHttp:
 
     async def _reply(self, request: web.BaseRequest, body: bytes) -> Reply:
         path = request.path
+        if refusal := endless_number(body):
+            return _json({"error": {"message": refusal}}, HTTPStatus.BAD_REQUEST)
         if path in ONLY_FROM_DISK:
             self._told(path)
             return _json({"success": False, "message": f"{path}: {TOLD}"}, HTTPStatus.BAD_REQUEST)

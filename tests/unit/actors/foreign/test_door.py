@@ -134,6 +134,33 @@ async def test_what_can_not_be_continued_is_asked_again_as_a_whole(tmp_path):
         assert [body["input_ids"] for body in second.bodies if "input_ids" in body] == [IDS]
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/update_weights_from_disk", "/abort_request"])
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{{"sampling_params": {{"max_new_tokens": {long}}}}}', "sampling_params.max_new_tokens"),
+        ('{{"input_ids": [1, -{long}]}}', "input_ids[1]"),
+        ('{{"text": "a \\"{{", "rid": {long}}}', "rid"),
+    ],
+)
+async def test_a_number_that_no_reader_takes_is_refused_by_its_field(tmp_path, path, body, field):
+    """Python converts 4,300 digits at most: the servers answered with 500, and each was asked again."""
+    async with Door(tmp_path) as door, CountingServer() as server:
+        await door.serve(server)
+        given = body.format(long="1" * 5000)
+        async with door.session.post(f"http://{door.http.addresses[0]}{path}", data=given) as response:
+            said = await response.text()
+        assert response.status == 400
+        assert f'"{field}: ' in said and "5,000 digits" in said and len(said) < 300
+        assert not server.bodies, "no server was asked"
+
+
+async def test_many_digits_in_a_text_are_no_number(tmp_path):
+    async with Door(tmp_path) as door, CountingServer() as server:
+        await door.serve(server)
+        assert whole(await door.generate(rid="1" * 5000))
+
+
 async def test_a_pause_ends_what_runs_and_holds_what_comes_and_a_restarted_door_is_still_paused(tmp_path):
     async with CountingServer(token_s=0.01) as server:
         async with Door(tmp_path) as door:
