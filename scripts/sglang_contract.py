@@ -24,7 +24,7 @@ from actors.serving import sglang_cpu
 from actors.serving.server_processes import TITLES, TOKENS
 from actors.serving.sglang_client import CONFIGURED
 from actors.serving.sglang_command import command
-from actors.serving.sglang_features import BY_LENGTH, ROUTES, STREAMER, sglang_folder
+from actors.serving.sglang_cpu import sglang_folder
 from launcher.base.errors import UsageError
 from launcher.config.schema import SGLangConfig
 from launcher.reporting.terminal_text import SafeConsole
@@ -37,7 +37,10 @@ Sources = Mapping[str, str]
 """The package's Python files by their path in it, `srt/server_args.py`."""
 
 REQUESTS = "srt/managers/io_struct.py"
-FEATURES = "actors/serving/sglang_features.py"
+ROUTES = "srt/entrypoints/http_server.py"
+STREAMER = "srt/managers/scheduler_components/output_streamer.py"
+BY_LENGTH = "% stream_interval == 0"
+"""A part is sent where a completion's length is a multiple of a negative interval."""
 ARGUMENTS = r"srt/(server_args|arg_groups/.*)\.py"
 
 
@@ -103,7 +106,7 @@ def needs() -> Iterator[Need]:
             files=r"srt/sampling/sampling_params\.py",
             use="actors/serving/sglang_client.py",
         )
-    yield Need(kind="text", name=f"{BY_LENGTH} | num_unsent >= stream_interval", files=STREAMER, use=FEATURES)
+    yield Need(kind="text", name=BY_LENGTH, files=STREAMER, use="actors/serving/sglang_client.py")
     for name in ("output_token_logprobs", "completion_tokens", "finish_reason", "weight_version", "output_ids"):
         yield Need(kind="text", name=f'"{name}"', files=r"srt/managers/.*\.py", use="actors/serving/completions.py")
     for name in ("SGLANG_USE_CPU_ENGINE", "SGLANG_DISABLED_MODEL_ARCHS", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"):

@@ -11,13 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from actors.serving.completions import CompletionStream, Samples, completion_from, malformed
 from actors.serving.server_connection import ServerConnection
-from actors.serving.sglang_features import streams_by_length, update_session
 from launcher.base.errors import RequestFailed as RequestFailed
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
@@ -130,8 +128,8 @@ class SGLangClient(ServerConnection):
         completion is sent as soon as it is complete, and before in parts of `stream_interval` tokens.
         """
         stream.vocabulary = self.vocabulary
-        interval = -stream_interval if streams_by_length() else stream_interval
-        parameters = [{**each.parameters(), "stream_interval": interval} for each in samplings]
+        # negative: a positive one would send each completion's first token by itself
+        parameters = [{**each.parameters(), "stream_interval": -stream_interval} for each in samplings]
         body = {"input_ids": inputs, "sampling_params": parameters, "return_logprob": True, "stream": True}
         try:
             async with self._response("POST", url, "/generate", timeout_s, body) as response:
@@ -203,12 +201,11 @@ class SGLangClient(ServerConnection):
         from actors.serving.tensor_handles import handle_of  # torch, which most users of this module do without
 
         deadline = time.monotonic() + timeout_s
-        async with update_session(partial(self._answer, "POST", url, timeout_s=timeout_s, body={}, admin=True)):
-            for bucket in buckets:
-                handles = [handle_of(bucket) for _ in range(tp_size)]
-                weights = {"serialized_named_tensors": handles, "load_format": "flattened_bucket"}
-                label = weight_version if bucket is buckets[-1] else None
-                await self._update(url, "/update_weights_from_tensor", weights, label, _until(deadline))
+        for bucket in buckets:
+            handles = [handle_of(bucket) for _ in range(tp_size)]
+            weights = {"serialized_named_tensors": handles, "load_format": "flattened_bucket"}
+            label = weight_version if bucket is buckets[-1] else None
+            await self._update(url, "/update_weights_from_tensor", weights, label, _until(deadline))
 
     async def join_update_group(
         self, url: str, *, name: str, address: str, port: int, backend: str, tp_size: int, timeout_s: float
@@ -235,8 +232,7 @@ class SGLangClient(ServerConnection):
             "group_name": group,
             "load_format": "flattened_bucket",
         }
-        async with update_session(partial(self._answer, "POST", url, timeout_s=timeout_s, body={}, admin=True)):
-            await self._update(url, "/update_weights_from_distributed", weights, weight_version, timeout_s)
+        await self._update(url, "/update_weights_from_distributed", weights, weight_version, timeout_s)
 
     async def _update(
         self, url: str, path: str, weights: Mapping[str, object], weight_version: int | None, timeout_s: float

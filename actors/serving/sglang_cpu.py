@@ -21,6 +21,7 @@ Never for a server on a GPU: `--device` other than cpu is refused, and GPUs are 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import logging
 import multiprocessing
@@ -34,7 +35,6 @@ from typing import Any
 
 from actors.processes.process_host import ORDERS, serve
 from actors.serving import auth_middleware, sgl_kernel_stand_in
-from actors.serving.sglang_features import sglang_folder
 
 NEEDLESS = (
     "flashinfer",  # GPU kernels, with cutlass behind them
@@ -65,6 +65,14 @@ def prepare() -> None:
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "No CUDA runtime is found"
+
+
+def sglang_folder() -> Path:
+    """Of the installed one, which is not imported. Raises ModuleNotFoundError where there is none."""
+    found = importlib.util.find_spec("sglang")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("sglang is not installed", name="sglang")
+    return Path(found.origin).parent
 
 
 def argument(arguments: Sequence[str], name: str) -> str | None:

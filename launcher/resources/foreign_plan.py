@@ -17,8 +17,10 @@ from launcher.config.foreign import SERVERS
 from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.environment_checks import check_temporary_folders
+from launcher.resources.gpu_checks import Stops
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.missing_machine import missing_login, missing_webhook, missing_writer
+from launcher.resources.node_checks import check_packages
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -93,12 +95,17 @@ def find_missing_for_command(config: RunConfig) -> list[UsageError]:
         *(adapter.missing() if is_here else ()),
         *(missing_program("trainer.reward_check", check, config.trainer) if is_here and check else ()),
         *(_model(config) if config.trainer.rung == SERVERS else ()),
+        *(_unusable_sglang() if config.trainer.rung == SERVERS and is_here else ()),
         *(_checkpoints(config, adapter) if is_here else ()),
         *((check.error() for check in check_temporary_folders() if check.stops) if is_here else ()),
         *missing_login(config),
         *missing_writer(config),
         *missing_webhook(config),
     ]
+
+
+def _unusable_sglang() -> Iterator[UsageError]:
+    return (check.error() for check in check_packages() if check.stops is Stops.EVERY)
 
 
 def _model(config: RunConfig) -> Iterator[UsageError]:

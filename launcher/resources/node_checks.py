@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from launcher.base.errors import ResourceError
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
@@ -44,6 +45,8 @@ CACHES = (
     (("SGLANG_DG_CACHE_DIR", ""), ("HOME", ".cache/deep_gemm")),
 )
 """Where Triton, FlashInfer, tvm_ffi, SGLang and DeepGEMM keep what they compiled: by the first variable that is set."""
+SGLANG = SpecifierSet(">=0.5.17,<0.5.18")
+"""As pyproject.toml requires it. 0.5.23 takes tensors in sessions and counts a part's tokens otherwise."""
 OFF = frozenset({"", "0", "false", "False"})
 AGAIN = "pip install -c constraints.txt -e ."
 
@@ -88,7 +91,10 @@ def check_packages() -> Iterator[NodeCheck]:
     cuda, rocm = torch_build()
     build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "no CUDA"
     pair = f"sglang {sglang} with torch {torch} ({build}), Python {'.'.join(map(str, sys.version_info[:3]))}"
-    if cuda is None:
+    if not SGLANG.contains(sglang, prereleases=True):
+        seen = f"{pair}: the launcher works with sglang{SGLANG} alone"
+        yield NodeCheck(name="packages", seen=seen, stops=Stops.EVERY, remedy=AGAIN)
+    elif cuda is None:
         yield NodeCheck(name="packages", seen=f"{pair}: not a build for CUDA", stops=Stops.GPU, remedy=AGAIN)
     elif wanted := _not_met("sglang", "torch", torch):
         yield NodeCheck(name="packages", seen=f"{pair}: this SGLang requires torch{wanted}", remedy=AGAIN)

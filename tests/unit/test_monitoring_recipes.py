@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from actors.serving.sglang_features import sglang_folder
+from actors.serving.sglang_cpu import sglang_folder
 from launcher.config.compose import REPOSITORY
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.serving.server_log_tail import decisive_lines
-from actors.serving.sglang_features import sglang_folder
+from actors.serving.sglang_cpu import sglang_folder
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut, find_server_cause, find_trainer_cause, least_fraction
 from launcher.policy.memory_backoff import MEM_FRACTION, TriedSettings, next_rung

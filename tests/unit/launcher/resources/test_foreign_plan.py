@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
+from launcher.resources import node_checks
 from launcher.resources.config_checks import check
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, with_their_names
 from launcher.run_files.run_paths import RunPaths
@@ -54,6 +56,19 @@ def test_a_reward_check_that_can_not_be_run_is_refused_by_its_name(tmp_path):
     (tmp_path / "check.py").touch()
     assert missing(tmp_path, asked) == []
     assert "python3 check.py says whether the reward function" in "\n".join(plan_lines(config_of(tmp_path, asked)))
+
+
+def test_servers_of_another_sglang_are_refused_and_a_command_alone_needs_none(tmp_path, monkeypatch):
+    """They were started, and failed at the first weights."""
+    monkeypatch.setattr(node_checks, "SGLANG", SpecifierSet("==0.1"))
+    asks_servers = [
+        "trainer.rung=servers",
+        "actor.path=${repo:assets/arithmetic/model}",
+        "sglang.max_total_tokens=20000",
+    ]
+    (said,) = missing(tmp_path, *asks_servers)
+    assert said.startswith("packages: sglang ") and said.endswith("works with sglang==0.1 alone")
+    assert missing(tmp_path) == []
 
 
 def test_nothing_is_missing_and_nothing_is_made(tmp_path):

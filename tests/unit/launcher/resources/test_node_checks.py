@@ -1,19 +1,23 @@
 """What a node has beside its GPUs: packages, compilers, variables, shared memory."""
 
 import contextlib
+import importlib.metadata
 import math
 import os
 import shutil
+import tomllib
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
-from launcher.config.compose import compose
+from launcher.config.compose import REPOSITORY, compose
 from launcher.resources import hardware, node_checks, toolchain
 from launcher.resources.gpu_checks import Stops
 from launcher.resources.hardware import room_for_processes
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.node_checks import (
+    SGLANG,
     check_caches,
     check_node,
     check_packages,
@@ -58,6 +62,31 @@ def test_versions_that_do_not_belong_together(monkeypatch):
     (packages,) = check_packages()
     assert "this SGLang requires torch==" in packages.seen
     assert packages.remedy
+
+
+@pytest.mark.parametrize(
+    ("installed", "stops"),
+    [
+        *((version, Stops.EVERY) for version in ("0.5.16", "0.5.18", "0.5.23", "0.6.0")),
+        *((version, Stops.NONE) for version in ("0.5.17", "0.5.17.post1", "0.5.17+cu130")),
+    ],
+)
+def test_a_run_starts_with_the_sglang_that_it_was_written_for_alone(installed, stops, monkeypatch):
+    """Another version passed every check: its servers take weights and stream tokens otherwise."""
+    own_torch = importlib.metadata.version("torch")
+    monkeypatch.setattr(node_checks, "_version", {"sglang": installed, "torch": own_torch}.get)
+    (packages,) = check_packages()
+    assert packages.stops is stops
+    if stops:
+        assert f"sglang {installed} with torch" in packages.seen
+        assert packages.seen.endswith(f": the launcher works with sglang{SGLANG} alone")
+        assert packages.remedy == "pip install -c constraints.txt -e ."
+
+
+def test_the_package_requires_the_sglang_that_a_run_is_started_with():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    (required,) = (Requirement(one) for one in project["dependencies"] if Requirement(one).name == "sglang")
+    assert required.specifier == SGLANG
 
 
 # ── what compiles ──
