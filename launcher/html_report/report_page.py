@@ -18,10 +18,10 @@ from launcher.html_report.reward_chart import reward_chart
 from launcher.html_report.time_charts import GIB, memory_chart, timeline_chart, tokens_chart
 from launcher.html_report.training_charts import training_charts
 from launcher.reporting.formats import NONE, percent, seconds, spread
-from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.run_facts import RunFacts, finite
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.run_files.run_ends import GONE
+from launcher.run_log.incident_facts import IncidentFacts
 
 MOST_INCIDENTS, MOST_PROBLEMS, MOST_CHECKPOINTS = 200, 20, 12
 LONGEST_TEXT = 400

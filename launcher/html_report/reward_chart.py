@@ -20,10 +20,10 @@ from launcher.html_report.svg_chart import (
 )
 from launcher.reporting.downsample import Bin, Point, downsample, running_mean
 from launcher.reporting.event_lines import incident_title
-from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.run_facts import RunFacts
-from launcher.reporting.run_reader import StepLine
 from launcher.reporting.run_view import mean_window
+from launcher.run_log.incident_facts import IncidentFacts
+from launcher.run_log.step_line import StepLine
 
 DOTS = 400
 """Up to so many steps each has a dot; beyond, the range of each bin is a band."""

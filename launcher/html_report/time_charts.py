@@ -23,8 +23,8 @@ from launcher.html_report.svg_chart import (
 )
 from launcher.reporting.downsample import Point, downsample
 from launcher.reporting.formats import clock_text, short
-from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.run_facts import RunFacts
+from launcher.run_log.incident_facts import IncidentFacts
 
 GIB = 2**30
 MOST_SERIES, MOST_LANES = 6, 8

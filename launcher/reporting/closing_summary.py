@@ -15,14 +15,14 @@ from launcher.base.own_python import python
 from launcher.base.wording import counted
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
 from launcher.reporting.formats import duration
-from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.reward_curve import draw_curve
 from launcher.reporting.run_facts import RunFacts, read_facts
-from launcher.reporting.run_reader import StepLine
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer, read_settings
+from launcher.run_log.incident_facts import IncidentFacts
+from launcher.run_log.step_line import StepLine
 
 
 def write_summary(paths: RunPaths, outcome: RunOutcome) -> str:

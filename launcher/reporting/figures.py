@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.reporting.line_values import as_float
 from launcher.run_files.journal import Record
+from launcher.run_log.line_values import as_float
 
 MOST_POINTS = 600
 NO_FIGURES = frozenset({"global_step", "attempt", "time", "epoch", "epoch_step", "policy_version", "lineage"})

@@ -19,8 +19,8 @@ from typing import cast
 from launcher.base.prompt_order import PromptOrder
 from launcher.base.wording import counted
 from launcher.run_files.journal import Record, current_lines
+from launcher.run_log.step_line import DISTANCE
 
-DISTANCE = "grpo_actor/logprob_distance/avg"
 MOST_NAMED = 50
 FEWEST_ORDERED = 64
 """Of fewer prompts, half may come in the order of another epoch by chance."""

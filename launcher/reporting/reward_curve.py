@@ -22,8 +22,8 @@ from launcher.reporting.png_figure import (
     write_png,
 )
 from launcher.reporting.run_facts import RunFacts
-from launcher.reporting.run_reader import StepLine
 from launcher.reporting.run_view import mean_window
+from launcher.run_log.step_line import StepLine
 
 LEGEND_COLUMNS = 5
 MOST_MEANS = 2000

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.base.prompt_order import PromptOrder
-from launcher.reporting.ledger_audit import DISTANCE, Audit, QueueState, audit
-from launcher.reporting.line_values import as_integer
+from launcher.reporting.ledger_audit import Audit, QueueState, audit
 from launcher.reporting.run_reader import RunData
 from launcher.run_files.journal import Record, current_lines
-from launcher.run_files.run_order import RESTORED
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of, settings_of_attempts
+from launcher.run_log.step_line import DISTANCE
 
 QueueReader = Callable[[int | None], QueueState | str]
 """The queue in the newest checkpoint, of that step or an earlier one; or why it is not known."""
@@ -37,15 +36,13 @@ def audit_of(
 ) -> Audit | None:
     """None where there is nothing to audit, or nothing says how many prompts an epoch has. `word`: the final status, ""
     while there is none. `is_live`: whether the driver is there, None where that is not known."""
-    prompts = last_fact(data.events, "trainer.started", "prompts") or (
-        len(order) if isinstance(order, PromptOrder) else 0
-    )
-    if not prompts or not (data.ledger or data.steps):
+    prompts = data.log.prompts or (len(order) if isinstance(order, PromptOrder) else 0)
+    if not prompts or not (data.ledger or data.log.steps):
         return None
     ledger: Sequence[Record] = data.ledger
     metrics: list[Record] = [
         {"global_step": one.step, "epoch": one.epoch, "attempt": one.attempt, "time": one.time, DISTANCE: one.distance}
-        for one in data.steps
+        for one in data.log.steps
     ]
     queue, not_known = read_queue(None), []
     if not word and is_live is not False:
@@ -63,7 +60,7 @@ def audit_of(
     elif word != FINISHED and len(_without_a_half_written_step(ledger, metrics)) < len(ledger):
         # ended between a step's two lines, by a kill or with its own word: the ledger's is the commit, nothing is lost
         metrics.append({"global_step": _end(ledger)})
-    restores = _restored_steps(data.events)
+    restores = data.log.restored_steps()
     if not restores and len(current_lines(ledger)) < len(ledger):
         not_known.append("whether steps that the ledger has again were taken again: no restore is recorded at all")
     found = audit(
@@ -92,27 +89,11 @@ def _bound(settings: Mapping[str, object]) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def total_steps(events: Sequence[Record], word: str) -> int | None:
-    """As planned; with actor.dynamic_sampling the data may be used up before."""
-    planned = last_fact(events, "trainer.started", "total_steps")
-    last = last_fact(events, "run.finished", "global_step")
-    return planned if planned is None or last is None or word != FINISHED else min(planned, last + 1)
-
-
-def last_fact(events: Sequence[Record], name: str, key: str) -> int | None:
-    return next((as_integer(e.get(key)) for e in reversed(events) if e.get("event") == name), None)
-
-
 def _total_steps(data: RunData, word: str, ledger: Sequence[Record]) -> int | None:
     if word != FINISHED:
         return None
     leaves_out = any(line.get("filtered_ids") for line in ledger)
-    return total_steps(data.events, word) if leaves_out else last_fact(data.events, "trainer.started", "total_steps")
-
-
-def _restored_steps(events: Sequence[Record]) -> list[int]:
-    steps = (as_integer(event.get("global_step")) for event in events if event.get("event") == RESTORED)
-    return [step for step in steps if step is not None]
+    return data.log.total_steps() if leaves_out else data.log.planned_steps
 
 
 def _without_a_half_written_step(ledger: Sequence[Record], metrics: Sequence[Record]) -> Sequence[Record]:

@@ -12,10 +12,9 @@ from statistics import fmean, median
 
 from launcher.base.messages import EvalReport, ServerInfo, TrainerStatus
 from launcher.run_files.journal import number_of
+from launcher.run_log.step_line import REWARD, TOKENS_PER_S
 
-REWARD = "rollout/reward"
 STEP_SECONDS = "timeperf/step_s"
-TOKENS_PER_S = "rollout/tokens_per_s"
 
 MEAN_OVER_STEPS = 10
 WINDOWS_ACROSS = 50

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from launcher.reporting.run_view import REWARD
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.step_line import REWARD
 
 FINISH_S = 30.0
 """For what is queued to be written at the end."""

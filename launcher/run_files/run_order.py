@@ -19,26 +19,27 @@ Place = tuple[int, int] | None
 
 Step = TypeVar("Step")
 RESTORED = "trainer.restored"
+UNDOING = frozenset({RESTORED, "trainer.loaded", "recovery.taken"})
+"""Events after which the weights are those of the step that they name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedRestore:
+class PlacedEvent:
     """`after`: so many lines of steps were written before it."""
 
     after: int
     event: Record
 
 
-def place_restores(
+def place_events(
     events: Iterable[Record], steps: Sequence[Step], record_of: Callable[[Step], Record]
-) -> list[PlacedRestore]:
-    """Each restore with its place among the steps; `record_of` gives the head fields of one."""
-    restores = (event for event in events if event.get("event") == RESTORED)
-    found: list[PlacedRestore] = []
+) -> list[PlacedEvent]:
+    """Each event with its place among the steps; `record_of` gives the head fields of one, which are no event's."""
+    found: list[PlacedEvent] = []
     after = 0
-    for line in in_order(restores, map(record_of, steps)):
-        if line.get("event") == RESTORED:
-            found.append(PlacedRestore(after=after, event=line))
+    for line in in_order(events, map(record_of, steps)):
+        if "event" in line:
+            found.append(PlacedEvent(after=after, event=line))
         else:
             after += 1
     return found
@@ -57,14 +58,25 @@ def in_order(events: Iterable[Record], steps: Iterable[Record]) -> Iterator[Reco
 
 def with_places(events: Iterable[Record]) -> Iterator[tuple[Record, Place]]:
     """Each event with the restore that its trainer's weights come from."""
-    attempt: object = None
-    lineage: object = None
+    places = Places()
     for event in events:
-        lineage = lineage if event.get("attempt") == attempt else 0
+        yield event, places.place_of(event)
+
+
+class Places:
+    """Of which restore an event is, from the events before it."""
+
+    def __init__(self) -> None:
+        self._lineages: dict[int, object] = {}  # by attempt: one that ended may still write a line
+
+    def place_of(self, event: Record) -> Place:
+        """To be asked of each event in turn."""
         attempt = event.get("attempt")
+        if not isinstance(attempt, int):
+            return None
         if event.get("event") == RESTORED:
-            lineage = event.get("lineage")
-        yield event, _place(attempt, lineage)
+            self._lineages[attempt] = event.get("lineage")
+        return _place(attempt, self._lineages.get(attempt, 0))
 
 
 def _place(attempt: object, lineage: object) -> Place:

@@ -16,8 +16,8 @@ from statistics import median
 
 from launcher.config.supervision import GateConfig
 from launcher.reporting.ledger_audit import Audit
-from launcher.reporting.run_reader import StepLine
 from launcher.run_files.journal import Record
+from launcher.run_log.step_line import StepLine
 from scripts.faults.outcome import FaultOutcome, while_it_runs
 
 Measures = Mapping[str, Sequence[float]]

@@ -12,12 +12,12 @@ from launcher.base.errors import StorageError
 from launcher.base.wording import lines_not_read
 from launcher.policy.reward_health import RewardPoint
 from launcher.reporting.event_lines import what_happened
-from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.run_files.journal import read_lines
 from launcher.run_files.line_tail import LineTail
-from launcher.run_files.run_order import place_restores
+from launcher.run_files.run_order import RESTORED, place_events
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
+from launcher.run_log.line_values import as_float, as_integer, as_unix_time
 
 TAIL_BYTES = 2 * 2**20
 SERVER_STATES = {
@@ -197,7 +197,8 @@ def _rewards(lines: Sequence[Mapping[str, object]]) -> tuple[RewardPoint, ...]:
 def trainer_version(paths: RunPaths) -> int | None:
     """The weights that servers should hold: after the last step, or after a restore that no step has followed yet."""
     steps = [line for line in _tail(paths.metrics).read() if as_integer(line.get("global_step")) is not None]
-    restores = place_restores(_tail(paths.events).read(), steps, lambda line: line)
+    events = (event for event in _tail(paths.events).read() if event.get("event") == RESTORED)
+    restores = place_events(events, steps, lambda line: line)
     if restores and restores[-1].after == len(steps):
         step = as_integer(restores[-1].event.get("global_step"))
         return None if step is None else step + 1

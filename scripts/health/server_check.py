@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from actors.monitoring.generation_probe import PROMPT, SAMPLING
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
-from launcher.reporting.line_values import as_integer
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.written_settings import foreign_trainer
+from launcher.run_log.line_values import as_integer
 from scripts.faults.run_processes import state
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import ServerRecord, trainer_version

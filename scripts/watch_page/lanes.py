@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.html_report.time_charts import STATES
 from launcher.reporting.formats import clock_text
-from launcher.reporting.line_values import as_unix_time
-from launcher.reporting.run_clock import RunClock
 from launcher.reporting.run_facts import RunFacts
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, STARTED
+from launcher.run_log.line_values import as_unix_time
+from launcher.run_log.run_clock import RunClock
 from scripts.health.recorded_run import SERVER_STATES
 
 MOST_SPANS = 800

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.reporting.line_values import as_integer
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.journal import Record
 from launcher.run_files.line_tail import WINDOW, LineTail
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.line_values import as_integer
 
 MOST = 16
 TEXTS = ("prompt", "completion", "prompt_id", "server", "finish_reason")

@@ -17,14 +17,15 @@ from launcher.html_report.report_page import status_of, tiles_of
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import incident_title
 from launcher.reporting.figures import Window, charts_of
-from launcher.reporting.incident_facts import IncidentFacts
-from launcher.reporting.run_facts import RunFacts, check_readable, facts_of_run
+from launcher.reporting.run_facts import RunFacts, facts_of_run
 from launcher.reporting.run_reader import RunData, RunReader
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.control_requests import wanted
 from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.file_follower import check_readable
+from launcher.run_log.incident_facts import IncidentFacts
 from scripts.faults.run_processes import is_live
 from scripts.health.recorded_run import SERVER_STATES
 from scripts.watch_page.lanes import lanes_of
@@ -44,10 +45,10 @@ class _Data(RunData):
         super().__init__()
         self.server_events: list[Record] = []
 
-    def take_event(self, line: Record) -> None:
-        super().take_event(line)
+    def take_event(self, line: Record) -> bool:
         if line.get("event") in KEPT:
             self.server_events.append({key: line.get(key) for key in ("time", "event", "subject", "reason")})
+        return super().take_event(line)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class WatchedRun:
     def answer(self, seen: SeenOnPage) -> dict[str, object]:
         """Raises JournalError naming a file that can't be read."""
         with self._lock:
-            check_readable(self.paths)
+            check_readable(self.paths.events, self.paths.ledger, self.paths.metrics)
             if self._file not in (found := _identity(self.paths), None):  # another run of the same name
                 self._begin()
             self._file = found

@@ -19,9 +19,10 @@ CHOSEN: dict[str, str] = {
     "launcher/html_report": "reward_chart svg_chart",
     "launcher/policy": "recovery reconcile_servers reconcile_trainer restart_budget restore admission reward_health"
     " incident_policy canary_policy",
-    "launcher/reporting": "lost_time reward_curve run_reader figures run_facts ledger_audit",
+    "launcher/reporting": "reward_curve run_reader figures run_facts ledger_audit",
     "launcher/resources": "config_checks memory_estimate placement run_plan toolchain",
     "launcher/run_files": "journal run_paths control_requests run_memory",
+    "launcher/run_log": "run_log lost_time incident_facts",
     "launcher/sweep": "sweep_run recommendation",
     "actors/cluster": "fencing placement_group ray_cluster",
     "actors/data": "prompt_queue record_sources dataset",

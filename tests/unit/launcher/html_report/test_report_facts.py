@@ -7,9 +7,9 @@ import pytest
 
 from launcher.html_report.report_page import report_page
 from launcher.policy import liveness, trainer_liveness
-from launcher.reporting.incident_facts import SILENCES
 from launcher.reporting.run_facts import read_facts
 from launcher.reporting.run_reader import MOST_MEMORY, RunData
+from launcher.run_log.incident_facts import SILENCES
 from tests.support.made_ledger import MadeRun
 from tests.support.report_parts import T0, event, facts, started, step
 

@@ -24,7 +24,7 @@ def lines(*written):
     data = RunData()
     for line in written:
         data.take_step(line)
-    return data.steps
+    return data.log.steps
 
 
 def measured(standing, *, undone=(), events=(), record=(), exit_code=0, usual_s=None, is_all_known=True):

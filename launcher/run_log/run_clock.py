@@ -6,9 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.reporting.line_values import as_integer, as_unix_time
-from launcher.reporting.run_reader import RunData
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSpan:
@@ -56,22 +53,21 @@ class RunClock:
         return self._before[index] + min(max(time - attempt.start, 0.0), attempt.seconds)
 
 
-def attempts_of(data: RunData) -> tuple[AttemptSpan, ...]:
-    """By number. One whose beginning was lost begins with the first that is known of it."""
-    spans: dict[int, tuple[float, float]] = {}
+class AttemptTimes:
+    """The first and the last that is known of each attempt."""
 
-    def extend(number: int | None, start: float, end: float) -> None:
-        if number is not None and start > 0:
-            low, high = spans.get(number, (start, end))
-            spans[number] = (min(low, start), max(high, end))
+    def __init__(self) -> None:
+        self._spans: dict[int, tuple[float, float]] = {}
 
-    for event in data.events:
-        time = as_unix_time(event.get("time"))
-        extend(as_integer(event.get("attempt")), time, time)
-    for line in data.steps:
-        extend(line.attempt, line.time, line.time)
-    found: list[AttemptSpan] = []
-    for number, (start, end) in sorted(spans.items()):
-        begins = max(start, found[-1].end) if found else start  # a clock that was set back between two
-        found.append(AttemptSpan(number=number, start=begins, end=max(end, begins)))
-    return tuple(found)
+    def extend(self, number: int | None, time: float) -> None:
+        if number is not None and time > 0:
+            low, high = self._spans.get(number, (time, time))
+            self._spans[number] = (min(low, time), max(high, time))
+
+    def spans(self) -> tuple[AttemptSpan, ...]:
+        """By number. One whose beginning was lost begins with the first that is known of it."""
+        found: list[AttemptSpan] = []
+        for number, (start, end) in sorted(self._spans.items()):
+            begins = max(start, found[-1].end) if found else start  # a clock that was set back between two
+            found.append(AttemptSpan(number=number, start=begins, end=max(end, begins)))
+        return tuple(found)

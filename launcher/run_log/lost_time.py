@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.reporting.incident_facts import IncidentFacts
-from launcher.reporting.run_clock import AttemptSpan
-from launcher.reporting.run_reader import StepLine
+from launcher.run_log.incident_facts import IncidentFacts
+from launcher.run_log.run_clock import AttemptSpan
+from launcher.run_log.step_line import StepLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

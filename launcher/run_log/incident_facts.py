@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.policy.restore import SEEN_IN_THE_NEXT_STEP
-from launcher.reporting.line_values import as_float, as_integer, as_unix_time
-from launcher.reporting.run_reader import RunData, StepLine
 from launcher.run_files.journal import Record
-from launcher.run_files.run_order import Place, with_places
+from launcher.run_files.run_order import Place
+from launcher.run_log.line_values import as_float, as_integer, as_unix_time
+from launcher.run_log.step_line import StepLine
 
 HANGS = frozenset({"server_hang", "trainer_hang"})
 SILENCES = (
@@ -71,40 +70,39 @@ class IncidentFacts:
         return "open" if self.is_mended is None else "repaired" if self.is_mended else "not repaired"
 
 
+@dataclass(slots=True, kw_only=True)
+class RecordedIncident:
+    """What the journal says of an incident: the first beginning and the last end count."""
+
+    number: int
+    began: Record | None = None
+    place: Place = None
+    ended: Record | None = None
+    death_s: float | None = None  # how long before its report its host saw the death of the process
+    batches_rejected: int = 0
+    restored_to: int | None = None  # the earliest step that the trainer was taken back to since it began
+
+    @property
+    def is_mended(self) -> bool | None:
+        """None: it is open."""
+        return None if self.ended is None else self.ended.get("is_mended") is True
+
+
 def incidents_of(
-    data: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Record], str]
+    recorded: Iterable[RecordedIncident],
+    lines: Sequence[StepLine],
+    *,
+    steps_back: Mapping[int, int],
+    folders: frozenset[int],
+    say: Callable[[Record], str],
 ) -> tuple[IncidentFacts, ...]:
-    """By number; the first beginning and the last end of each count."""
-    began: dict[int, tuple[Record, Place]] = {}
-    ended: dict[int, Record] = {}
-    deaths: dict[int, float] = {}
-    joined: Counter[int] = Counter()
-    for event, place in with_places(data.events):
-        number = as_integer(event.get("incident"))
-        if number is None:
-            continue
-        match event.get("event"):
-            case "incident.began":
-                began.setdefault(number, (event, place))
-            case "incident.ended":
-                ended[number] = event
-            case "incident.joined":
-                joined[number] += 1
-            case "server.died":
-                deaths.setdefault(number, max(as_float(event.get("detected_after_s"), 0.0), 0.0))
-    lines = StepTimes(data.steps)
-    found = []
-    for number, (event, place) in sorted(began.items()):
-        span = lines.span_of(as_integer(event.get("attempt")), place)
-        onset = _onset(event, deaths.get(number, 0.0), lines, span)
-        end = ended.get(number)
-        found.append(
-            _facts(
-                number, event, end, onset, lines, span,
-                steps_back=steps_back.get(number, 0), rejected=joined[number], folders=folders, what=say(event),
-            )
-        )  # fmt: skip
-    return tuple(found)
+    """By number. `steps_back`: by number, what restores undid. `say`: what happened, of the event of its beginning."""
+    times = StepTimes(lines)
+    return tuple(
+        _facts(one, one.began, times, steps_back=steps_back.get(one.number, 0), folders=folders, what=say(one.began))
+        for one in sorted(recorded, key=lambda one: one.number)
+        if one.began is not None
+    )
 
 
 class StepTimes:
@@ -148,27 +146,25 @@ class StepTimes:
 
 
 def _facts(
-    number: int,
+    one: RecordedIncident,
     event: Record,
-    end: Record | None,
-    onset: float,
     lines: StepTimes,
-    span: Span,
     *,
     steps_back: int,
-    rejected: int,
     folders: frozenset[int],
     what: str,
 ) -> IncidentFacts:
+    span = lines.span_of(as_integer(event.get("attempt")), one.place)
+    onset = _onset(event, one.death_s or 0.0, lines, span)
     reported_at = as_unix_time(event.get("time"))
-    is_mended = None if end is None else end.get("is_mended") is True
+    end, is_mended = one.ended, one.is_mended
     ended_at = None if end is None else as_unix_time(end.get("time"))
     # With bad data, the steps until it was reported are no evidence of anything.
     later = lines.before(reported_at if event.get("cause") in OF_LEARNING else onset, span)
     before = lines.before(reported_at, span)
     actions = None if end is None else end.get("actions")
     return IncidentFacts(
-        number=number,
+        number=one.number,
         cause=str(event.get("cause") or "unknown"),
         subject=str(event.get("subject") or ""),
         what=what,
@@ -186,9 +182,9 @@ def _facts(
         next_step_s=_seconds(onset, lines.times[later]) if later < len(lines.times) else None,
         steps_back=steps_back,
         lines_before=before,
-        batches_rejected=rejected,
+        batches_rejected=one.batches_rejected,
         actions=tuple(map(str, actions)) if isinstance(actions, list) else (),
-        has_folder=number in folders,
+        has_folder=one.number in folders,
     )
 
 

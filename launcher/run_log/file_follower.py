@@ -1,0 +1,49 @@
+"""Hands the lines of a run's files, as they grow, to whoever takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launcher.base.errors import JournalError
+from launcher.base.wording import lines_not_read
+from launcher.run_files.journal import Record
+from launcher.run_files.line_tail import LineTail
+
+TakeLine = Callable[[Record], bool]
+"""Whether the line is what its file holds."""
+
+
+class FileFollower:
+    """`refresh` hands on what is new in the files, file by file in the order given."""
+
+    def __init__(self, files: Sequence[tuple[Path, TakeLine]]) -> None:
+        self._files = [(LineTail(path), take) for path, take in files]
+        self._foreign: Counter[Path] = Counter()
+
+    def refresh(self, *, has_ended: bool = False) -> int:
+        """How many lines were new. `has_ended`: nobody writes any more."""
+        count = 0
+        for tail, take in self._files:
+            for line in tail.read(has_ended=has_ended):
+                self._foreign[tail.path] += not take(line)
+                count += 1
+        return count
+
+    @property
+    def not_read(self) -> tuple[str, ...]:
+        """Of each file how many lines say nothing, where there are any: torn ones, and objects of something else."""
+        counts = sorted((tail.path, tail.skipped + self._foreign[tail.path]) for tail, _ in self._files)
+        return tuple(lines_not_read(number, path) for path, number in counts if number)
+
+
+def check_readable(*files: Path) -> None:
+    """Raises JournalError naming a file that is there and can't be read."""
+    for path in files:
+        try:
+            path.open("rb").close()
+        except FileNotFoundError:  # its first writer has not come
+            continue
+        except OSError as error:
+            raise JournalError(f"{path} can't be read: {error.strerror}", "check its permissions") from error

@@ -1,0 +1,280 @@
+"""One pass over a run's metrics.jsonl and events.jsonl: steps, restores, incidents, checkpoints, states and attempts.
+
+Every tool that needs one of these asks this class, so that no two tools can contradict each other. Lines are taken one
+by one, in the order of their file, so that a live run is followed by taking more. What belongs to which restore is
+decided by attempt, lineage and line, never by wall time alone: a clock may be set back while a run goes on.
+
+A line that is not what its file holds is left out and counted; a value of the wrong type counts as missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from launcher.base.messages import EvalReport
+from launcher.run_files.journal import Record
+from launcher.run_files.run_ends import ENDS, STARTED
+from launcher.run_files.run_order import RESTORED, UNDOING, PlacedEvent, Places, place_events
+from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.file_follower import FileFollower
+from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
+from launcher.run_log.line_values import as_float, as_integer, as_unix_time
+from launcher.run_log.run_clock import AttemptSpan, AttemptTimes
+from launcher.run_log.step_line import StepLine, SteppedBack, standing_steps
+
+GLOBAL_STEP = re.compile(r"globalstep(\d{1,15})(?!\d)")
+LONGEST_TEXT = 2000  # what nobody reads to its end; a line may have 16 MiB
+TEXTS = frozenset({"event", "subject", "reason", "cause", "doing", "state"})
+FATES = {
+    "checkpoint.pruned": "made room",
+    "checkpoint.set_aside": "set aside by a restore",
+    "checkpoint.condemned": "condemned",
+    "checkpoint.damaged": "damaged",
+}
+OF_THE_RUN = (
+    *("run.", "incident.", "trainer.", "checkpoint.", "recovery."),
+    *("eval.", "memory.", "batch.", "server.died"),
+)
+"""Beginnings of the events that show an attempt at work. Others may come when it is over: messages that are sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """The trainer went back to `step`."""
+
+    after: int  # lines of steps that were written before
+    time: float
+    step: int
+    steps_back: int  # committed steps that were undone by it
+    reason: str
+    incident: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSummary:
+    """A commit. `fate` is "" while it lies where it was committed."""
+
+    step: int
+    time: float
+    seconds: float
+    fate: str = ""
+
+
+class RunLog:
+    """`take_step` takes the lines of metrics.jsonl, `take_event` those of events.jsonl."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepLine] = []  # all that were written, undone ones too
+        self.incidents: dict[int, RecordedIncident] = {}
+        self.checkpoints: list[CheckpointSummary] = []
+        self.states: list[tuple[float, str, str]] = []  # unix time, state, reason
+        self.batches_rejected = 0
+        self.prompts: int | None = None  # of an epoch, as the last trainer to start counted them
+        self.planned_steps: int | None = None
+        self._finished_step: int | None = None
+        self._undoing: list[Record] = []
+        self._evals: dict[int, EvalReport] = {}
+        self._words: dict[int | None, tuple[str, str]] = {}
+        self._attempts = AttemptTimes()
+        self._places = Places()
+
+    def take_step(self, line: Record) -> bool:
+        """Whether it is a step's."""
+        step = StepLine.of(line, len(self.steps))
+        if step is None:
+            return False
+        self.steps.append(step)
+        self._attempts.extend(step.attempt, step.time)
+        return True
+
+    def take_event(self, line: Record) -> bool:
+        """Whether it is an event."""
+        name = line.get("event")
+        if not isinstance(name, str):
+            return False
+        if not name.startswith(OF_THE_RUN):
+            return True
+        event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
+        self._attempts.extend(as_integer(line.get("attempt")), as_unix_time(line.get("time")))
+        self._take_incident(name, event)
+        self._take_checkpoint(name, event)
+        self._take_state(name, event)
+        if name in UNDOING:
+            self._undoing.append(event)
+        elif name == "trainer.started":
+            self.prompts, self.planned_steps = as_integer(line.get("prompts")), as_integer(line.get("total_steps"))
+        elif name == "eval.done":
+            self._take_eval(event)
+        self.batches_rejected += name == "batch.rejected"
+        return True
+
+    def standing(self) -> tuple[tuple[StepLine, ...], tuple[tuple[StepLine, ...], ...]]:
+        """The current steps, in order, and those undone, one tuple for each time that steps were."""
+        return standing_steps(self.steps, self.stepped_back())
+
+    def stepped_back(self) -> list[SteppedBack]:
+        """Each time that the trainer went back; a run's first check for something to restore is none."""
+        known = ((placed.after, as_integer(placed.event.get("global_step"))) for placed in self._placed())
+        return [SteppedBack(after=after, step=step) for after, step in known if after and step is not None]
+
+    def restores(self) -> tuple[Restore, ...]:
+        """Each restore after at least one step."""
+        found: list[Restore] = []
+        at, head = 0, -1
+        for placed in self._placed():
+            event, step = placed.event, as_integer(placed.event.get("global_step"))
+            if event.get("event") != RESTORED or step is None or not placed.after:
+                continue
+            head = self.steps[placed.after - 1].step if placed.after > at else head
+            back, at, head = max(head - step, 0), placed.after, min(head, step)
+            found.append(
+                Restore(
+                    after=placed.after,
+                    time=as_unix_time(event.get("time")),
+                    step=step,
+                    steps_back=back,
+                    reason=str(event.get("reason") or ""),
+                    incident=as_integer(event.get("incident")),
+                )
+            )
+        return tuple(found)
+
+    def restored_steps(self) -> list[int]:
+        """The steps that trainers began from, the first of a run too."""
+        steps = (as_integer(event.get("global_step")) for event in self._undoing if event.get("event") == RESTORED)
+        return [step for step in steps if step is not None]
+
+    def incident_facts(
+        self, restores: Sequence[Restore], *, folders: frozenset[int], say: Callable[[Record], str]
+    ) -> tuple[IncidentFacts, ...]:
+        """By number. `folders`: those of which evidence was kept. `say`: as for `incidents_of`."""
+        backs = {one.incident: one.steps_back for one in restores if one.incident is not None}
+        return incidents_of(self.incidents.values(), self.steps, steps_back=backs, folders=folders, say=say)
+
+    def attempts(self) -> tuple[AttemptSpan, ...]:
+        return self._attempts.spans()
+
+    def last_word(self) -> tuple[str, str]:
+        """The final status of the last attempt and its reason; ("", "") while it has none."""
+        attempts = self.attempts()
+        return self._words.get(attempts[-1].number, ("", "")) if attempts else ("", "")
+
+    def total_steps(self) -> int | None:
+        """As planned; with actor.dynamic_sampling the data may be used up before."""
+        planned, last = self.planned_steps, self._finished_step
+        if planned is None or last is None or self.last_word()[0] != "FINISHED":
+            return planned
+        return min(planned, last + 1)
+
+    def evals(self) -> tuple[EvalReport, ...]:
+        """By policy version."""
+        return tuple(self._evals[version] for version in sorted(self._evals))
+
+    def _placed(self) -> list[PlacedEvent]:
+        return place_events(self._undoing, self.steps, attrgetter("head"))
+
+    def _take_incident(self, name: str, event: Record) -> None:
+        place, step = self._places.place_of(event), as_integer(event.get("global_step"))
+        if name in UNDOING and step is not None:
+            for one in self.incidents.values():
+                if one.began is not None:
+                    one.restored_to = step if one.restored_to is None else min(one.restored_to, step)
+        number = as_integer(event.get("incident"))
+        if number is None:
+            return
+        incident = self.incidents.setdefault(number, RecordedIncident(number=number))
+        if name == "incident.began" and incident.began is None:
+            incident.began, incident.place = event, place
+        elif name == "incident.ended":
+            incident.ended = event
+        elif name == "incident.joined":
+            incident.batches_rejected += 1
+        elif name == "server.died" and incident.death_s is None:
+            incident.death_s = max(as_float(event.get("detected_after_s"), 0.0), 0.0)
+
+    def _take_checkpoint(self, name: str, event: Record) -> None:
+        """Of a step that was saved twice, an event about it is counted for the last one before the event."""
+        step = as_integer(event.get("global_step"))
+        if name == "checkpoint.committed" and step is not None:
+            seconds = as_float(event.get("seconds"))
+            self.checkpoints.append(CheckpointSummary(step=step, time=as_unix_time(event.get("time")), seconds=seconds))
+        elif name in FATES:
+            for gone in _steps_named(event):
+                self._mark_checkpoint(gone, FATES[name])
+
+    def _mark_checkpoint(self, step: int, fate: str) -> None:
+        for index in range(len(self.checkpoints) - 1, -1, -1):
+            one = self.checkpoints[index]
+            if one.step == step and not one.fate:
+                self.checkpoints[index] = replace(one, fate=fate)
+                return
+
+    def _take_state(self, name: str, event: Record) -> None:
+        """When the run entered which state, and why. An attempt begins in INITIALIZING, and ends with its status."""
+        if not name.startswith("run."):
+            return
+        state, reason = str(event.get("state") or ""), str(event.get("reason") or "")
+        if name == STARTED:
+            state = "INITIALIZING"
+        elif name in ENDS:
+            state = str(ENDS[name])
+            self._words[as_integer(event.get("attempt"))] = state, reason
+            if name == "run.finished":
+                self._finished_step = as_integer(event.get("global_step"))
+        if state:
+            self.states.append((as_unix_time(event.get("time")), state, reason))
+
+    def _take_eval(self, event: Record) -> None:
+        version, prompts = as_integer(event.get("policy_version")), as_integer(event.get("prompts"))
+        sampled, greedy = as_float(event.get("sampled")), as_float(event.get("greedy"))
+        if version is None or prompts is None or not (math.isfinite(sampled) and math.isfinite(greedy)):
+            return
+        given = event.get("by_dataset")
+        pairs = given.items() if isinstance(given, Mapping) else ()
+        by_dataset = {name: [*map(as_float, pair)] for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
+        self._evals[version] = EvalReport(
+            policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy, by_dataset=by_dataset
+        )
+
+
+class RunLogFiles:
+    """A RunLog of a run's files, which `refresh` brings up to date."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.log = RunLog()
+        # The steps first: whatever happened before a step that was read is then read too.
+        self._follower = FileFollower(((paths.metrics, self.log.take_step), (paths.events, self.log.take_event)))
+
+    def refresh(self, *, has_ended: bool = False) -> RunLog:
+        """`has_ended`: nobody writes any more."""
+        self._follower.refresh(has_ended=has_ended)
+        return self.log
+
+    @property
+    def not_read(self) -> tuple[str, ...]:
+        """Of each file how many lines were left out, where there are any."""
+        return self._follower.not_read
+
+
+def read_run_log(paths: RunPaths) -> RunLog:
+    """All that a run has written so far."""
+    return RunLogFiles(paths).refresh(has_ended=True)
+
+
+def _steps_named(event: Record) -> set[int]:
+    names = event.get("checkpoints")
+    said = [*(names if isinstance(names, list) else ()), event.get("subject")]
+    steps = {int(match[1]) for text in said if (match := GLOBAL_STEP.search(str(text)))}
+    step = as_integer(event.get("global_step"))
+    return steps or ({step} if step is not None and event.get("event") != "checkpoint.condemned" else set())
+
+
+def _kept(key: str, value: object) -> object:
+    """Texts are texts, whatever a damaged line has in their place, and no longer than anybody reads."""
+    if key in TEXTS and value is not None:
+        return str(value)[:LONGEST_TEXT]
+    return value[:LONGEST_TEXT] if isinstance(value, str) else value
