@@ -26,6 +26,7 @@ from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_order import in_order
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings
+from launcher.run_log.file_follower import unreadable
 
 REWARD = "grpo_actor/task_reward/avg"
 RESTORED = frozenset({"trainer.restored", "trainer.loaded", "recovery.taken"})
@@ -60,17 +61,6 @@ def read_health(paths: RunPaths) -> HealthEvidence:
     first = int(np.searchsorted(seen.steps, base))
     fall = standing(find_falls(seen.rewards[first:]))
     return judge(seen, None if fall is None else fall.moved(first), settings, source="the rewards, as read now")
-
-
-def unreadable(path: Path) -> str:
-    """Why a file that is there can't be read; "" where it can, and where there is none."""
-    try:
-        with path.open("rb"):
-            return ""
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"can't be read: {error.strerror or error}"
 
 
 def _replay(lines: Iterable[Record]) -> tuple[list[tuple[int, float]], list[Damage], int, int]:

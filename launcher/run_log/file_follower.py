@@ -41,9 +41,16 @@ class FileFollower:
 def check_readable(*files: Path) -> None:
     """Raises JournalError naming a file that is there and can't be read."""
     for path in files:
-        try:
-            path.open("rb").close()
-        except FileNotFoundError:  # its first writer has not come
-            continue
-        except OSError as error:
-            raise JournalError(f"{path} can't be read: {error.strerror}", "check its permissions") from error
+        if why := unreadable(path):
+            raise JournalError(f"{path} {why}", "check its permissions")
+
+
+def unreadable(path: Path) -> str:
+    """Why a file that is there can't be read; "" where it can, and where there is none: its first writer may come."""
+    try:
+        with path.open("rb"):
+            return ""
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"

@@ -22,6 +22,7 @@ from launcher.run_files.run_order import RESTORED, UNDOING, PlacedEvent, Places,
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import FileFollower
 from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
+from launcher.run_log.last_attempt import SERVER_STATES, LastAttempt
 from launcher.run_log.line_values import as_float, as_integer, as_unix_time
 from launcher.run_log.run_clock import AttemptSpan, AttemptTimes
 from launcher.run_log.step_line import StepLine, SteppedBack, standing_steps
@@ -40,6 +41,10 @@ OF_THE_RUN = (
     *("eval.", "memory.", "batch.", "server.died"),
 )
 """Beginnings of the events that show an attempt at work. Others may come when it is over: messages that are sent."""
+
+
+StateChange = tuple[float, str, str]
+"""Unix time, state, reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +76,9 @@ class RunLog:
         self.steps: list[StepLine] = []  # all that were written, undone ones too
         self.incidents: dict[int, RecordedIncident] = {}
         self.checkpoints: list[CheckpointSummary] = []
-        self.states: list[tuple[float, str, str]] = []  # unix time, state, reason
+        self.states: list[StateChange] = []
+        self.last_attempt = LastAttempt()
+        self.server_changes: dict[str, list[StateChange]] = {}  # "" at the ends of an attempt and when a server left
         self.batches_rejected = 0
         self.prompts: int | None = None  # of an epoch, as the last trainer to start counted them
         self.planned_steps: int | None = None
@@ -96,6 +103,8 @@ class RunLog:
         name = line.get("event")
         if not isinstance(name, str):
             return False
+        self._take_attempt(line)
+        self._take_server(name, line)
         if not name.startswith(OF_THE_RUN):
             return True
         event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
@@ -148,6 +157,14 @@ class RunLog:
         steps = (as_integer(event.get("global_step")) for event in self._undoing if event.get("event") == RESTORED)
         return [step for step in steps if step is not None]
 
+    def policy_version(self) -> int | None:
+        """Of the trainer's weights: after the last step, or after a restore that no step has followed yet."""
+        placed = self._placed()
+        if placed and placed[-1].after == len(self.steps):
+            step = as_integer(placed[-1].event.get("global_step"))
+            return None if step is None else step + 1
+        return self.steps[-1].policy_version if self.steps else None
+
     def incident_facts(
         self, restores: Sequence[Restore], *, folders: frozenset[int], say: Callable[[Record], str]
     ) -> tuple[IncidentFacts, ...]:
@@ -176,6 +193,23 @@ class RunLog:
 
     def _placed(self) -> list[PlacedEvent]:
         return place_events(self._undoing, self.steps, attrgetter("head"))
+
+    def _take_attempt(self, event: Record) -> None:
+        number = as_integer(event.get("attempt"))
+        if number is not None and number >= self.last_attempt.number:
+            if number > self.last_attempt.number:
+                self.last_attempt = LastAttempt(number=number)
+            self.last_attempt.take(event)
+
+    def _take_server(self, name: str, event: Record) -> None:
+        time = as_unix_time(event.get("time"))
+        if name == STARTED or name in ENDS:
+            for changes in self.server_changes.values():
+                changes.append((time, "", ""))
+        elif name in SERVER_STATES or name == "server.left":
+            subject = str(event.get("subject"))[:LONGEST_TEXT]
+            reason = str(event.get("reason") or "")[:LONGEST_TEXT] if name in SERVER_STATES else ""
+            self.server_changes.setdefault(subject, []).append((time, SERVER_STATES.get(name, ""), reason))
 
     def _take_incident(self, name: str, event: Record) -> None:
         place, step = self._places.place_of(event), as_integer(event.get("global_step"))

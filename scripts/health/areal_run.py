@@ -100,7 +100,6 @@ def _last_steps(tables: Sequence[tuple[float | None, StepTable]]) -> LastSteps:
     return LastSteps(
         last_step=last[-1][1].global_step if last else None,
         last_at=times[-1] if times else None,
-        policy_version=None,
         usual_step_s=median(seconds) if seconds else None,
         rewards=tuple(
             RewardPoint(step=step, mean=mean, low=mean, high=mean)

@@ -28,7 +28,7 @@ from scripts.health.areal_run import (
     trial_of_logs,
 )
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
-from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps, read_view
+from scripts.health.recorded_run import LastSteps, RecordedRun, read_run
 
 SUPERVISORS = ("health_monitor", "coordinator")
 STALL_FACTOR, STALL_MIN_S = 10.0, 60.0
@@ -44,6 +44,7 @@ class Subject:
 
     paths: RunPaths
     view: RecordedRun
+    steps: LastSteps
     is_live: bool | None
     processes: RunProcesses | None
     timeout_s: float
@@ -63,15 +64,16 @@ def find_subject(paths: RunPaths, *, timeout_s: float, recent_s: float, extra_se
     if is_areals(paths):
         areal = read_areal(trial_of_logs(paths))
         live = live_of(areal)
-        view = areal_view(areal, live)
+        view, steps = areal_view(areal, live), areal.steps
         extra_servers = extra_servers if live is False else (*read_servers(paths.logs), *extra_servers)
     else:
-        view, live = read_view(paths), is_live(paths)
+        (view, steps), live = read_run(paths), is_live(paths)
         with contextlib.suppress(NotLive):  # it has ended just now
             processes = find_run(paths) if live else None
     return Subject(
         paths=paths,
         view=view,
+        steps=steps,
         is_live=live,
         processes=processes,
         timeout_s=timeout_s,
@@ -84,11 +86,11 @@ def find_subject(paths: RunPaths, *, timeout_s: float, recent_s: float, extra_se
 def check_run(subject: Subject) -> list[Finding]:
     view = subject.view
     if subject.areal is not None:
-        state, *judged = judge_run(view, subject.areal.steps, is_live=subject.is_live, now=time.time())
+        state, *judged = judge_run(view, subject.steps, is_live=subject.is_live, now=time.time())
         if subject.is_live is None:
             state = dataclasses.replace(state, said=view.state_reason)
         return [state, *judged, judge_processes(subject.areal, is_live=subject.is_live)]
-    steps = read_steps(subject.paths.metrics)
+    steps = subject.steps
     if subject.is_live is False and not view.started_at and steps.last_step is None:
         return [Finding("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
     findings = judge_run(view, steps, is_live=subject.is_live, now=time.time())
@@ -99,8 +101,8 @@ def check_run(subject: Subject) -> list[Finding]:
         findings.append(_processes(subject.processes, is_starting=is_starting))
     elif subject.is_live is False:
         findings.append(_left_over(subject.paths))
-    if skipped := [text for text in (view.not_read, steps.not_read) if text]:
-        findings.append(Finding("run", "files", NOTE, f"not read: {'; '.join(skipped)}"))
+    if view.not_read:
+        findings.append(Finding("run", "files", NOTE, f"not read: {'; '.join(view.not_read)}"))
     return findings
 
 

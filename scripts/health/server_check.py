@@ -16,10 +16,11 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.written_settings import foreign_trainer
+from launcher.run_log.last_attempt import ServerRecord
 from launcher.run_log.line_values import as_integer
+from launcher.run_log.run_log import RunLogFiles
 from scripts.faults.run_processes import state
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
-from scripts.health.recorded_run import ServerRecord, trainer_version
 from scripts.health.run_check import Subject
 
 SHARE_OF_DEADLINE = 0.8
@@ -109,12 +110,15 @@ def check_servers(subject: Subject) -> list[Finding]:
 async def _check_all(subject: Subject, servers: dict[str, ServerRecord]) -> list[Finding]:
     """Only the run's own servers are sent its keys. Raises StorageError where they are another user's."""
     keys = ServerKeys.read(subject.paths.keys) if subject.paths.keys.exists() else None
+    run = RunLogFiles(subject.paths)
     async with SGLangClient(keys) as own, SGLangClient() as stranger:
-        looks = (_look(subject, stranger if name == one.url else own, name, one) for name, one in servers.items())
+        looks = (_look(subject, run, stranger if name == one.url else own, name, one) for name, one in servers.items())
         return [judge_server(seen) for seen in await asyncio.gather(*looks)]
 
 
-async def _look(subject: Subject, client: SGLangClient, name: str, record: ServerRecord) -> ServerSeen:
+async def _look(
+    subject: Subject, run: RunLogFiles, client: SGLangClient, name: str, record: ServerRecord
+) -> ServerSeen:
     seen = ServerSeen(
         name=name,
         state=record.state,
@@ -123,14 +127,14 @@ async def _look(subject: Subject, client: SGLangClient, name: str, record: Serve
     )
     if record.state != "READY" or not record.url or seen.process == "":
         return seen
-    before = trainer_version(subject.paths)
+    before = run.refresh().policy_version()
     timeout_s = SHARE_OF_DEADLINE * subject.timeout_s
     version, load, (generated_s, failure) = await asyncio.gather(
         _version(client, record.url, timeout_s),
         _metrics(client, record.url, timeout_s),
         _token(client, record.url, timeout_s),
     )
-    after = trainer_version(subject.paths)
+    after = run.refresh().policy_version()
     expected = None
     if before is not None and after is not None and name != record.url:  # a publish or a restore may come in between
         staleness = as_integer(subject.view.setting("rollout.max_head_offpolicyness")) or 0

@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.html_report.time_charts import STATES
 from launcher.reporting.formats import clock_text
 from launcher.reporting.run_facts import RunFacts
 from launcher.reporting.terminal_text import visible
-from launcher.run_files.journal import Record
-from launcher.run_files.run_ends import ENDS, STARTED
-from launcher.run_log.line_values import as_unix_time
+from launcher.run_files.run_ends import ENDS
 from launcher.run_log.run_clock import RunClock
-from scripts.health.recorded_run import SERVER_STATES
+from launcher.run_log.run_log import StateChange
 
 MOST_SPANS = 800
 """Across a lane; neighbours shorter than this part of it are drawn as one."""
 LOOKS = {"READY": "running", "STARTING": "starting", "LEAVING": "ending"}
-GONE = ""
-
-Change = tuple[float, str, str]
-"""Unix time, state, reason."""
 
 
-def lanes_of(facts: RunFacts, server_events: Sequence[Record]) -> list[dict[str, object]]:
+def lanes_of(facts: RunFacts, servers: Mapping[str, Sequence[StateChange]]) -> list[dict[str, object]]:
     clock, end = facts.clock, max((one.end for one in facts.attempts), default=0.0)
     found = [_lane("run", facts.states, STATES, clock, end)]
-    found += [_lane(name, changes, LOOKS, clock, end) for name, changes in sorted(_changes(server_events).items())]
-    return found
-
-
-def _changes(events: Iterable[Record]) -> dict[str, list[Change]]:
-    """By server. At the beginning and the end of an attempt there is none."""
-    found: dict[str, list[Change]] = {}
-    for event in events:
-        name, time = str(event.get("event")), as_unix_time(event.get("time"))
-        if name in SERVER_STATES:
-            change = (time, SERVER_STATES[name], str(event.get("reason") or ""))
-            found.setdefault(str(event.get("subject")), []).append(change)
-        elif name == "server.left":
-            found.setdefault(str(event.get("subject")), []).append((time, GONE, ""))
-        elif name == STARTED or name in ENDS:
-            for changes in found.values():
-                changes.append((time, GONE, ""))
+    found += [_lane(name, changes, LOOKS, clock, end) for name, changes in sorted(servers.items())]
     return found
 
 
 def _lane(
-    name: str, changes: Sequence[Change], looks: Mapping[str, str], clock: RunClock, end: float
+    name: str, changes: Sequence[StateChange], looks: Mapping[str, str], clock: RunClock, end: float
 ) -> dict[str, object]:
     """`spans`: from and to as shares of the whole, look, and text. A state without a look is trouble."""
     spans: list[tuple[float, float, str, str]] = []

@@ -21,34 +21,17 @@ from launcher.reporting.run_facts import RunFacts, facts_of_run
 from launcher.reporting.run_reader import RunData, RunReader
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.control_requests import wanted
-from launcher.run_files.journal import Record
-from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import check_readable
 from launcher.run_log.incident_facts import IncidentFacts
+from launcher.run_log.step_line import REWARD
 from scripts.faults.run_processes import is_live
-from scripts.health.recorded_run import SERVER_STATES
 from scripts.watch_page.lanes import lanes_of
 
 PAUSE_FACTOR = 20.0
 SILENT_S = 5.0
 """A live driver writes now.json once a second."""
 MOST_INCIDENTS = 500
-REWARD = "rollout/reward"
-KEPT = frozenset({STARTED, "server.left", *ENDS, *SERVER_STATES})
-
-
-class _Data(RunData):
-    """What the report keeps, and besides the states of servers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.server_events: list[Record] = []
-
-    def take_event(self, line: Record) -> bool:
-        if line.get("event") in KEPT:
-            self.server_events.append({key: line.get(key) for key in ("time", "event", "subject", "reason")})
-        return super().take_event(line)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +55,7 @@ class WatchedRun:
         self._begin()
 
     def _begin(self) -> None:
-        self._data = _Data()
+        self._data = RunData()
         self._reader = RunReader(self.paths, self._data)
         self._file = _identity(self.paths)
         self._facts: RunFacts | None = None
@@ -138,7 +121,7 @@ class WatchedRun:
             "restores": [[one.step, one.steps_back, visible(one.reason)] for one in facts.restores],
             "incidents": [_incident(one) for one in facts.incidents[-MOST_INCIDENTS:]],
             "incidents_left_out": max(len(facts.incidents) - MOST_INCIDENTS, 0),
-            "lanes": lanes_of(facts, self._data.server_events),
+            "lanes": lanes_of(facts, self._data.log.server_changes),
         }
 
 

@@ -62,4 +62,7 @@ def test_each_tool_reads_it(older, tmp_path, capsys):
     assert report.main(names) == 0, capsys.readouterr().err
     paths = RunPaths.of_logs(older)
     assert read_view(paths).status == "FINISHED"
-    assert lanes_of(facts(started(range(3))), [dict(one, time=T0) for one in OLD])
+    data = started(range(3))
+    for one in OLD:
+        data.take_event(one | {"time": T0})
+    assert lanes_of(facts(data), data.log.server_changes)

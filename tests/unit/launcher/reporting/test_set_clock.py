@@ -9,7 +9,8 @@ from launcher.checkpoints.recorded_health import read_health
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.health.recorded_run import trainer_version
+from launcher.run_log.run_log import read_run_log
+from scripts.health.recorded_run import read_run
 
 T0 = 1_790_000_000.0
 pytestmark = pytest.mark.parametrize("set_by_s", [3600.0, -3600.0, 0.0])
@@ -67,7 +68,8 @@ def test_a_restore_that_no_step_has_followed(run, set_by_s):
     assert [[line.step for line in one] for one in facts.taken_back] == [[5, 6, 7, 8, 9]]
     assert [(one.step, one.steps_back) for one in facts.restores] == [(4, 5)]
     assert read_health(run.paths).last_step == facts.steps[-1].step
-    assert trainer_version(run.paths) == 5
+    assert read_run(run.paths)[1].last_step == 4
+    assert read_run_log(run.paths).policy_version() == 5
 
 
 def test_a_restore_after_which_the_run_went_on(run, set_by_s):
@@ -80,7 +82,7 @@ def test_a_restore_after_which_the_run_went_on(run, set_by_s):
     assert current(facts) == list(range(7))
     assert [(one.step, one.steps_back) for one in facts.restores] == [(4, 5)]
     assert read_health(run.paths).last_step == 6
-    assert trainer_version(run.paths) == 7
+    assert read_run_log(run.paths).policy_version() == 7
 
 
 def test_a_restore_in_an_attempt_of_its_own(run, set_by_s):
@@ -92,7 +94,8 @@ def test_a_restore_in_an_attempt_of_its_own(run, set_by_s):
     assert current(facts) == list(range(8))
     assert [(one.step, one.steps_back) for one in facts.restores] == [(7, 2)]
     assert read_health(run.paths).last_step == 7
-    assert trainer_version(run.paths) == 8
+    assert read_run(run.paths)[1].last_step == 7
+    assert read_run_log(run.paths).policy_version() == 8
 
 
 def test_an_incident_lies_among_the_steps_of_its_restore(run, set_by_s):

@@ -18,12 +18,13 @@ from launcher.config.compose import REPOSITORY
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock
+from launcher.run_log.last_attempt import ServerRecord
 from scripts import check_health
 from scripts.health import log_check
 from scripts.health.disk_check import check_checkpoints, check_disk
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding, run_checks
 from scripts.health.log_check import check_logs
-from scripts.health.recorded_run import ServerRecord, read_view
+from scripts.health.recorded_run import read_view
 from scripts.health.run_check import check_run, find_subject
 from scripts.health.server_check import check_servers
 from tests.programs.fake_run import run_paths

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 
 from launcher.policy.reward_health import RewardPoint
+from launcher.run_log.run_log import RunLog
 from scripts.health.disk_check import judge_space
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Finding, first_line, is_healthy
 from scripts.health.log_check import ErrorsSeen, judge_errors
 from scripts.health.machine_check import judge_kills, judge_memory
-from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps
+from scripts.health.recorded_run import LastSteps, RecordedRun, last_steps
 from scripts.health.run_check import judge_run
 from scripts.health.server_check import ServerSeen, judge_server
 from tests.support.health_parts import verdicts
@@ -22,7 +23,7 @@ def rewards(*means):
     return tuple(RewardPoint(step=step, mean=mean, low=0.0, high=2 * mean) for step, mean in enumerate(means))
 
 
-STEPS = LastSteps(last_step=9, last_at=NOW - 2, policy_version=10, usual_step_s=1.5, rewards=rewards(*[0.5] * 10))
+STEPS = LastSteps(last_step=9, last_at=NOW - 2, usual_step_s=1.5, rewards=rewards(*[0.5] * 10))
 HARD = (0.0, 0.0, 0.0, 0.1) * 12
 """In three of four steps nothing is solved."""
 
@@ -35,10 +36,12 @@ def view_of(**changes):
 
 
 def test_a_run_whose_data_were_used_up_before_the_planned_steps_is_complete():
-    view = RecordedRun()
-    view.take({"event": "trainer.started", "total_steps": 20})
-    view.take({"event": "run.finished", "reason": "the data are used up", "global_step": 9})
-    findings = judge_run(view, STEPS, is_live=False, now=NOW)
+    log = RunLog()
+    log.take_event({"event": "trainer.started", "total_steps": 20, "attempt": 1, "time": NOW})
+    log.take_event(
+        {"event": "run.finished", "reason": "the data are used up", "global_step": 9, "attempt": 1, "time": NOW}
+    )
+    findings = judge_run(RecordedRun.of(log, {}), STEPS, is_live=False, now=NOW)
     assert findings[0].said == "FINISHED: the data are used up"
     assert set(verdicts(findings)) == {OK}
 
@@ -109,7 +112,7 @@ def test_what_the_trainer_waits_for_is_no_health_until_it_is_over(began, over):
 def test_steps_that_can_not_be_read_are_not_known(tmp_path):
     """As root reads every file, a folder stands for a file that may not be read."""
     (tmp_path / "metrics.jsonl").mkdir()
-    steps = read_steps(tmp_path / "metrics.jsonl")
+    steps = last_steps(RunLog(), tmp_path / "metrics.jsonl")
     state, judged = judge_run(view_of(), steps, is_live=True, now=NOW)
     assert (state.said, judged.verdict, judged.said) == (
         "RUNNING",
@@ -121,7 +124,7 @@ def test_steps_that_can_not_be_read_are_not_known(tmp_path):
     _, judged = judge_run(ended, steps, is_live=False, now=NOW)
     assert (judged.verdict, judged.said) == (UNKNOWN, "metrics.jsonl can't be read: Is a directory")
     (tmp_path / "metrics.jsonl").rmdir()
-    (state,) = judge_run(view_of(), read_steps(tmp_path / "metrics.jsonl"), is_live=True, now=NOW)
+    (state,) = judge_run(view_of(), last_steps(RunLog(), tmp_path / "metrics.jsonl"), is_live=True, now=NOW)
     assert state.said == "RUNNING, 0 of 20 steps are done"
 
 
@@ -216,6 +219,6 @@ def test_unknown_is_never_healthy_and_nothing_there_is():
 
 def test_a_finished_run_whose_last_rewards_are_0_is_not_healthy():
     view = RecordedRun(status="FINISHED", reason="all steps are done")
-    steps = LastSteps(last_step=99, last_at=NOW, policy_version=100, usual_step_s=1.0, rewards=rewards(*[0.0] * 10))
+    steps = LastSteps(last_step=99, last_at=NOW, usual_step_s=1.0, rewards=rewards(*[0.0] * 10))
     (_, reward) = judge_run(view, steps, is_live=False, now=NOW)
     assert (reward.verdict, reward.said) == (BAD, "every reward was 0 for 10 steps in a row")
