@@ -8,7 +8,7 @@ are. Of AReaL's runs the evidence comes from their logs (launcher/diagnosis/judg
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,15 @@ from typing import Any
 import numpy as np
 
 from launcher.base.messages import Cause, Incident
-from launcher.base.wording import lines_not_read
 from launcher.checkpoints.health_evidence import HealthEvidence, SeenSteps, judge
 from launcher.checkpoints.onset import find_falls, standing
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import Damage
 from launcher.policy.restore import first_damaged
-from launcher.run_files.journal import Record, number_of, read_lines
-from launcher.run_files.run_order import in_order
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings
 from launcher.run_log.file_follower import unreadable
-
-REWARD = "grpo_actor/task_reward/avg"
-RESTORED = frozenset({"trainer.restored", "trainer.loaded", "recovery.taken"})
-COMMITTED = "checkpoint.committed"
-TOLD = RESTORED | {COMMITTED, "reward.rebased", "incident.began", "incident.ended"}
+from launcher.run_log.run_log import RunLog, RunLogFiles
 
 KNOWN_CAUSES = frozenset(str(cause) for cause in Cause)
 
@@ -40,63 +33,37 @@ def read_health(paths: RunPaths) -> HealthEvidence:
     """Of a run of ours. What can't be read is named in it."""
     settings = _section(paths.config, "restore", RestoreConfig)
     unread = tuple(f"{path.name}: {why}" for path in (paths.events, paths.metrics) if (why := unreadable(path)))
-    files = {path: read_lines(path) for path in (paths.events, paths.metrics) if not unreadable(path)}
-    events = [event for event in files.get(paths.events, ()) if event.get("event") in TOLD]
-    rewards, damages, base, newest = _replay(in_order(events, files.get(paths.metrics, ())))
+    files = RunLogFiles(paths)
+    log = files.refresh(has_ended=True)
+    standing_steps, _ = log.standing()
     seen = SeenSteps(
-        steps=np.array([step for step, _ in rewards], dtype=np.int64),
-        rewards=np.array([reward for _, reward in rewards]),
-        origins=np.zeros(len(rewards), dtype=np.int64),
+        steps=np.array([line.step for line in standing_steps], dtype=np.int64),
+        rewards=np.array([line.task_reward for line in standing_steps]),
+        origins=np.zeros(len(standing_steps), dtype=np.int64),
         files=(str(paths.metrics),),
         unread=unread,
-        passed_over=tuple(
-            lines_not_read(file.skipped, file.path, file.first_skipped) for file in files.values() if file.skipped
-        ),
+        passed_over=files.not_read(),
     )
-    if rewards and not seen.unread and not seen.passed_over:  # else a step may be missing that was trained on it
-        damages = [one for one in damages if one.first_step <= newest]
+    damages = list(_damages(log))
+    if standing_steps and not seen.unread and not seen.passed_over:  # else a step may be missing that was trained on it
+        damages = [one for one in damages if one.first_step <= log.newest_step()]
     if damages:
         damage = min(damages, key=lambda one: one.first_step)
         return HealthEvidence(seen=seen, damage=damage, healthy=np.isfinite(seen.rewards), settings=settings)
-    first = int(np.searchsorted(seen.steps, base))
+    first = int(np.searchsorted(seen.steps, log.rebased_step))
     fall = standing(find_falls(seen.rewards[first:]))
     return judge(seen, None if fall is None else fall.moved(first), settings, source="the rewards, as read now")
 
 
-def _replay(lines: Iterable[Record]) -> tuple[list[tuple[int, float]], list[Damage], int, int]:
-    """Rewards and damages that stand, the step from which on rewards are compared (new prompts may be harder), and the
-    newest step that was trained: a step's line may be lost where its checkpoint is there."""
-    rewards: list[tuple[int, float]] = []
-    base, newest = 0, -1
-    damages: dict[object, Damage] = {}
-    for line in lines:
-        step, event, incident = line.get("global_step"), line.get("event"), line.get("incident")
-        if event is None and isinstance(step, int):
-            _drop_from(rewards, step)
-            rewards.append((step, number_of(line.get(REWARD))))
-            newest = max(newest, step)
-        elif event == COMMITTED and isinstance(step, int):
-            newest = max(newest, step)
-        elif event in RESTORED and isinstance(step, int):
-            _drop_from(rewards, step + 1)
-            newest = step
-            base = base if base <= step else 0
-            damages = {number: one for number, one in damages.items() if one.first_step <= step}
-        elif event == "reward.rebased" and isinstance(step, int):
-            base = step
-        elif event == "incident.began":
-            cause, onset = str(line.get("cause")), line.get("onset_step")
-            found = _damage(cause, onset, str(line.get("reason")), f"incident {incident}, {cause}")
-            if found is not None:
-                damages[incident] = found
-        elif event == "incident.ended" and line.get("is_mended"):
-            damages.pop(incident, None)
-    return rewards, list(damages.values()), base, newest
-
-
-def _drop_from(rewards: list[tuple[int, float]], step: int) -> None:
-    while rewards and rewards[-1][0] >= step:
-        rewards.pop()
+def _damages(log: RunLog) -> Iterator[Damage]:
+    """Of incidents that are not over, where no restore since went back to before their damage."""
+    for one in log.incidents.values():
+        if one.began is None or one.is_mended:
+            continue
+        cause, onset = str(one.began.get("cause")), one.began.get("onset_step")
+        found = _damage(cause, onset, str(one.began.get("reason")), f"incident {one.number}, {cause}")
+        if found is not None and (one.restored_to is None or found.first_step <= one.restored_to):
+            yield found
 
 
 def _damage(cause: str, onset_step: object, reason: str, source: str) -> Damage | None:

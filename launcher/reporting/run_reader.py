@@ -110,7 +110,7 @@ class RunReader:
     def refresh(self, *, has_ended: bool = False) -> int:
         """How many lines were new. `has_ended`: nobody writes any more."""
         count = self._follower.refresh(has_ended=has_ended)
-        self.data.not_read = self._follower.not_read
+        self.data.not_read = self._follower.not_read()
         return count
 
 

@@ -20,8 +20,12 @@ class LineTail:
         self.path = path
         self._offset = since
         self._is_torn = since > 0
+        self._is_rest = False  # what is read next belongs to a line that is too long to be one
+        self._number = 0 if since == 0 else None
         self.skipped = 0
         """Lines that are no object, but for one that `since` falls into."""
+        self.first_skipped = ""
+        """Which line that was, and why; "" where `since` leaves it unknown."""
 
     def read(self, *, has_ended: bool = False) -> Iterator[Mapping[str, object]]:
         """`has_ended`: nobody writes any more, so that a last line without its end is all that will ever be there."""
@@ -32,14 +36,24 @@ class LineTail:
                     if not line.endswith(b"\n") and len(line) < LONGEST_LINE and not has_ended:
                         return  # still being written: from here again next time
                     self._offset = file.tell()
-                    record, why_none = parse_line(line)
-                    if record is not None:
-                        yield record
-                    elif why_none:
-                        self.skipped += not self._is_torn
-                    self._is_torn = False
+                    was_rest = self._is_rest
+                    self._is_rest = len(line) == LONGEST_LINE and not line.endswith(b"\n")
+                    if not was_rest:
+                        yield from self._records_in(line)
+                        self._is_torn = False
         except OSError:
             return  # not there yet, or not readable now: it is tried again
+
+    def _records_in(self, line: bytes) -> Iterator[Mapping[str, object]]:
+        if self._number is not None:
+            self._number += 1
+        record, why_none = parse_line(line)
+        if record is not None:
+            yield record
+        elif why_none and not self._is_torn:
+            self.skipped += 1
+            if not self.first_skipped and self._number is not None:
+                self.first_skipped = f"line {self._number}: {why_none}"
 
 
 def newest_line(path: Path) -> Mapping[str, object]:

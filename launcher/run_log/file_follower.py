@@ -31,11 +31,12 @@ class FileFollower:
                 count += 1
         return count
 
-    @property
-    def not_read(self) -> tuple[str, ...]:
-        """Of each file how many lines say nothing, where there are any: torn ones, and objects of something else."""
-        counts = sorted((tail.path, tail.skipped + self._foreign[tail.path]) for tail, _ in self._files)
-        return tuple(lines_not_read(number, path) for path, number in counts if number)
+    def not_read(self, *, with_why: bool = False) -> tuple[str, ...]:
+        """Of each file how many lines say nothing, where there are any: torn ones, and objects of something else.
+        `with_why`: also which is the first torn one, and why."""
+        tails = sorted((tail for tail, _ in self._files), key=lambda tail: tail.path)
+        counts = ((one, one.skipped + self._foreign[one.path]) for one in tails)
+        return tuple(lines_not_read(n, one.path, one.first_skipped if with_why else "") for one, n in counts if n)
 
 
 def check_readable(*files: Path) -> None:

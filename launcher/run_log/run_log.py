@@ -36,10 +36,7 @@ FATES = {
     "checkpoint.condemned": "condemned",
     "checkpoint.damaged": "damaged",
 }
-OF_THE_RUN = (
-    *("run.", "incident.", "trainer.", "checkpoint.", "recovery."),
-    *("eval.", "memory.", "batch.", "server.died"),
-)
+OF_THE_RUN = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.", "batch.", "server.died")
 """Beginnings of the events that show an attempt at work. Others may come when it is over: messages that are sent."""
 
 
@@ -80,10 +77,12 @@ class RunLog:
         self.last_attempt = LastAttempt()
         self.server_changes: dict[str, list[StateChange]] = {}  # "" at the ends of an attempt and when a server left
         self.batches_rejected = 0
+        self.rebased_step = 0  # rewards before it are no measure of those from it on: new prompts may be harder
         self.prompts: int | None = None  # of an epoch, as the last trainer to start counted them
         self.planned_steps: int | None = None
         self._finished_step: int | None = None
-        self._undoing: list[Record] = []
+        self._saved_step = -1  # the newest checkpoint that was committed since the trainer went back
+        self._undoing: list[Record] = []  # each names its step
         self._evals: dict[int, EvalReport] = {}
         self._words: dict[int | None, tuple[str, str]] = {}
         self._attempts = AttemptTimes()
@@ -105,15 +104,18 @@ class RunLog:
             return False
         self._take_attempt(line)
         self._take_server(name, line)
-        if not name.startswith(OF_THE_RUN):
+        if name == "reward.rebased":
+            self.rebased_step = as_integer(line.get("global_step")) or 0
+        if not name.startswith(OF_THE_RUN) and name not in UNDOING:
             return True
         event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
-        self._attempts.extend(as_integer(line.get("attempt")), as_unix_time(line.get("time")))
+        if name.startswith(OF_THE_RUN):
+            self._attempts.extend(as_integer(line.get("attempt")), as_unix_time(line.get("time")))
         self._take_incident(name, event)
         self._take_checkpoint(name, event)
         self._take_state(name, event)
         if name in UNDOING:
-            self._undoing.append(event)
+            self._take_undoing(event)
         elif name == "trainer.started":
             self.prompts, self.planned_steps = as_integer(line.get("prompts")), as_integer(line.get("total_steps"))
         elif name == "eval.done":
@@ -127,16 +129,15 @@ class RunLog:
 
     def stepped_back(self) -> list[SteppedBack]:
         """Each time that the trainer went back; a run's first check for something to restore is none."""
-        known = ((placed.after, as_integer(placed.event.get("global_step"))) for placed in self._placed())
-        return [SteppedBack(after=after, step=step) for after, step in known if after and step is not None]
+        return [SteppedBack(after=one.after, step=_step_of(one.event)) for one in self._placed() if one.after]
 
     def restores(self) -> tuple[Restore, ...]:
         """Each restore after at least one step."""
         found: list[Restore] = []
         at, head = 0, -1
         for placed in self._placed():
-            event, step = placed.event, as_integer(placed.event.get("global_step"))
-            if event.get("event") != RESTORED or step is None or not placed.after:
+            event, step = placed.event, _step_of(placed.event)
+            if event.get("event") != RESTORED or not placed.after:
                 continue
             head = self.steps[placed.after - 1].step if placed.after > at else head
             back, at, head = max(head - step, 0), placed.after, min(head, step)
@@ -154,15 +155,21 @@ class RunLog:
 
     def restored_steps(self) -> list[int]:
         """The steps that trainers began from, the first of a run too."""
-        steps = (as_integer(event.get("global_step")) for event in self._undoing if event.get("event") == RESTORED)
-        return [step for step in steps if step is not None]
+        return [_step_of(event) for event in self._undoing if event.get("event") == RESTORED]
+
+    def newest_step(self) -> int:
+        """The newest that is in the current weights, -1 where none is known: a step's line may be lost where its
+        checkpoint is there."""
+        last = next(iter(reversed(self._placed())), None)
+        since = self.steps if last is None else self.steps[last.after :]
+        restored = -1 if last is None else _step_of(last.event)
+        return max(restored, self._saved_step, *(line.step for line in since))
 
     def policy_version(self) -> int | None:
         """Of the trainer's weights: after the last step, or after a restore that no step has followed yet."""
         placed = self._placed()
         if placed and placed[-1].after == len(self.steps):
-            step = as_integer(placed[-1].event.get("global_step"))
-            return None if step is None else step + 1
+            return _step_of(placed[-1].event) + 1
         return self.steps[-1].policy_version if self.steps else None
 
     def incident_facts(
@@ -212,11 +219,7 @@ class RunLog:
             self.server_changes.setdefault(subject, []).append((time, SERVER_STATES.get(name, ""), reason))
 
     def _take_incident(self, name: str, event: Record) -> None:
-        place, step = self._places.place_of(event), as_integer(event.get("global_step"))
-        if name in UNDOING and step is not None:
-            for one in self.incidents.values():
-                if one.began is not None:
-                    one.restored_to = step if one.restored_to is None else min(one.restored_to, step)
+        place = self._places.place_of(event)
         number = as_integer(event.get("incident"))
         if number is None:
             return
@@ -230,11 +233,23 @@ class RunLog:
         elif name == "server.died" and incident.death_s is None:
             incident.death_s = max(as_float(event.get("detected_after_s"), 0.0), 0.0)
 
+    def _take_undoing(self, event: Record) -> None:
+        step = as_integer(event.get("global_step"))
+        if step is None:
+            return
+        self._undoing.append(event)
+        self._saved_step = -1
+        self.rebased_step = self.rebased_step if self.rebased_step <= step else 0
+        for one in self.incidents.values():
+            if one.began is not None:
+                one.restored_to = step if one.restored_to is None else min(one.restored_to, step)
+
     def _take_checkpoint(self, name: str, event: Record) -> None:
         """Of a step that was saved twice, an event about it is counted for the last one before the event."""
         step = as_integer(event.get("global_step"))
         if name == "checkpoint.committed" and step is not None:
             seconds = as_float(event.get("seconds"))
+            self._saved_step = max(self._saved_step, step)
             self.checkpoints.append(CheckpointSummary(step=step, time=as_unix_time(event.get("time")), seconds=seconds))
         elif name in FATES:
             for gone in _steps_named(event):
@@ -288,15 +303,20 @@ class RunLogFiles:
         self._follower.refresh(has_ended=has_ended)
         return self.log
 
-    @property
     def not_read(self) -> tuple[str, ...]:
-        """Of each file how many lines were left out, where there are any."""
-        return self._follower.not_read
+        """Of each file how many lines were left out, where there are any, and why the first was."""
+        return self._follower.not_read(with_why=True)
 
 
 def read_run_log(paths: RunPaths) -> RunLog:
     """All that a run has written so far."""
     return RunLogFiles(paths).refresh(has_ended=True)
+
+
+def _step_of(undoing: Record) -> int:
+    step = undoing["global_step"]
+    assert isinstance(step, int), "else it was not taken"
+    return step
 
 
 def _steps_named(event: Record) -> set[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from actors.processes.process_tree import started_at
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import RunLogFiles
 from scripts.faults.run_processes import RunProcesses
 
 
@@ -16,8 +15,7 @@ class LiveProgress:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._ledger = LineTail(paths.ledger)
-        self._events = LineTail(paths.events)
-        self._ready: dict[str, int] = {}
+        self._run = RunLogFiles(paths)
         self.step: int | None = None
         self.steps = 0
         self.committed_at = 0.0
@@ -28,20 +26,12 @@ class LiveProgress:
                 self.step = step
                 self.steps += 1
                 self.committed_at = self._paths.ledger.stat().st_mtime
-        for event in self._events.read():
-            self._note(event)
-
-    def _note(self, event: Mapping[str, object]) -> None:
-        subject = str(event.get("subject", ""))
-        match event.get("event"), event.get("pid"):
-            case "server.ready", int(pid):
-                self._ready[subject] = pid
-            case "server.died" | "server.starting" | "server.restarting", _:
-                self._ready.pop(subject, None)
+        self._run.refresh()
 
     def is_ready(self, server: str, pid: int) -> bool:
         """The run has said that this incarnation of the server is READY."""
-        return self._ready.get(server) == pid
+        known = self._run.log.last_attempt.servers.get(server)
+        return known is not None and (known.state, known.pid) == ("READY", pid)
 
     def recovering(self, role: str, found: RunProcesses, *, since: float) -> str:
         """Why `role` must be left alone: it is absent, or has not shown itself healthy since `since` (unix seconds).

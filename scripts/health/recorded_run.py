@@ -63,7 +63,7 @@ def read_run(paths: RunPaths) -> tuple[RecordedRun, LastSteps]:
     files = RunLogFiles(paths)
     log = files.refresh(has_ended=True)
     check_readable(paths.events)
-    return RecordedRun.of(log, read_run_settings(paths), files.not_read), last_steps(log, paths.metrics)
+    return RecordedRun.of(log, read_run_settings(paths), files.not_read()), last_steps(log, paths.metrics)
 
 
 def read_run_settings(paths: RunPaths) -> Mapping[str, object]:

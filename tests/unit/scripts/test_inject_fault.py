@@ -94,7 +94,7 @@ def test_a_role_that_has_not_stepped_since_the_last_fault_is_left_alone(game):
 @pytest.mark.parametrize("game", [1], indirect=True)
 def test_a_server_that_is_not_ready_is_left_alone(game):
     game.step()
-    append_line(game.paths.events, {"event": "server.died", "subject": "server-0"})
+    append_line(game.paths.events, {"event": "server.died", "subject": "server-0", "attempt": 1})
     assert game.inject("C1") == 1
     assert "no server is READY" in game.record()[-1]["reason"]
     assert len(find_run(game.paths).servers) == 1

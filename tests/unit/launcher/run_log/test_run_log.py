@@ -11,6 +11,7 @@ from launcher.run_log.run_log import RunLog, RunLogFiles, read_run_log
 from tests.support.long_run import LongRun
 
 T0 = 1_790_000_000.0
+NAMES = ("events.jsonl", "metrics.jsonl")
 FOREIGN = (
     *(b"not json\n", b"[1, 2]\n", b"{}\n", b"17\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n"),
     *(b'{"global_step": "7", "attempt": null, "time": "x"}\n', b'{"event": 5, "time": 1}\n'),
@@ -88,10 +89,19 @@ def test_what_is_no_line_of_a_run_changes_nothing(paths, seed):
     found = files.refresh(has_ended=True)
     assert everything(found) == everything(clean)
     assert evals_of(found) == evals_of(clean)
-    counted = [
-        f"{len(FOREIGN) + 1} lines of {name} are no record of a run" for name in ("events.jsonl", "metrics.jsonl")
-    ]
-    assert list(files.not_read) == counted
+    begins = [f"{len(FOREIGN) + 1} lines of {name} are no record of a run (line " for name in NAMES]
+    assert [said.startswith(begin) for said, begin in zip(files.not_read(), begins, strict=True)] == [True, True]
+
+
+def test_a_line_that_never_ends_is_one_line(paths, monkeypatch):
+    """Each piece of it was counted, and a piece that is JSON by itself was a step."""
+    monkeypatch.setattr("launcher.run_files.line_tail.LONGEST_LINE", 64)
+    paths.logs.mkdir(parents=True)
+    step = b'{"global_step": 1}\n'
+    paths.metrics.write_bytes(step + b"x" * 128 + step + step.replace(b"1", b"2"))
+    files = RunLogFiles(paths)
+    assert [line.step for line in files.refresh(has_ended=True).steps] == [1, 2]
+    assert files.not_read()[0].startswith("1 line of metrics.jsonl is no record of a run (line 2: ")
 
 
 def log_of(*lines):
