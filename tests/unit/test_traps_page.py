@@ -1,4 +1,4 @@
-"""The traps of docs/supervision.md name tests that exist, and leave no cell of a detector empty."""
+"""The traps of tests/traps.md name tests that exist, and leave no cell of a detector empty."""
 
 import ast
 import re
@@ -7,15 +7,15 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
-SECTION = (REPOSITORY / "docs" / "supervision.md").read_text().partition("\n## Traps\n")[2]
+PAGE = (REPOSITORY / "tests" / "traps.md").read_text()
 
 
 def tables():
     """The rows of each table, by its heading."""
     found, heading = {}, ""
-    for line in SECTION.splitlines():
-        if line.startswith("### "):
-            heading = line.removeprefix("### ")
+    for line in PAGE.splitlines():
+        if line.startswith("## "):
+            heading = line.removeprefix("## ")
         elif line.startswith("| ") and heading:
             found.setdefault(heading, []).append([cell.strip() for cell in line.strip("|").split(" | ")])
     return {name: rows[1:] for name, rows in found.items()}  # without their titles
@@ -28,7 +28,7 @@ def functions_of(path):
 
 
 def test_every_test_that_the_page_names_exists():
-    named = NAMED.findall(SECTION)
+    named = NAMED.findall(PAGE)
     assert len(named) > 100
     assert [f"{path}::{name}" for path, name in named if name not in functions_of(path)] == []
 

@@ -1,4 +1,4 @@
-"""Mistakes that others made, of those that no other test here meets on its way (docs/supervision.md has them all)."""
+"""Mistakes that others made, of those that no other test here meets on its way (tests/traps.md has them all)."""
 
 import ast
 import asyncio

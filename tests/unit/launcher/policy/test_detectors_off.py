@@ -1,6 +1,6 @@
 """Each detector left out or switched off: the fault that it is there for goes unnoticed.
 
-Those that switch theirs off beside the fault itself are named in docs/supervision.md.
+Those that switch theirs off beside the fault itself are named in tests/traps.md.
 """
 
 import asyncio
