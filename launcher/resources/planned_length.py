@@ -42,6 +42,9 @@ def _kept_line(config: RunConfig, steps: int, per_epoch: int, checkpoint_bytes: 
         return
     schedule = Schedule(by_count, now=0.0)
     kept = sum(schedule.step_done(ended_epoch=step % per_epoch == 0, now=0.0) for step in range(1, steps + 1))
-    together = f", together about {amount(kept * checkpoint_bytes)}" if checkpoint_bytes and kept else ""
     by_clock = "" if config.saver.freq_secs is None else "; more by saver.freq_secs"
+    if not kept:  # "0 checkpoints" would read as if the run saved nothing at all
+        yield f"no checkpoint is kept for good: the run ends before one is due ({given}){by_clock}"
+        return
+    together = f", together about {amount(kept * checkpoint_bytes)}" if checkpoint_bytes else ""
     yield f"{at_most}{counted(kept, 'checkpoint')} kept for good ({given}){together}{by_clock}"

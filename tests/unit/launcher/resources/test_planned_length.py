@@ -53,3 +53,4 @@ def test_the_checkpoints_that_are_kept_for_good_and_their_size():
         "5 checkpoints kept for good (saver.freq_steps=50, saver.freq_epochs=10); more by saver.freq_secs"
     )
     assert lines(40, "saver.freq_epochs=null")[1:] == []
+    assert lines(3664)[1] == "no checkpoint is kept for good: the run ends before one is due (saver.freq_epochs=1)"
