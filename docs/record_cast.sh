@@ -3,8 +3,9 @@
 #
 #     bash docs/record_cast.sh FOLDER [SETTING…]        FOLDER: of the run, new
 #
-# Needs asciinema 2 (Debian's package) and svg-term (npm's svg-term-cli). Nothing is cut out; ten seconds play in one, and
-# the folders of this machine have other names.
+# Needs asciinema 2 (Debian's package) and svg-term (npm's svg-term-cli). Nothing is cut out; ten seconds play in one, with
+# a frame for each two seconds (each second would make the picture twice as large). The folders of this machine have
+# other names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$1
@@ -23,18 +24,20 @@ asciinema rec --quiet --overwrite --cols 110 --rows 34 --title "a run, and three
 wait "$faults" || cat "$folder.faults"
 
 "$python" - "$folder" "$PWD/" <<'END'
-"""One frame for each second, ten times as fast."""
+"""One frame for each two seconds, ten times as fast."""
 import json, sys
 
 folder, checkout = sys.argv[1:]
 header, *events = [json.loads(line) for line in open(f"{folder}.cast")]
 frames = {}
 for at, _, text in events:
-    frames[int(at)] = frames.get(int(at), "") + text
+    second = int(at) // 2 * 2
+    frames[second] = frames.get(second, "") + text
 with open(f"{folder}.frames", "w") as file:
     print(json.dumps({key: header[key] for key in ("version", "width", "height", "title")}), file=file)
     for second, text in frames.items():
         text = text.replace(checkout, "").replace(folder, "outputs/cast")
         print(json.dumps([second / 10, "o", text]), file=file)
+    print(json.dumps([max(frames) / 10 + 4, "o", "\x1b[0m"]), file=file)  # the end is shown for four seconds
 END
 svg-term --in "$folder.frames" --out docs/storm_cast.svg --window --no-cursor

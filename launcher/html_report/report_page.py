@@ -138,7 +138,7 @@ def _loss_tile(facts: RunFacts) -> Tile:
     kept, strict = percent(losses.ettr), percent(losses.strict)
     words += kept if kept == strict == semantic else f"{kept}, strict {strict}, semantic {semantic}"
     if (per := losses.lost_steps_per_incident) is not None:
-        words += f"; L {per:.1f} steps"
+        words += f"; {per:.1f} usual steps lost per incident"
     return counted(back, "step"), words, ""
 
 
