@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+NAMES_OF_A_RUN = ("experiment_name", "trial_name", "fileroot", "user")
+HOW_TO_NAME = "[the run](watch.md#how-a-run-is-named)"
 _TABLE = re.compile(r"(<!-- flags: (\w+) -->\n).*?(<!-- end of flags -->)", re.DOTALL)
 
 
@@ -38,16 +40,26 @@ def parser_of(tool: str) -> argparse.ArgumentParser:
 
 
 def table(parser: argparse.ArgumentParser) -> str:
-    """One row for each flag, `--help` itself left out, which every tool has."""
-    rows = [_row(action) for action in parser._actions if "--help" not in action.option_strings]
+    """One row for each flag, and one for all that name a run; `--help`, which every tool has, is left out."""
+    shown = [action for action in parser._actions if "--help" not in action.option_strings]
+    naming = [action for action in shown if action.dest in NAMES_OF_A_RUN]
+    if len(naming) < len(NAMES_OF_A_RUN):  # a tool with fewer of them says what its own mean
+        naming = []
+    rows = [_row(action) for action in shown if action not in naming]
+    if naming:
+        rows.insert(shown.index(naming[0]), f"| {', '.join(map(_flag, naming))} | {HOW_TO_NAME} |")
     return "\n".join(["| flag | what it does |", "|---|---|", *rows, ""])
 
 
 def _row(action: argparse.Action) -> str:
+    words = (action.help or "").replace(" (default: %(default)s)", _default(action)).replace("|", "\\|")
+    return f"| {_flag(action)} | {words} |"
+
+
+def _flag(action: argparse.Action) -> str:
     name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
     value = f" {action.metavar or action.dest.upper()}" if action.option_strings and action.nargs != 0 else ""
-    words = (action.help or "").replace(" (default: %(default)s)", _default(action)).replace("|", "\\|")
-    return f"| `{name}{value}` | {words} |"
+    return f"`{name}{value}`"
 
 
 def _default(action: argparse.Action) -> str:
