@@ -281,8 +281,8 @@ function runningMean(values, width, steps) {
   });
 }
 
-function valueSpan(low, high, isShare) {
-  if (low === null || low === undefined) return [0, 1];
+export function valueSpan(low, high, isShare) {
+  if (low === null || low === undefined || (low === 0 && high === 0)) return [0, 1];  // of zeros alone a span has no size
   if (isShare && low >= 0 && high <= 1 && high > 0.25) return [-0.02, 1.02];
   const room = Math.max((high - low) * 0.08, high - low < Math.abs(high) * 1e-6 ? Math.abs(high) / 2 : 0, 1e-12);
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];

@@ -19,7 +19,7 @@ export function showLanes(runs) {
     const ends = el("div", { class: "row faint" }, el("b", {}), el("div", { class: "ends" }, el("span", {}, "0"), el("span", {}, age(run.ran_s))));
     return el("div", {}, runs.length > 1 ? el("h3", {}, run.title) : "", ...rows, ends);
   });
-  const looks = [["running", "running, ready"], ["starting", "starting"], ["repairing", "repairing"], ["restoring", "restoring"], ["paused", "paused"], ["parked", "stands by"], ["bad", "dead, abandoned"]];
+  const looks = [["running", "running, ready"], ["starting", "starting"], ["repairing", "repairing"], ["restoring", "restoring"], ["paused", "paused"], ["bad", "dead, abandoned"]];
   const legend = looks.map(([look, words]) => el("span", {}, el("i", { class: `sign span ${look}` }), words));
   find("#lanes > div").replaceChildren(...blocks, el("div", { class: "legend" }, ...legend));
 }

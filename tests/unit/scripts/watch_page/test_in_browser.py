@@ -84,6 +84,12 @@ async def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         tiles = await page.evaluate("[...document.querySelectorAll('.tile span')].map(one => one.textContent)")
         assert [words.split(":")[0] for words in tiles[:3]] == ["learning", "health", "lost"]
         assert await page.evaluate("document.querySelectorAll('#lanes .row').length") == 4
+        states = await page.evaluate(
+            "[...document.querySelectorAll('#lanes .legend > span')].map(one => one.textContent)"
+        )
+        assert "stands by" not in states and "running, ready" in states
+        flat = "import('/static/charts.js').then(charts => charts.valueSpan(0, 0, false))"
+        assert await page.evaluate(flat) == [0, 1], "figures that are all 0 are not shown to a part in a billion"
         assert await page.evaluate("document.querySelector('.asks').hidden"), "nobody is there to be asked"
     assert page.complaints == []
 
