@@ -20,8 +20,7 @@ from typing import Self
 
 from launcher.config.supervision import AlertsConfig
 from launcher.reporting.event_lines import alert_of
-from launcher.run_files.journal import Journal
-from launcher.run_files.line_tail import LineTail
+from launcher.run_files.journal import Journal, LineTail
 from launcher.run_files.run_keys import read_webhook
 from launcher.run_files.run_paths import RunPaths
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from actors.supervision.run_history import RunHistory
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.run_files.line_tail import LineTail
+from launcher.run_files.journal import LineTail
 
 LAST_BYTES = 256 * 1024
 """Of the metrics: some hundred steps, more than were repeated since the restore that a killed Coordinator ordered."""

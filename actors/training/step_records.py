@@ -12,8 +12,7 @@ from actors.cluster.fencing import wait_for_lease
 from launcher.base.disk_faults import OF_A_FILE, Refusal
 from launcher.base.durable import refusal_of
 from launcher.base.messages import StepReport
-from launcher.run_files.journal import LineLog
-from launcher.run_files.line_tail import current_line
+from launcher.run_files.journal import LineLog, current_line
 from launcher.run_files.run_paths import RunPaths
 
 MOST_REPORTS = 2000

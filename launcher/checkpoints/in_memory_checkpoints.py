@@ -32,8 +32,7 @@ from launcher.base.private_folders import could_be_ours
 from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint, CheckpointName
 from launcher.checkpoints.manifest import MANIFEST_NAME, inside
 from launcher.config.fingerprint import Fingerprint
-from launcher.run_files.journal import encode, number_of, read_lines
-from launcher.run_files.line_tail import current_line, newest_line
+from launcher.run_files.journal import current_line, encode, newest_line, number_of, read_lines
 from launcher.run_files.run_id import read_run_id
 from launcher.run_files.run_paths import RunPaths
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from launcher.base.wording import in_one_line
 from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE
-from launcher.run_files.journal import Record
-from launcher.run_files.line_tail import LineTail
+from launcher.run_files.journal import LineTail, Record
 
 LONGEST_REASON = 160
 MOST_SEEN = 500

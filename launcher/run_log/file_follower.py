@@ -8,8 +8,7 @@ from pathlib import Path
 
 from launcher.base.errors import JournalError
 from launcher.base.wording import lines_not_read
-from launcher.run_files.journal import Record
-from launcher.run_files.line_tail import LineTail
+from launcher.run_files.journal import LineTail, Record
 
 TakeLine = Callable[[Record], bool]
 """Whether the line is what its file holds."""

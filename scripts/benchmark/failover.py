@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from actors.processes.process_tree import send
-from launcher.run_files.journal import Record, read_lines
-from launcher.run_files.line_tail import LineTail
+from launcher.run_files.journal import LineTail, Record, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.measured import Measured
 from scripts.benchmark.supervision import SAME_WORK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.processes.process_tree import started_at
-from launcher.run_files.line_tail import LineTail
+from launcher.run_files.journal import LineTail
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import RunLogFiles
 from scripts.faults.run_processes import RunProcesses

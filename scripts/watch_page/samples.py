@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.reporting.terminal_text import visible
-from launcher.run_files.journal import Record
-from launcher.run_files.line_tail import WINDOW, LineTail
+from launcher.run_files.journal import TAIL_WINDOW, LineTail, Record
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.line_values import as_integer
 
@@ -21,7 +20,7 @@ def samples_of(paths: RunPaths, step: int | None) -> list[dict[str, object]]:
     A step that was done again is shown as it was done last.
     """
     for file in (paths.samples, paths.samples.with_name("samples.1.jsonl")):
-        size, window = file.stat().st_size if file.exists() else 0, WINDOW
+        size, window = file.stat().st_size if file.exists() else 0, TAIL_WINDOW
         while size:
             lines = list(LineTail(file, since=max(0, size - window)).read())
             found = _last_of(lines, step)

@@ -19,7 +19,7 @@ from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.verification import Verification, verify
-from launcher.run_files import line_tail
+from launcher.run_files import journal as run_journal
 from launcher.run_files.journal import append_line, current_lines, read_lines
 from tests.unit.actors.training.test_step_loop import Trial, identical
 
@@ -295,8 +295,8 @@ def test_the_line_that_stands_is_the_same_from_the_end_of_the_file(tmp_path_fact
         append_line(path, {"global_step": step, "number": number})
         append_line(path, {"event": "no step"})
     found = [line for line in current_lines(read_lines(path)) if line["global_step"] == asked]
-    with patch.object(line_tail, "WINDOW", window):
-        assert line_tail.current_line(path, asked) == (found[-1] if found else None)
+    with patch.object(run_journal, "TAIL_WINDOW", window):
+        assert run_journal.current_line(path, asked) == (found[-1] if found else None)
 
 
 def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
@@ -304,10 +304,10 @@ def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     line = json.dumps({"global_step": 1, "prompt_ids": ["p"] * 100}) + "\n"
     path.write_text(line * 20_000 + line.replace("1,", "7,", 1))
-    read, parse = [], line_tail.parse_line
-    monkeypatch.setattr(line_tail, "parse_line", lambda line: read.append(line) or parse(line))
-    assert line_tail.current_line(path, 7)["global_step"] == 7
-    assert sum(map(len, read)) <= line_tail.WINDOW
+    read, parse = [], run_journal.parse_line
+    monkeypatch.setattr(run_journal, "parse_line", lambda line: read.append(line) or parse(line))
+    assert run_journal.current_line(path, 7)["global_step"] == 7
+    assert sum(map(len, read)) <= run_journal.TAIL_WINDOW
 
 
 def test_what_is_kept_of_the_steps_for_a_display_has_an_end(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.base.errors import JournalError
 from launcher.run_files import journal
-from launcher.run_files.journal import Journal, LineLog, append_line, encode, last_of, number_of, read_lines
+from launcher.run_files.journal import Journal, LineLog, LineTail, append_line, encode, last_of, number_of, read_lines
 
 
 @pytest.fixture
@@ -167,12 +167,9 @@ def test_a_journal_in_the_background_keeps_the_order_and_flush_alone_waits_for_t
         disk_answers.set()
         await events.flush()
         assert list(read_lines(file)) == recorded
-        events.record("run.ended")
-        pending = len(events._pending)
-        await events.flush()
-        return pending
+        assert events.unwritten() == (), "what is written is not kept"
 
-    assert asyncio.run(scenario()) == 1, "what is written is not kept"
+    asyncio.run(scenario())
 
 
 def numbers(lines):
@@ -229,7 +226,7 @@ def test_a_journal_in_the_background_shows_each_line_once_and_is_told_to_write_o
         for _ in range(3):
             disk.may_write.release()
             await asyncio.to_thread(disk.asked.get, timeout=30)
-        assert [write.done() for write, _ in events._pending] == [True, False]
+        assert not events._written.done()
         asked = len(submitted)
         events.write_waiting()
         assert len(submitted) == asked, "the last is being written"
@@ -243,19 +240,65 @@ def test_a_journal_in_the_background_shows_each_line_once_and_is_told_to_write_o
     asyncio.run(scenario())
 
 
-def test_a_defect_of_the_writer_is_raised_by_the_next_flush_whatever_was_recorded_since(file, monkeypatch):
-    def fails(self, record):
+def test_a_defect_of_the_writer_is_raised_by_the_flush_and_its_line_is_written_by_the_next(file, monkeypatch):
+    def fails(*_, **__):
         raise RuntimeError("a defect")
 
     async def scenario():
         events = Journal(file, 1, in_background=True)
         with monkeypatch.context() as broken:
-            broken.setattr(LineLog, "append", fails)
+            broken.setattr(journal, "append_line", fails)
             events.record("run.began", number=0)
-            with pytest.raises(RuntimeError):
-                await asyncio.wrap_future(events._pending[0][0])
+            with pytest.raises(RuntimeError, match="a defect"):
+                await events.flush()
         events.record("run.began", number=1)
-        with pytest.raises(RuntimeError, match="a defect"):
-            await events.flush()
+        await events.flush()
 
     asyncio.run(scenario())
+    assert numbers(read_lines(file)) == [0, 1]
+
+
+def test_who_records_is_not_held_up_by_a_line_that_is_being_written_nor_loses_one_that_made_room(file, monkeypatch):
+    disk = Disk()
+    monkeypatch.setattr(journal, "append_line", disk)
+    monkeypatch.setattr(journal, "MOST_WAITING", 2)
+    lines = LineLog(file)
+    lines.add({"step": 0})
+    writer = threading.Thread(target=lines.flush)
+    writer.start()
+    disk.asked.get(timeout=30)
+    for step in (1, 2, 3):
+        lines.add({"step": step})
+    assert [line["step"] for line in lines.newest_waiting(9)] == [2, 3]
+    for _ in range(3):
+        disk.may_write.release()
+    writer.join(30)
+    assert (steps(file), lines.waiting, lines.lost) == ([0, 2, 3], 0, 1)
+
+
+def test_a_tail_reads_what_has_come_since_and_no_line_before_its_end(file):
+    file.write_bytes(b'{"step": 0}\n{"step": 1}\n{"st')
+    tail = LineTail(file, since=3)
+    assert ([line["step"] for line in tail.read()], tail.skipped) == ([1], 0), "it begins within a line"
+    with file.open("ab") as more:
+        more.write(b'ep": 2}\n{\n{"step": 4')
+    assert ([line["step"] for line in tail.read()], tail.skipped, tail.first_skipped[:7]) == ([2], 1, "line 4:")
+    assert list(tail.read()) == []
+    with file.open("ab") as more:
+        more.write(b"}")
+    assert [line["step"] for line in tail.read(has_ended=True)] == [4]
+
+
+def test_a_tail_of_what_is_not_there_or_can_not_be_read_has_no_lines(tmp_path):
+    for path in (tmp_path / "gone", tmp_path):
+        assert list(LineTail(path).read()) == []
+
+
+def test_the_rest_of_an_overlong_line_belongs_to_it_also_where_it_comes_later(file, monkeypatch):
+    monkeypatch.setattr(journal, "LONGEST_LINE", 64)
+    file.write_bytes(b"x" * 64)
+    tail = LineTail(file)
+    assert (list(tail.read()), tail.skipped) == ([], 1)
+    with file.open("ab") as more:
+        more.write(b"x" * 10 + b'\n{"step": 1}\n')
+    assert ([line["step"] for line in tail.read()], tail.skipped) == ([1], 1)

@@ -95,7 +95,7 @@ def test_what_is_no_line_of_a_run_changes_nothing(paths, seed):
 
 def test_a_line_that_never_ends_is_one_line(paths, monkeypatch):
     """Each piece of it was counted, and a piece that is JSON by itself was a step."""
-    monkeypatch.setattr("launcher.run_files.line_tail.LONGEST_LINE", 64)
+    monkeypatch.setattr("launcher.run_files.journal.LONGEST_LINE", 64)
     paths.logs.mkdir(parents=True)
     step = b'{"global_step": 1}\n'
     paths.metrics.write_bytes(step + b"x" * 128 + step + step.replace(b"1", b"2"))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launcher.run_files import line_tail
+from launcher.run_files.journal import TAIL_WINDOW
 from scripts.watch_page import samples
 from scripts.watch_page.samples import samples_of
 
@@ -31,8 +31,8 @@ def test_the_newest_step_one_that_is_named_and_the_nearest_before(paths):
 
 @pytest.mark.parametrize("window", [64, 200, 1000])
 def test_they_are_found_from_the_end_whatever_is_looked_through_at_once(paths, monkeypatch, window):
-    monkeypatch.setattr(samples, "WINDOW", window)
-    assert window < line_tail.WINDOW
+    monkeypatch.setattr(samples, "TAIL_WINDOW", window)
+    assert window < TAIL_WINDOW
     paths.samples.with_name("samples.1.jsonl").write_text(lines(range(40)))
     paths.samples.write_text(lines(range(40, 80)))
     for step in (0, 17, 39, 40, 79):
