@@ -18,11 +18,11 @@ from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.messages import TerminalStatus
 from launcher.config.supervision import RewardHealthConfig
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
-from launcher.run_files.journal import read_lines
 from tests.support.foreign.foreign_run import PROGRAM
 from tests.support.run_memory import history_of
 from tests.unit.actors.foreign.test_mend_wait import (
     HELD,
+    as_killed,
     assert_sound,
     broken,
     causes,
@@ -43,12 +43,6 @@ CRASH = (
 )
 
 
-def as_killed(paths):
-    """What a supervisor that was killed leaves of one that was cancelled."""
-    kept = [line for line in read_lines(paths.events) if line.get("reason") != "the run was over first"]
-    paths.events.write_text("".join(json.dumps(line) + "\n" for line in kept))
-
-
 async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=None):
     """A run whose rewards broke at step 26, and whose supervisor is killed as it begins this method."""
     real = getattr(ForeignCheckpoints, method)
@@ -60,9 +54,9 @@ async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=No
 
     monkeypatch.setattr(ForeignCheckpoints, method, is_killed)
     supervisor = supervisor_of(config, paths)
-    await asyncio.wait([await broken(supervisor, tmp_path)])
+    with as_killed():
+        await asyncio.wait([await broken(supervisor, tmp_path)])
     monkeypatch.setattr(ForeignCheckpoints, method, real)
-    as_killed(paths)
     return supervisor
 
 
@@ -140,9 +134,9 @@ def test_neither_a_new_size_nor_what_was_asked_before_the_start_ends_a_wait(conf
         ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a test", servers=3, at=1.0))
         await several_looks(killed)
         assert len(events(paths, "run.repairing")) == 1
-        killed.cancel()
-        await asyncio.gather(killed, return_exceptions=True)
-        as_killed(paths)
+        with as_killed():
+            killed.cancel()
+            await asyncio.gather(killed, return_exceptions=True)
         follower = asyncio.create_task(supervisor_of(config, paths).run())
         await until(lambda: len(events(paths, "rewards.awaited")) == 2, follower)
         await several_looks(follower)
