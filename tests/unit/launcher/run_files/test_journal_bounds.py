@@ -282,7 +282,9 @@ def test_a_tail_reads_what_has_come_since_and_no_line_before_its_end(file):
     assert ([line["step"] for line in tail.read()], tail.skipped) == ([1], 0), "it begins within a line"
     with file.open("ab") as more:
         more.write(b'ep": 2}\n{\n{"step": 4')
-    assert ([line["step"] for line in tail.read()], tail.skipped, tail.first_skipped[:7]) == ([2], 1, "line 4:")
+    assert ([line["step"] for line in tail.read()], tail.skipped, tail.first_skipped) == ([2], 1, "")
+    whole = LineTail(file)
+    assert ([line["step"] for line in whole.read()], whole.first_skipped[:7]) == ([0, 1, 2], "line 4:")
     assert list(tail.read()) == []
     with file.open("ab") as more:
         more.write(b"}")
