@@ -27,14 +27,15 @@ from statistics import fmean, median
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import Process, bearing, command_line, process_state, send, stat_fields
 from launcher.__main__ import ordered_arguments
-from launcher.adapters.foreign_health import REWARD, STEP_S
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import UsageError
 from launcher.config.compose import compose
 from launcher.config.foreign import SERVERS
+from launcher.reporting.run_facts import finite
 from launcher.resources.foreign_plan import with_their_names
-from launcher.run_files.journal import Record, current_lines, number_of, read_lines
+from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import read_run_log
 from scripts.ending import ended
 from scripts.faults import areal_rig, trl_rig
 from scripts.faults.foreign_cost import OOM, FaultCost, begins_again, cost_of, fault_cost
@@ -114,8 +115,9 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
             print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
     goes_on = STAYS not in given.faults or _resumed_before(paths)
-    steps = [number_of(line.get("global_step")) for line in current_lines(read_lines(paths.metrics))]
-    is_whole = steps == list(range(int(steps[0]), int(steps[0]) + len(steps))) if steps else False
+    standing, _ = read_run_log(paths).standing()
+    steps = [line.step for line in standing]
+    is_whole = steps == list(range(steps[0], steps[0] + len(steps))) if steps else False
     left = len([*bearing(mark_of(paths)), *find_servers(paths)])
     once = "each once" if is_whole else "with gaps"
     print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left, {_learned(paths)}: {paths.logs}")
@@ -142,8 +144,8 @@ def _made(given: argparse.Namespace, settings: Sequence[str]) -> tuple[Sequence[
 
 def _learned(paths: RunPaths) -> str:
     """Of the steps that count."""
-    lines = current_lines(read_lines(paths.metrics))
-    rewards, times = ([x for line in lines if math.isfinite(x := number_of(line.get(key)))] for key in (REWARD, STEP_S))
+    steps, _ = read_run_log(paths).standing()
+    rewards, times = finite(line.reward for line in steps), finite(line.step_s for line in steps)
     reward = f"reward {fmean(rewards[-LAST:]):.3f} in the last {LAST}" if rewards else "no rewards"
     return f"{reward}, {median(times):.2f} s a step (median)" if times else reward
 
@@ -274,10 +276,8 @@ def _wait(run: Driver, holds: Callable[[], bool], *, look_s: float = LOOK_S) -> 
 
 def _last_step(paths: RunPaths) -> int:
     """Of those that count now; -1 where there is none yet."""
-    with contextlib.suppress(OSError):
-        if lines := current_lines(read_lines(paths.metrics)):
-            return int(number_of(lines[-1].get("global_step")))
-    return -1
+    steps, _ = read_run_log(paths).standing()
+    return steps[-1].step if steps else -1
 
 
 if __name__ == "__main__":

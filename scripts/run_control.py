@@ -24,9 +24,10 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read
 from launcher.resources.config_checks import beyond_last_port
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import read_lines
-from launcher.run_files.run_ends import ENDS, STARTED, last_end
+from launcher.run_files.run_ends import ENDS, last_end
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from launcher.run_files.written_settings import read_settings, setting_of
+from launcher.run_log.run_log import read_run_log
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run
@@ -175,15 +176,9 @@ def lives(paths: RunPaths) -> bool:
 
 def state_of(paths: RunPaths) -> tuple[str, str]:
     """As the journal has it: a run state, or the status with which it ended; and why."""
-    state, reason = "INITIALIZING", ""
-    for line in read_lines(paths.events):
-        if line.get("event") == STARTED:
-            state, reason = "INITIALIZING", ""
-        elif "state" in line and str(line.get("event")).startswith("run."):
-            state, reason = str(line["state"]), str(line.get("reason") or "")
-        elif line.get("event") in ENDS:
-            state, reason = ENDS[str(line["event"])], str(line.get("reason") or "")
-    return state, reason
+    states = read_run_log(paths, with_steps=False).states
+    _, state, reason = states[-1] if states else (0.0, "INITIALIZING", "")
+    return state, "" if state == "INITIALIZING" else reason
 
 
 def _status(paths: RunPaths, *, as_json: bool) -> int:

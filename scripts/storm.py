@@ -23,7 +23,8 @@ from launcher.base.errors import RunError
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.reporting.ledger_audit import Audit
-from launcher.run_files.journal import current_lines, read_lines
+from launcher.reporting.run_facts import finite
+from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.check_ledger import audited_facts
 from scripts.ending import ended
@@ -126,7 +127,7 @@ def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, secon
     metrics, facts = list(read_lines(paths.metrics)), audited_facts(paths)
     if facts.audit is None:
         raise RunError("the run has no ledger", f"see {paths.fileroot}/console.log")
-    rewards = [r for line in current_lines(metrics)[-10:] if isinstance(r := line.get("rollout/reward"), float)]
+    rewards = finite(line.reward for line in facts.steps[-10:])
     return Result(
         seed=seed,
         exit_code=exit_code,

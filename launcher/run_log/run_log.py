@@ -20,7 +20,7 @@ from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_order import RESTORED, UNDOING, PlacedEvent, Places, place_events
 from launcher.run_files.run_paths import RunPaths
-from launcher.run_log.file_follower import FileFollower
+from launcher.run_log.file_follower import FileFollower, check_readable
 from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
 from launcher.run_log.last_attempt import SERVER_STATES, LastAttempt
 from launcher.run_log.line_values import as_float, as_integer, as_unix_time
@@ -269,6 +269,7 @@ class RunLog:
         state, reason = str(event.get("state") or ""), str(event.get("reason") or "")
         if name == STARTED:
             state = "INITIALIZING"
+            self._words.pop(as_integer(event.get("attempt")), None)
         elif name in ENDS:
             state = str(ENDS[name])
             self._words[as_integer(event.get("attempt"))] = state, reason
@@ -293,10 +294,12 @@ class RunLog:
 class RunLogFiles:
     """A RunLog of a run's files, which `refresh` brings up to date."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, *, with_steps: bool = True) -> None:
+        """`with_steps` False: of the journal alone, which is short."""
         self.log = RunLog()
+        steps = [(paths.metrics, self.log.take_step)] if with_steps else []
         # The steps first: whatever happened before a step that was read is then read too.
-        self._follower = FileFollower(((paths.metrics, self.log.take_step), (paths.events, self.log.take_event)))
+        self._follower = FileFollower((*steps, (paths.events, self.log.take_event)))
 
     def refresh(self, *, has_ended: bool = False) -> RunLog:
         """`has_ended`: nobody writes any more."""
@@ -308,9 +311,12 @@ class RunLogFiles:
         return self._follower.not_read(with_why=True)
 
 
-def read_run_log(paths: RunPaths) -> RunLog:
-    """All that a run has written so far."""
-    return RunLogFiles(paths).refresh(has_ended=True)
+def read_run_log(paths: RunPaths, *, with_steps: bool = True) -> RunLog:
+    """All that a run has written so far. `with_steps`: as for RunLogFiles. Raises JournalError naming a file that can't
+    be read."""
+    log = RunLogFiles(paths, with_steps=with_steps).refresh(has_ended=True)
+    check_readable(paths.events, *((paths.metrics,) if with_steps else ()))
+    return log
 
 
 def _step_of(undoing: Record) -> int:

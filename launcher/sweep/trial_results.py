@@ -12,8 +12,8 @@ from launcher.base.messages import Cause
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.config.schema import RunConfig
 from launcher.reporting.run_facts import read_facts
-from launcher.run_files.run_ends import last_start_or_end
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import read_run_log
 from launcher.sweep.memory_peaks import Peak
 from launcher.sweep.sweep_trials import SweepTrial
 
@@ -57,20 +57,20 @@ def settled(config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
     """Need this trial not be run again? `retry`: one that halted is, unless memory ran out: it would again."""
     if already_finished(config, paths):
         return True
-    event, reason = last_event(paths)
-    return event == "run.errored" and not (retry and cause_in(reason) not in OUT_OF_MEMORY)
+    word, reason = read_run_log(paths, with_steps=False).last_word()
+    return word == TrialStatus.ERRORED and not (retry and cause_in(reason) not in OUT_OF_MEMORY)
 
 
 def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "") -> TrialResult:
     """The result of a trial that was run, now or earlier. `output`: its last lines, for one that has no status."""
-    event, reason = last_event(paths)
-    status = {"run.finished": TrialStatus.FINISHED, "run.errored": TrialStatus.ERRORED}.get(event, TrialStatus.CUT_OFF)
     facts = read_facts(paths)
+    has_own = facts.word in (TrialStatus.FINISHED, TrialStatus.ERRORED)
+    status = TrialStatus(facts.word) if has_own else TrialStatus.CUT_OFF
     return TrialResult(
         trial=trial,
         status=status,
-        reason=output if event in ("", "run.started") else reason,
-        cause=cause_in(reason) if status is TrialStatus.ERRORED else None,
+        reason=facts.reason if facts.word else output,
+        cause=cause_in(facts.reason) if status is TrialStatus.ERRORED else None,
         steps=len(facts.steps),
         step_s=facts.losses.usual_step_s,
         tokens_per_s=facts.tokens_per_s,
@@ -78,12 +78,6 @@ def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "
         incidents=Counter(incident.cause for incident in facts.incidents),
         peak=peak,
     )
-
-
-def last_event(paths: RunPaths) -> tuple[str, str]:
-    """The newest start or end of the run, and its reason; empty where it was never started."""
-    found = last_start_or_end(paths)
-    return str(found.get("event", "")), str(found.get("reason", ""))
 
 
 def cause_in(reason: str) -> Cause | None:
