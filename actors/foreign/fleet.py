@@ -126,8 +126,9 @@ class FleetObserver(ClusterObserver):
         infos = {name: slot.info for name, slot in self.slots.items()}
         return {name: info.pid for name, info in infos.items() if info and info.pid is not None and is_here(info.node)}
 
-    async def look(self, *, is_stopped: bool) -> Observed:
-        return dataclasses.replace(await super().look(is_stopped=is_stopped), disk=None)
+    async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
+        seen = await super().look(is_stopped=is_stopped, with_checkpoints=with_checkpoints)
+        return dataclasses.replace(seen, disk=None)
 
     def _trainer_ended(self, reason: str) -> None:
         self._history.event("door.died", subject=DOOR, reason=reason)

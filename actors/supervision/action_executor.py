@@ -30,13 +30,11 @@ from launcher.policy.actions import (
     AbandonServer,
     Action,
     AdmitServer,
-    CondemnCheckpoints,
     Halt,
     LeaveServer,
     LoadWeights,
     ParkTrainer,
     PauseTrainer,
-    ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
@@ -120,11 +118,11 @@ class ActionExecutor:
         await self._history.flush()
         return await self._trainer.start(overrides)
 
-    async def look(self) -> Observed:
+    async def look(self, *, with_checkpoints: bool = False) -> Observed:
         if self._unusable is not None:
             raise self._unusable
         self._tasks.check()
-        return await self._observer.look(is_stopped=self._is_stopped)
+        return await self._observer.look(is_stopped=self._is_stopped, with_checkpoints=with_checkpoints)
 
     # ── acting ──
 
@@ -147,7 +145,7 @@ class ActionExecutor:
                 return self._fleet.leave_deadline_s
             case Halt():
                 return config.health.trainer_first_s + 4 * STOP_S
-            case ResumeTrainer() | CondemnCheckpoints() | ReinstateCheckpoints() | AbandonServer():
+            case ResumeTrainer() | AbandonServer():
                 return STOP_S
             case _:
                 assert_never(action)
@@ -174,12 +172,11 @@ class ActionExecutor:
                 return {"pid": await standby.park(self._history.memory.overrides, self._trainer.view)}
             case UnparkTrainer():
                 await self._observer.the_standby().end()
-            case RestoreTrainer(global_step=step, onset_step=onset_step):
+            case RestoreTrainer(global_step=step, onset_step=onset_step, condemn_after=damaged):
+                # Before the load: a Coordinator that takes over after it sees sound weights, and would condemn nothing.
+                if damaged is not None:
+                    await self._condemn(damaged, action.reason)
                 return await self._restore(step, onset_step)
-            case CondemnCheckpoints(after_step=step):
-                return {"checkpoints": list(await self._condemn(step))}
-            case ReinstateCheckpoints(after_step=step):
-                return {"checkpoints": list(await asyncio.to_thread(self._observer.catalog.reinstate_after, step))}
             case RestartServer(name=name, overrides=rung):
                 return await self._restart_server(await self._fleet.slot_of(name), rung)
             case AbandonServer(name=name):
@@ -190,19 +187,30 @@ class ActionExecutor:
                 return {"version": await self._load_weights(name, lineage)}
             case AdmitServer(name=name):
                 return await self._admit(self._slots[name])
-            case Halt(word=word):
-                await self._halt(word)
+            case Halt(word=word, reinstate_after=restored):
+                await self._halt(word, restored)
             case _:
                 assert_never(action)
         return {}
 
-    async def _condemn(self, after_step: int) -> tuple[str, ...]:
+    async def _condemn(self, after_step: int, reason: str) -> None:
         """Cancelled at its deadline, as a disk stalls, it condemns nothing later: steps may have been taken since."""
-        is_over = threading.Event()
+        began, is_over = time.monotonic(), threading.Event()
+        self._history.event("checkpoint.condemning", subject="checkpoint", reason=reason, after_step=after_step)
+        # On the disk before any is moved: it is how a restore that was a mistake finds what nobody lived to name.
+        await self._history.flush()
         try:
-            return await asyncio.to_thread(self._observer.catalog.condemn_after, after_step, is_over.is_set)
+            names = await asyncio.to_thread(self._observer.catalog.condemn_after, after_step, is_over.is_set)
         finally:
             is_over.set()
+        self._history.event(
+            "checkpoint.condemned",
+            subject="checkpoint",
+            reason=reason,
+            after_step=after_step,
+            checkpoints=list(names),
+            seconds=time.monotonic() - began,
+        )
 
     async def _restore(self, global_step: int, onset_step: int | None) -> Facts:
         try:
@@ -297,10 +305,13 @@ class ActionExecutor:
 
     # ── the end ──
 
-    async def _halt(self, word: TerminalStatus) -> None:
+    async def _halt(self, word: TerminalStatus, reinstate_after: int | None) -> None:
         """In reverse order of the start. Nothing here may keep the run from ending: the driver ends what stays."""
         self._tasks.cancel()
         try:
+            # First: the rest may take minutes, and whoever gives up on it would leave set aside what was learned.
+            if reinstate_after is not None:
+                await self._reinstate(reinstate_after)
             if word is not TerminalStatus.FINISHED:
                 await self._quietly("trainer", self._save(), within_s=self._config.health.trainer_first_s)
             weights = self._trainer.view.weights
@@ -312,6 +323,26 @@ class ActionExecutor:
                 await self._quietly(name, asyncio.to_thread(forget, name, weights))
         finally:  # else a stop that fails would be ordered again and again
             self._is_stopped = True
+
+    async def _reinstate(self, after_step: int) -> None:
+        """Undo the restore to `after_step`; the reason of the halt then says what became of it."""
+        event, reason = "checkpoint.reinstated", "the weights were not what changed"
+        names: tuple[str, ...] = ()
+        self._history.event("checkpoint.reinstating", subject="checkpoint", reason=reason, after_step=after_step)
+        try:
+            async with asyncio.timeout(STOP_S):
+                names = await asyncio.to_thread(self._observer.catalog.reinstate_after, after_step)
+        except (LauncherError, OSError, TimeoutError) as error:
+            why = error.message if isinstance(error, LauncherError) else str(error) or f"no answer in {STOP_S:g} s"
+            reason = (
+                f"what was set aside after step {after_step} could not be put back ({why}); the same command resumes "
+                f"from step {after_step}"
+            )
+            event = "checkpoint.reinstating_failed"
+        else:
+            reason = "what the last restore set aside is back" if names else "nothing that it named is left set aside"
+            reason += ", and the same command resumes from the newest"
+        self._history.put_back(event, after_step, names, reason)
 
     async def _save(self) -> None:
         view, incident = self._trainer.view, self._observer.incident(time.monotonic())

@@ -108,7 +108,9 @@ class ClusterObserver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._known_dead: set[str] | None = None
         self.catalog = CheckpointCatalog.of_run(config, paths)
-        self.checkpoints = CheckpointScan(self._read_checkpoints, unreadable=self._checkpoints_unreadable)
+        self.checkpoints = CheckpointScan(
+            self._read_checkpoints, unreadable=self._checkpoints_unreadable, patience_s=config.disk.patience_s
+        )
 
     def _handle_of(self, trainer: Any, log: Path) -> TrainerHandle:
         return TrainerHandle(
@@ -154,9 +156,9 @@ class ClusterObserver:
         if self.monitor is not None:
             self.monitor.begin_looking()
 
-    async def look(self, *, is_stopped: bool) -> Observed:
+    async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
         """What is known when it returns; only the disk is waited for, and not for long."""
-        found = await self.checkpoints.latest()
+        found = await self.checkpoints.read() if with_checkpoints else None
         look = self._compose(found, is_stopped=is_stopped)
         if self._hangs.has_unread:
             await self._hangs.read()
@@ -175,7 +177,7 @@ class ClusterObserver:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.changed.set)
 
-    def _compose(self, found: Sequence[CheckpointFacts], *, is_stopped: bool) -> Observed:
+    def _compose(self, found: Sequence[CheckpointFacts] | None, *, is_stopped: bool) -> Observed:
         self._tasks.check()
         now = time.monotonic()
         trainer = self.trainer.facts(self.nodes.unschedulable_since(TRAINER))
@@ -200,7 +202,7 @@ class ClusterObserver:
                 for name, slot in self.slots.items()
             ),
             trainer=trainer,
-            checkpoints=self.judged(found, healthy_until),
+            checkpoints=None if found is None else self.judged(found, healthy_until),
             memory=self.memory.settings(self.trainer.lengths),
             incident=incident,
             is_judged=self.monitor is None or self.monitor.is_heard,

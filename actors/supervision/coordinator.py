@@ -108,14 +108,17 @@ class Coordinator:
 
     async def turn(self) -> float:
         """One look, one plan, its actions begun. Returns when to look again at the latest."""
-        look = await self._cluster.look()
-        self._reap()
-        now = self._clock()
-        seen = self._observe(look)
-        is_restoring = any(isinstance(action, RestoreTrainer) for action in seen.under_way)
-        if not is_restoring and self._history.memory.has_lost_a_restore(seen.trainer):
-            self._history.lost_restore()
-        made = plan(seen, self._history.attempts, self._config, now)
+        for with_checkpoints in (False, True):  # the disk is read only for a plan that needs it
+            look = await self._cluster.look(with_checkpoints=with_checkpoints)
+            self._reap()
+            now = self._clock()
+            seen = self._observe(look)
+            is_restoring = any(isinstance(action, RestoreTrainer) for action in seen.under_way)
+            if not is_restoring and self._history.memory.has_lost_a_restore(seen.trainer):
+                self._history.lost_restore()
+            made = plan(seen, self._history.attempts, self._config, now)
+            if not made.needs_checkpoints:
+                break
         self._incidents.turn(seen, made, now)
         self._enter(made)
         self._note_late_step(seen, made, now)
@@ -155,6 +158,7 @@ class Coordinator:
             hold_reason=memory.hold_reason,
             abort_reason=memory.abort_reason,
             ending=memory.ending,
+            reinstate_after=memory.reinstate_after,
             fleet=fleet,
             newcomers=frozenset(fleet) - memory.served,
             not_before={

@@ -24,8 +24,9 @@ class ClusterInterface(Protocol):
     async def begin(self) -> None:
         """Adopt what runs, start what was never started, and return without waiting for it to be ready."""
 
-    async def look(self) -> Observed:
-        """What is known now; the Coordinator adds what it remembers."""
+    async def look(self, *, with_checkpoints: bool = False) -> Observed:
+        """What is known now; the Coordinator adds what it remembers. `checkpoints` is None where they are not asked
+        for, or can't be read now."""
 
     def deadline_s(self, action: Action) -> float:
         """Within which `perform` must have ended."""

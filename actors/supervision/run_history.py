@@ -20,13 +20,11 @@ from launcher.policy.actions import (
     AbandonServer,
     Action,
     AdmitServer,
-    CondemnCheckpoints,
     Halt,
     LeaveServer,
     LoadWeights,
     ParkTrainer,
     PauseTrainer,
-    ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
@@ -53,8 +51,6 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
     ParkTrainer: ("trainer.parking", "trainer.parked"),
     UnparkTrainer: ("trainer.unparking", "trainer.unparked"),
     RestoreTrainer: ("trainer.restoring", "trainer.loaded"),
-    CondemnCheckpoints: ("checkpoint.condemning", "checkpoint.condemned"),
-    ReinstateCheckpoints: ("checkpoint.reinstating", "checkpoint.reinstated"),
     RestartServer: ("server.restarting", "server.restarted"),
     AbandonServer: ("server.abandoning", "server.abandoned"),
     LoadWeights: ("server.loading", "server.loaded"),
@@ -188,6 +184,7 @@ class RunHistory:
                 memory.ending = action.word
                 memory.ending_reason = action.reason
                 memory.ending_may_pass = action.may_pass
+                memory.reinstate_after = action.reinstate_after
         self._record_action(EVENTS[type(action)][0], action, facts)
 
     def done(self, action: Action, facts: Mapping[str, object], seconds: float) -> None:
@@ -245,6 +242,13 @@ class RunHistory:
         known, subject = self.memory.damaged_checkpoints, f"step {global_step}"
         known[global_step] = known.get(global_step, frozenset()) | frozenset(made_at)
         self._record("checkpoint.damaged", subject=subject, reason=reason, global_step=global_step, made_at=made_at)
+
+    def put_back(self, event: str, after_step: int, names: Sequence[str], reason: str) -> None:
+        """What a restore to `after_step` had set aside, or not, as the reason of the run's end then says."""
+        if self.memory.reinstate_after is not None:
+            self.memory.ending_reason += f"; {reason}"
+            self.memory.reinstate_after = None
+        self._record(event, subject="checkpoint", reason=reason, after_step=after_step, checkpoints=list(names))
 
     def ran_out(self, subject: str, tried: TriedSettings, reason: str) -> None:
         self.memory.tried.append(tried)

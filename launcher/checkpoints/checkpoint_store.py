@@ -190,7 +190,7 @@ class CheckpointStore:
             except OSError as error:
                 if path.exists():
                     raise self._not_written(self.root / SET_ASIDE, error) from error
-                # the Coordinator condemns while the trainer goes back: the other one has put it aside meanwhile
+                # a Coordinator that took over condemns while the trainer still goes back: it has put it aside meanwhile
         return tuple(moved)
 
     def _set_aside(self, path: Path, why: str, telling: Telling = NOBODY) -> Path:

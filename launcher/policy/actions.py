@@ -51,28 +51,14 @@ class RestoreTrainer:
     """Load the checkpoint of a step; -1: the weights that the run began with. The trainer stays paused.
 
     Checkpoints of later steps are set aside. One that can't be loaded is reported as incomplete from then on.
-    `onset_step`: of the damage that it goes back from, where there is one.
+    `onset_step`: of the damage that it goes back from, where there is one. `condemn_after`: checkpoints of steps later
+    than this one are marked as damaged first; they stay where a person can inspect them.
     """
 
     global_step: int
     reason: str
     onset_step: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CondemnCheckpoints:
-    """Mark those of steps later than `after_step` as damaged; they stay where a person can inspect them."""
-
-    after_step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReinstateCheckpoints:
-    """Put back what the last restore set aside, and set aside what came after it: that restore was a mistake."""
-
-    after_step: int
-    reason: str
+    condemn_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +113,13 @@ class Halt:
     """End the run: stop everything in reverse order. After ERRORED what is sound is saved first.
 
     `may_pass`: a person could only give the same command again, so the driver does (`restart.attempt`).
+    `reinstate_after`: the last restore, to this step, was a mistake; what it set aside is put back first.
     """
 
     reason: str
     word: TerminalStatus = TerminalStatus.ERRORED
     may_pass: bool = False
+    reinstate_after: int | None = None
 
 
 Action = (
@@ -141,8 +129,6 @@ Action = (
     | ParkTrainer
     | UnparkTrainer
     | RestoreTrainer
-    | CondemnCheckpoints
-    | ReinstateCheckpoints
     | RestartServer
     | AbandonServer
     | LeaveServer

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Health, Rejection, ServerState
-from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, RestartServer
+from launcher.policy.actions import Action, Halt, LoadWeights, RestartServer, RestoreTrainer
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.reconcile_servers import OF_WEIGHTS, is_current, is_dead, is_doubted
 from launcher.policy.reconcile_trainer import TRAINER, holds_damage
@@ -199,7 +199,7 @@ def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
                 return "it is being restarted"
             case LoadWeights(name=trouble.subject):
                 return "its weights are sent again"
-            case CondemnCheckpoints():
+            case RestoreTrainer(condemn_after=int()):
                 return "the trainer goes back to a checkpoint from before it"
     if trouble.subject == BATCH:
         return "its prompts are taken again"

@@ -82,22 +82,23 @@ class StandbyTrainer(enum.StrEnum):
 class Observed:
     """One observation of the complete run: what the cluster shows, and from `state` on what the Coordinator remembers.
 
-    `checkpoints`: those that this run may go back to. `incident`: found among the current steps
-    (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers); `is_judged`: whoever finds them
-    has answered lately, else none is known and there may be one. `under_way`: actions ordered and
+    `checkpoints`: those that this run may go back to, None where they have not been read. `incident`: found among the
+    current steps (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers); `is_judged`:
+    whoever finds them has answered lately, else none is known and there may be one. `under_way`: actions ordered and
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `evals`: held-out accuracies so far, for the run's outcome. `rejections`: batches rejected since the last step.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
-    `ending`: the status with which the run is being shut down. `is_stopped`: nothing of it is left running.
-    `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `fleet`: the servers that there are
-    to be, None: those that there are. `newcomers`: those that have not served yet; that one of them has no weights
-    is no incident. `disk`: what keeps the run from writing. `standby_trainer`: NONE where there is none.
-    `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
+    `ending`: the status with which the run is being shut down. `reinstate_after`: as of that halt, until it is done.
+    `is_stopped`: nothing of it is left running. `monitor_silent_s`: for how long the HealthMonitor has been asked in
+    vain. `fleet`: the servers that there are to be, None: those that there are. `newcomers`: those that have not
+    served yet; that one of them has no weights is no incident. `disk`: what keeps the run from writing.
+    `standby_trainer`: NONE where there is none. `not_before`: actions that failed a moment ago, by kind and name, and
+    when each may be tried again.
     """
 
     servers: tuple[ServerFacts, ...]
     trainer: TrainerFacts
-    checkpoints: tuple[CheckpointFacts, ...]
+    checkpoints: tuple[CheckpointFacts, ...] | None
     memory: MemorySettings
     incident: Incident | None = None
     is_judged: bool = True
@@ -114,6 +115,7 @@ class Observed:
     hold_reason: str = ""
     abort_reason: str = ""
     ending: TerminalStatus | None = None
+    reinstate_after: int | None = None
     fleet: tuple[str, ...] | None = None
     newcomers: frozenset[str] = frozenset()
     not_before: Mapping[tuple[type[Action], str], float] = field(default_factory=dict)
@@ -128,7 +130,8 @@ class RecoveryPlan:
     """What to do now, in order, and the state that follows.
 
     `attempts` go into the history when the actions are begun. `wake_at`: when to look again at the latest, where
-    something waits for its time.
+    something waits for its time. `needs_checkpoints`: it is to be made again with the checkpoints read; where they
+    can't be read, what it holds is done without them.
     """
 
     actions: tuple[Action, ...]
@@ -136,3 +139,4 @@ class RecoveryPlan:
     reason: str
     attempts: tuple[RepairAttempt, ...] = ()
     wake_at: float | None = None
+    needs_checkpoints: bool = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from launcher.base.messages import Cause, Overrides
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action
+from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut, least_fraction
 from launcher.policy.memory_backoff import next_rung
 from launcher.policy.observed import Observed
@@ -19,7 +20,7 @@ KEPT = "and nothing may give way (memory.give_way=false)"
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
-    """Once `halt_reason` is set, the plan is to halt; `may_pass`: as of the action."""
+    """Once `halt_reason` is set, the plan is to halt; `may_pass`, `reinstate_after`: as of the action."""
 
     seen: Observed
     history: Sequence[RepairAttempt]
@@ -31,6 +32,8 @@ class PlanBuilder:
     wake_at: list[float] = field(default_factory=list)
     halt_reason: str = ""
     may_pass: bool = False
+    reinstate_after: int | None = None
+    needs_checkpoints: bool = False
     _kinds_by_name: set[tuple[type[Action], str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +66,13 @@ class PlanBuilder:
             self.wake_at.append(not_before)
             self.reasons.append(f"{kind.__name__} {name}".strip() + f" failed: again in {not_before - self.now:.1f} s")
         return not_before > self.now
+
+    def checkpoints(self) -> tuple[CheckpointFacts, ...] | None:
+        """None while nobody has read them: the plan then asks for them, and nothing that needs them is ordered."""
+        if self.seen.checkpoints is None:
+            self.needs_checkpoints = True
+            self.reasons.append("the checkpoints must be read first")
+        return self.seen.checkpoints
 
     def halt(self, reason: str, *, may_pass: bool = False) -> None:
         """The first reason is the one that is told. It may pass where each of them may."""

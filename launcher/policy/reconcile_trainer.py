@@ -3,18 +3,18 @@ restore that changed nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from launcher.base.messages import Cause, Health, Incident
 from launcher.policy.actions import (
-    CondemnCheckpoints,
     ParkTrainer,
     PauseTrainer,
-    ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
     UnparkTrainer,
 )
-from launcher.policy.checkpoint_status import newest_first
+from launcher.policy.checkpoint_status import CheckpointFacts, newest_first
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import AT_ITS_START
 from launcher.policy.observed import StandbyTrainer, TrainerFacts
@@ -107,8 +107,11 @@ def _load(builder: PlanBuilder) -> None:
     if incident is not None and first_damaged(incident) is not None:
         restore(builder, incident)
         return
+    checkpoints = builder.checkpoints()
+    if checkpoints is None:
+        return
     repair = builder.next_repair(Cause.CHECKPOINT_CORRUPT, TRAINER, progress_at=builder.seen.progress_at)
-    choice = choose(builder.seen.checkpoints, None, builder.history, builder.config.restore)
+    choice = choose(checkpoints, None, builder.history, builder.config.restore)
     if repair.rung is Rung.HALT or choice.global_step is None:
         reason = f"the trainer's state could not be loaded ({repair.tried}); {choice.reason}"
         builder.halt(reason, may_pass=repair.may_pass)
@@ -136,21 +139,22 @@ def _pause_then_restore(builder: PlanBuilder) -> None:
 
 def restore(builder: PlanBuilder, incident: Incident) -> None:
     """Go back to before `incident`, and condemn what came after. Halts where that can't help."""
-    if builder.rests(RestoreTrainer):
+    checkpoints = None if builder.rests(RestoreTrainer) else builder.checkpoints()
+    if checkpoints is None:
         return
-    choice = choose(builder.seen.checkpoints, incident, builder.history, builder.config.restore)
+    choice = choose(checkpoints, incident, builder.history, builder.config.restore)
     repair = builder.next_repair(
         incident.cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER
     )
     if choice.global_step is None or repair.rung is Rung.HALT:
         builder.halt("; ".join([incident.reason, choice.reason if choice.global_step is None else repair.reason]))
     elif builder.is_due(repair):
-        _condemn(builder, incident)
         builder.order(
             RestoreTrainer(
                 global_step=choice.global_step,
                 reason=f"{incident.reason}; {choice.reason}",
                 onset_step=incident.onset_step,
+                condemn_after=_condemn_after(checkpoints, incident),
             ),
             attempt=builder.attempt(
                 incident.cause, TRAINER, Rung.RESTORE, onset_step=incident.onset_step, restored_step=choice.global_step
@@ -158,12 +162,12 @@ def restore(builder: PlanBuilder, incident: Incident) -> None:
         )
 
 
-def _condemn(builder: PlanBuilder, incident: Incident) -> None:
+def _condemn_after(checkpoints: Sequence[CheckpointFacts], incident: Incident) -> int | None:
+    """None where no checkpoint holds the damage."""
     damaged = first_damaged(incident)
-    if damaged is None:
-        return
-    if any(checkpoint.global_step >= damaged for checkpoint in newest_first(builder.seen.checkpoints)):
-        builder.order(CondemnCheckpoints(after_step=damaged - 1, reason=incident.reason))
+    if damaged is None or all(checkpoint.global_step < damaged for checkpoint in newest_first(checkpoints)):
+        return None
+    return damaged - 1
 
 
 def _wait_for_the_verifier(builder: PlanBuilder, incident: Incident) -> None:
@@ -181,27 +185,19 @@ def _wait_for_the_verifier(builder: PlanBuilder, incident: Incident) -> None:
 
 
 def _undo_restore(builder: PlanBuilder, incident: Incident) -> None:
-    """The weights were not what changed (P12). Nobody mends data, template or servers while the run waits: what was set
-    aside is put back, and the next command resumes from it."""
-    trainer, cause = builder.seen.trainer, Cause.OUTSIDE_WEIGHTS
-    at = trainer.next_step - 1
-    was_restored = any(one.cause is Cause.REWARD_COLLAPSE and one.restored_step == at for one in builder.history)
-    is_back = any(one.global_step > at for one in newest_first(builder.seen.checkpoints))
-    repair = builder.next_repair(cause, TRAINER, progress_at=builder.seen.progress_at)
+    """The weights were not what changed (P12). Nobody mends data, template or servers while the run waits: the halt
+    puts back what was set aside, and the next command resumes from it."""
+    trainer = builder.seen.trainer
     if not trainer.is_paused:
         builder.order(PauseTrainer(reason=incident.reason))
-    elif not was_restored or is_back or repair.rung is Rung.HALT:
-        left = "no checkpoint stays condemned for it, and the same command resumes from the newest"
-        if is_back:  # what the restore before the last condemned is of another branch, and stays aside
-            left = "what the last restore set aside is back, and the same command resumes from the newest"
-        elif was_restored:
-            left = f"what was set aside after step {at} could not be put back; the same command resumes from step {at}"
-        builder.halt(
-            f"{incident.reason}. Look at the reward function (what it answers to new completions), the prompts, the "
-            f"chat template and the servers; {left}"
-        )
-    elif builder.is_due(repair):
-        builder.order(
-            ReinstateCheckpoints(after_step=at, reason=incident.reason),
-            attempt=builder.attempt(cause, TRAINER, Rung.RETRY),
-        )
+        return
+    at = trainer.next_step - 1
+    advice = (
+        f"{incident.reason}. Look at the reward function (what it answers to new completions), the prompts, the chat "
+        "template and the servers"
+    )
+    if any(one.cause is Cause.REWARD_COLLAPSE and one.restored_step == at for one in builder.history):
+        builder.reinstate_after = at  # whether that succeeded is added to the reason when it is known
+    else:
+        advice += "; no checkpoint stays condemned for it, and the same command resumes from the newest"
+    builder.halt(advice)

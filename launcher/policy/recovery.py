@@ -1,9 +1,9 @@
 """What to do now: (what is observed, history, now) → ordered actions, next state, reason.
 
     trainer   dead ─► restart ─► load a checkpoint ─► (paused) ─┐
-              damaged ─► pause ─► condemn, restore ─► (paused) ─┤
+              damaged ─► pause ─► restore (and condemn) ────────┤
               verifier broken ─► pause, wait, at last halt      │
-              not the weights ─► pause, undo the restore, halt  │
+              not the weights ─► pause, halt (undoes a restore) │
     servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
     disk      full, read-only, stalled ─► pause, repair nothing, wait
     fleet     missing ─► start ─► as a dead one; too many ─► leaves, when another one serves
@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from launcher.base.messages import Cause, Health, ServerState, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
-    CondemnCheckpoints,
     Halt,
     PauseTrainer,
     RestartTrainer,
@@ -64,7 +63,8 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     _hold_or_resume(builder)
     reconcile_standby_trainer(builder)
     if builder.halt_reason:
-        return _end(seen, Halt(reason=builder.halt_reason, may_pass=builder.may_pass))
+        halt = Halt(reason=builder.halt_reason, may_pass=builder.may_pass, reinstate_after=builder.reinstate_after)
+        return _end(seen, halt)
     state = transition(seen.state, _next_state(builder))
     runs_now = _what_runs(seen) if state is RunState.RUNNING and seen.state is not RunState.RUNNING else ""
     waits = "; ".join(builder.reasons) or seen.hold_reason or _unready(seen) or _known(seen)
@@ -74,6 +74,7 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         reason=runs_now or waits or "nothing to do",
         attempts=tuple(builder.attempts),
         wake_at=min(builder.wake_at, default=None),
+        needs_checkpoints=builder.needs_checkpoints,
     )
 
 
@@ -124,7 +125,7 @@ def _shut_down(seen: Observed) -> RecoveryPlan:
         return RecoveryPlan(
             actions=(), state=transition(shutting_down, RunState(status)), reason="everything has stopped"
         )
-    halt = Halt(reason="the run was being shut down", word=status)
+    halt = Halt(reason="the run was being shut down", word=status, reinstate_after=seen.reinstate_after)
     under_way = any(isinstance(action, Halt) for action in seen.under_way)
     return RecoveryPlan(actions=() if under_way else (halt,), state=RunState.SHUTTING_DOWN, reason=halt.reason)
 
@@ -135,8 +136,6 @@ def _hold_or_resume(builder: PlanBuilder) -> None:
         return
     if hold and not trainer.is_paused:
         builder.order(PauseTrainer(reason=hold))
-    if builder.does(CondemnCheckpoints):
-        return  # carried out late, it would take a checkpoint of the steps that come next
     if trainer.is_paused and not _why_paused(builder) and _can_serve(builder):
         if builder.seen.is_judged:
             builder.order(ResumeTrainer(), reason="the trainer can resume")

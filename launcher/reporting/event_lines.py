@@ -80,7 +80,9 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "checkpoint.condemned": lambda e: (
         f"checkpoints condemned: {_names(e['checkpoints'])}" if e.get("checkpoints") else ""
     ),
-    "checkpoint.reinstated": lambda e: f"checkpoints put back: {_names(e.get('checkpoints'))}",
+    "checkpoint.reinstated": lambda e: (
+        f"checkpoints put back: {_names(e['checkpoints'])}" if e.get("checkpoints") else ""
+    ),
     "checkpoint.upload_failed": "{subject} is not copied yet: {short_reason}",
     "checkpoint.failed": "no checkpoint was saved: {short_reason}",
     "state.no_room": "{short_reason}",

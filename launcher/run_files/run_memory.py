@@ -152,6 +152,7 @@ class RunMemory:
     ending: TerminalStatus | None = None
     ending_reason: str = ""
     ending_may_pass: bool = False
+    reinstate_after: int | None = None  # of the halt under way: the restore, to this step, that it is to take back
     incidents: IncidentMemory = field(default_factory=IncidentMemory)
 
     def owes_proof(self, subject: str) -> bool:

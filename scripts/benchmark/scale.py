@@ -158,7 +158,7 @@ class SimulatedFleet:
     async def begin(self) -> None:
         return
 
-    async def look(self) -> Observed:
+    async def look(self, *, with_checkpoints: bool = False) -> Observed:
         return Observed(servers=tuple(self.servers.values()), trainer=self.trainer, checkpoints=(), memory=self.memory)
 
     def deadline_s(self, action: Action) -> float:

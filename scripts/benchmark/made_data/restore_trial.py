@@ -11,10 +11,8 @@ from actors.reward.recorded_answers import RecordedAnswers
 from launcher.base.messages import Cause, Health, ServerState, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
-    CondemnCheckpoints,
     Halt,
     PauseTrainer,
-    ReinstateCheckpoints,
     RestoreTrainer,
     ResumeTrainer,
 )
@@ -175,14 +173,12 @@ class RestoreTrial:
                         self.shelf[self.run.step - 1] = self.run.damaged_since is None
                 case ResumeTrainer():
                     self.is_paused = False
-                case CondemnCheckpoints(after_step=step):
-                    self._set_aside(step)
                 case RestoreTrainer(global_step=step, onset_step=onset):
                     self._restore(step, onset)
-                case ReinstateCheckpoints():
-                    self.shelf |= self.aside
-                    self.aside = {}
-                case Halt(reason=reason):
+                case Halt(reason=reason, reinstate_after=restored):
+                    if restored is not None:
+                        self.shelf |= self.aside
+                        self.aside = {}
                     self.halt = reason
                 case _:
                     raise AssertionError(f"not expected here: {action}")

@@ -14,7 +14,6 @@ from launcher.policy.actions import (
     AbandonServer,
     Action,
     AdmitServer,
-    CondemnCheckpoints,
     Halt,
     LoadWeights,
     PauseTrainer,
@@ -270,12 +269,15 @@ class World:
                 trainer.is_paused = True
             case ResumeTrainer():
                 trainer.is_paused = False
-            case RestoreTrainer(global_step=step):
+            case RestoreTrainer(global_step=step, condemn_after=after):
+                if after is not None:
+                    self._condemn(after)
                 self._restore(step)
-            case CondemnCheckpoints(after_step=after):
-                for step, saved in self.checkpoints.items():
-                    if step > after:
-                        self.checkpoints[step] = dataclasses.replace(saved, status=CheckpointStatus.CONDEMNED)
+
+    def _condemn(self, after: int) -> None:
+        for step, saved in self.checkpoints.items():
+            if step > after:
+                self.checkpoints[step] = dataclasses.replace(saved, status=CheckpointStatus.CONDEMNED)
 
     def _restore(self, step: int) -> None:
         if step != FIRST_WEIGHTS and not self.checkpoints[step].is_complete:

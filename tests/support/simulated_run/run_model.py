@@ -10,7 +10,6 @@ from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
-    CondemnCheckpoints,
     Halt,
     LoadWeights,
     PauseTrainer,
@@ -68,7 +67,8 @@ class RunModel:
 
 
 class ModelHands:
-    """Acts on a RunModel. `fails`: how often an action's kind fails next; `hangs`: kinds that do not end."""
+    """Acts on a RunModel. `fails`: how often an action's kind fails next; `hangs`: kinds that do not end. `reads`: how
+    often the checkpoints were asked for."""
 
     def __init__(self, run, history):
         self.run = run
@@ -78,6 +78,7 @@ class ModelHands:
         self.fails = Counter()
         self.hangs = set()
         self.patience_s = 60.0
+        self.reads = 0
 
     async def begin(self):
         for name, server in self.run.servers.items():
@@ -91,12 +92,13 @@ class ModelHands:
         if self.run.trainer.verdict == STARTING:
             self.run.train(verdict=ALIVE)
 
-    async def look(self):
+    async def look(self, *, with_checkpoints=False):
         run = self.run
+        self.reads += with_checkpoints
         return Observed(
             servers=tuple(run.servers.values()),
             trainer=run.trainer,
-            checkpoints=run.checkpoints,
+            checkpoints=run.checkpoints if with_checkpoints else None,
             memory=MEMORY,
             incident=run.incident,
             is_judged=run.is_judged,
@@ -132,7 +134,9 @@ class ModelHands:
                 run.train(is_paused=False)
             case RestartTrainer():
                 run.train(verdict=ALIVE, is_loaded=False, is_paused=True)
-            case RestoreTrainer(global_step=step):
+            case RestoreTrainer(global_step=step, condemn_after=damaged):
+                if damaged is not None:
+                    run.checkpoints = tuple(c for c in run.checkpoints if c.global_step <= damaged)
                 run.train(is_loaded=True, next_step=step + 1, policy_version=step + 1, lineage=self.history.lineage)
                 run.incident = None
             case RestartServer(name=name):
@@ -143,7 +147,5 @@ class ModelHands:
                 run.server(name, state=ServerState.READY)
             case AbandonServer(name=name):
                 run.server(name, state=ServerState.FAILED)
-            case CondemnCheckpoints(after_step=step):
-                run.checkpoints = tuple(c for c in run.checkpoints if c.global_step <= step)
             case Halt():
                 run.is_stopped = True

@@ -24,7 +24,7 @@ from launcher.base.messages import (
 )
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import CondemnCheckpoints, Halt, RestoreTrainer
+from launcher.policy.actions import Halt, RestoreTrainer
 from launcher.policy.observed import TrainerFacts
 from launcher.run_files.journal import read_lines
 from tests.support.bare_checkpoints import commit_files
@@ -102,7 +102,7 @@ class Trial:
     async def nothing(self):
         pass
 
-    async def look(self, is_stopped):
+    async def look(self, is_stopped, with_checkpoints):
         return SimpleNamespace(is_stopped=is_stopped)
 
     async def begun(self):
@@ -125,7 +125,7 @@ async def test_an_order_to_condemn_that_is_given_up_condemns_nothing_later(tmp_p
         return ()
 
     trial.eyes.catalog.condemn_after = condemn_after
-    order = asyncio.create_task(trial.hands._do(CondemnCheckpoints(after_step=3, reason="a collapse")))
+    order = asyncio.create_task(trial.hands._do(RestoreTrainer(global_step=1, condemn_after=3, reason="a collapse")))
     await asyncio.to_thread(begun.wait, 60)
     order.cancel()
     await asyncio.gather(order, return_exceptions=True)

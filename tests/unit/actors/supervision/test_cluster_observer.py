@@ -1,6 +1,7 @@
 """What the Coordinator sees of a run: of the disk as last known where it can't be read, of damage what it concerns."""
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,10 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints import in_memory_checkpoints
+from launcher.checkpoints.checkpoint_catalog import set_aside_by_restore
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import RestoreTrainer
+from launcher.policy.actions import Halt, RestoreTrainer
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import FakeActor
@@ -54,7 +56,9 @@ class Trial:
         return asyncio.run(self.seen())
 
     async def seen(self):
-        return [facts.global_step for facts in await self.eyes.checkpoints.latest() if facts.is_complete]
+        """None: unreadable."""
+        found = await self.eyes.checkpoints.read()
+        return None if found is None else [facts.global_step for facts in found if facts.is_complete]
 
     def events(self, name):
         return [line for line in read_lines(self.paths.events) if line["event"] == name]
@@ -80,12 +84,12 @@ def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing_and_is_not_empty(t
     trial.save(9)
     assert trial.standing() == [9]
     back = away(trial)
-    assert trial.standing() == [9] and trial.standing() == [9]
+    assert trial.standing() is None and trial.standing() is None
     back()
     trial.save(19)
     assert trial.standing() == [9, 19]
     away(trial)
-    assert trial.standing() == [9, 19]
+    assert trial.standing() is None
     assert len(trial.events("checkpoint.unreadable")) == 2  # once for each time
 
 
@@ -167,3 +171,114 @@ def test_a_slow_server_that_is_lost_or_replaced_is_not_told_to_be_as_fast_as_it_
         slot.generation = 1
     trial.eyes._note_pace({})
     assert not trial.events("server.pace_back")
+
+
+# ── a Coordinator that is killed in the middle of a restore or of a halt ──
+
+
+class Killed(BaseException):
+    """Nothing that comes after it is done."""
+
+
+def dies(*args, **kwargs):
+    raise Killed
+
+
+def collapsed(trial):
+    """Steps from 15 on hold damage; returns the restore to step 9 that goes back from it."""
+    for step in (4, 9, 14, 19, 24):
+        trial.save(step)
+    asyncio.run(trial.history.flush())
+    return RestoreTrainer(global_step=9, onset_step=16, condemn_after=14, reason="rewards fell")
+
+
+def performs(trial, action):
+    """As the Coordinator does, which writes first that it begins, until it is killed."""
+    trial.history.begun(action)
+    with pytest.raises(Killed):
+        asyncio.run(trial.hands._do(action))
+
+
+def kill_before(trial, monkeypatch, moment):
+    match moment:
+        case "it condemns":
+            monkeypatch.setattr(trial.eyes.catalog, "condemn_after", dies)
+        case "it says what it condemned":
+            condemn = trial.eyes.catalog.condemn_after
+            monkeypatch.setattr(trial.eyes.catalog, "condemn_after", lambda *a: (condemn(*a), dies()))
+        case "the trainer is asked":
+            monkeypatch.setattr(trial.eyes.trainer, "restore", dies)
+
+
+MOMENTS = ["it condemns", "it says what it condemned", "the trainer is asked"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_restore_whose_coordinator_is_killed_at_any_moment_has_the_same_end(trial, monkeypatch, moment):
+    """Where the load came first, nothing would show any more that they hold damage, and a restart would load it."""
+    restore = collapsed(trial)
+    kill_before(trial, monkeypatch, moment)
+    performs(trial, restore)
+    assert [c.global_step for c in trial.store.list()] == ([4, 9, 14, 19, 24] if moment == MOMENTS[0] else [4, 9, 14])
+
+    trial.open()  # the successor sees a trainer that still holds the damage, and chooses from what there is
+    damaged_left = any(step > 14 for step in trial.standing())
+    again = dataclasses.replace(restore, condemn_after=14 if damaged_left else None)
+    monkeypatch.setattr(trial.eyes.trainer, "restore", restored)
+    trial.history.begun(again)
+    asyncio.run(trial.hands._do(again))
+    assert trial.standing() == [4, 9, 14]
+    aside = sorted(path.name for path in (trial.store.root / "set_aside").iterdir())
+    assert [name.partition(".")[2] for name in aside] == ["condemned-1"] * 2
+    assert sorted(set_aside_by_restore(trial.paths, aside)) == aside, "and all of it can be put back"
+
+
+async def restored(global_step, lineage):
+    return global_step + 1
+
+
+@pytest.mark.parametrize("moment", ["it puts back", "it says what it put back", "it ends the trainer", "it is over"])
+def test_a_halt_whose_coordinator_is_killed_at_any_moment_puts_back_what_was_set_aside(trial, monkeypatch, moment):
+    """P12: what was learned stays where the next command finds it; and no second try takes it away again."""
+    restore = collapsed(trial)
+    monkeypatch.setattr(trial.eyes.trainer, "restore", restored)
+    trial.history.begun(restore)
+    asyncio.run(trial.hands._do(restore))
+    trial.history.event("trainer.restored", subject="trainer", reason="", global_step=9)
+    trial.save(19)  # of the branch that the restore began
+    halt = Halt(reason="look at the reward function", reinstate_after=9)
+    reinstate = trial.eyes.catalog.reinstate_after
+    match moment:
+        case "it puts back":
+            monkeypatch.setattr(trial.eyes.catalog, "reinstate_after", dies)
+        case "it says what it put back":
+            monkeypatch.setattr(trial.eyes.catalog, "reinstate_after", lambda step: (reinstate(step), dies()))
+        case "it ends the trainer":
+            monkeypatch.setattr(trial.hands, "_save", dies)
+    if moment == "it is over":
+        trial.history.begun(halt)
+        asyncio.run(trial.hands._do(halt))
+    else:
+        performs(trial, halt)
+
+    trial.open()
+    asyncio.run(trial.hands._do(Halt(reason="", reinstate_after=trial.history.memory.reinstate_after)))
+    assert trial.standing() == [4, 9, 14, 19, 24]
+    assert trial.history.memory.ending_reason.count("the same command resumes from the newest") == 1
+    assert trial.history.memory.reinstate_after is None
+
+
+def test_a_halt_that_can_put_nothing_back_says_so_and_ends_the_run(trial, monkeypatch):
+    def refuses(step):
+        raise CheckpointError("the folder can't be moved")
+
+    monkeypatch.setattr(trial.eyes.catalog, "reinstate_after", refuses)
+    halt = Halt(reason="look at the reward function", reinstate_after=9)
+    trial.history.begun(halt)
+    asyncio.run(trial.hands._do(halt))
+    for told in (trial.history.memory.ending_reason, (trial.open(), trial.history.memory.ending_reason)[1]):
+        assert told == (
+            "look at the reward function; what was set aside after step 9 could not be put back (the folder can't be "
+            "moved); the same command resumes from step 9"
+        )
+    assert trial.history.memory.reinstate_after is None

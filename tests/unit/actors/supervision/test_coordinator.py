@@ -19,13 +19,16 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
-from launcher.policy.restart_budget import Rung
+from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import read_lines
 from tests.support.run_memory import history_of
 from tests.support.simulated_run.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
 
 ENOUGH = 30
+RESTORED_TO_19 = RepairAttempt(
+    at=900.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RESTORE, onset_step=45, restored_step=19
+)
 
 
 class Trial:
@@ -100,6 +103,37 @@ async def test_a_dead_server_is_replaced_in_the_round_and_the_trainer_is_left_al
     assert trial.run.servers["server-1"].state is ServerState.READY
     assert trial.history.state is RunState.RUNNING
     assert [e["subject"] for e in trial.events("server.ready")][-1] == "server-1"
+
+
+async def test_the_checkpoints_are_read_for_a_plan_that_needs_them_and_for_no_other(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    for _ in range(3):
+        trial.run.step(1)
+        await trial.turns(2)
+    trial.run.kill_server("server-1")
+    await trial.turns()
+    assert trial.did(RestartServer) and trial.hands.reads == 1, "at the beginning"
+    trial.run.checkpoints = (CheckpointFacts(global_step=2, status=CheckpointStatus.CANDIDATE),)
+    trial.run.kill_trainer()
+    await trial.turns()
+    assert [action.global_step for action in trial.did(RestoreTrainer)] == [2]
+    assert trial.hands.reads == 2
+
+
+async def test_while_the_checkpoints_can_not_be_read_nothing_is_restored_and_the_rest_is_repaired(tmp_path):
+    """Taken for a run that has none, it would begin anew (P2, P4)."""
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(9)
+    trial.run.checkpoints = None
+    trial.run.kill_trainer()
+    trial.run.kill_server("server-1")
+    await trial.turns()
+    assert {type(action) for action in trial.did()} == {RestartTrainer, RestartServer}
+    assert trial.history.state is RunState.RESTORING
+    trial.run.checkpoints = (CheckpointFacts(global_step=8, status=CheckpointStatus.CANDIDATE),)
+    await trial.turns()
+    assert [action.global_step for action in trial.did(RestoreTrainer)] == [8]
+    assert trial.history.state is RunState.RUNNING
 
 
 async def test_a_run_without_a_doubt_is_looked_at_less_often(tmp_path):
@@ -188,8 +222,9 @@ async def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
     trial = collapsed(await Trial(tmp_path).begun())
     await trial.turns()
     kinds = [type(action).__name__ for action in trial.did()]
-    assert kinds[:3] == ["PauseTrainer", "CondemnCheckpoints", "RestoreTrainer"]
-    assert trial.did(RestoreTrainer)[0].global_step == 19
+    assert kinds[:2] == ["PauseTrainer", "RestoreTrainer"]
+    (restore,) = trial.did(RestoreTrainer)
+    assert (restore.global_step, restore.condemn_after) == (19, 23)
     assert [c.global_step for c in trial.run.checkpoints] == [9, 19]
     assert trial.history.state is RunState.RUNNING
 
@@ -317,6 +352,25 @@ async def test_a_successor_goes_on_shutting_down_with_the_word_that_was_given(tm
     await after.turns()
     assert after.history.state is RunState.ABORTED
     assert after.history.memory.ending_reason == "ended by the user"
+
+
+async def test_a_successor_of_one_that_was_killed_while_it_halted_puts_back_what_was_set_aside(tmp_path):
+    """Else what the run had learned would stay set aside: the halt that goes on would not know of it (P12)."""
+    before = await Trial(tmp_path).begun()
+    before.hands.hangs.add(Halt)
+    before.history.attempted(RESTORED_TO_19)
+    before.run.train(next_step=20, policy_version=20)
+    before.run.incident = Incident(
+        cause=Cause.OUTSIDE_WEIGHTS, subject="environment", reason="0.01, and earned 0.86", since=before.run.now
+    )
+    await before.turns(3)
+    assert [action.reinstate_after for action in before.did(Halt)] == [19]
+    after = Trial(tmp_path, before.run)
+    after.run.incident = None  # the monitor was released meanwhile
+    await after.hands.begin()
+    await after.turns()
+    assert [action.reinstate_after for action in after.did(Halt)] == [19]
+    assert after.history.state is RunState.ERRORED
 
 
 async def test_servers_that_died_before_one_look_get_their_incidents_in_the_order_of_their_numbers(tmp_path):

@@ -13,14 +13,14 @@ import pytest
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause, Incident, ServerState
-from launcher.policy.actions import CondemnCheckpoints, RestartServer, RestartTrainer, RestoreTrainer
+from launcher.policy.actions import RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.run_state import ENDS
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_memory import MemoryFile, RunMemory
 from tests.support.simulated_run.run_model import CONFIG, ModelHands, RunModel
 
-KINDS = (RestartServer, RestartTrainer, RestoreTrainer, CondemnCheckpoints)
+KINDS = (RestartServer, RestartTrainer, RestoreTrainer)
 """Orders that must not be given twice, nor get lost."""
 MOMENTS = ("before a save", "after a save", "after an action")
 TURNS = 60

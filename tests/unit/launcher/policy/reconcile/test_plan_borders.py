@@ -7,7 +7,6 @@ import pytest
 from launcher.base.messages import Cause, Health, ServerState, Verdict
 from launcher.policy.actions import (
     AbandonServer,
-    CondemnCheckpoints,
     Halt,
     LoadWeights,
     PauseTrainer,
@@ -164,8 +163,8 @@ def test_each_rung_of_memory_is_another_repair_that_neither_waits_nor_is_counted
 
 def test_a_fresh_trainer_gets_what_is_from_before_the_damage():
     made = decide(observed(trainer=EMPTY, incident=COLLAPSE))
-    assert kinds(made) == [CondemnCheckpoints, RestoreTrainer]
-    assert made.actions[1].global_step == 19
+    (restore,) = made.actions
+    assert (type(restore), restore.global_step, restore.condemn_after) == (RestoreTrainer, 19, 33)
     unknown = dataclasses.replace(COLLAPSE, onset_step=None)
     assert decide(observed(trainer=EMPTY, incident=unknown)).actions[0].global_step == 39
 
@@ -191,7 +190,23 @@ def test_a_collapse_whose_restores_are_spent_ends_the_run():
 def test_what_is_condemned_begins_with_the_first_damaged_checkpoint(newest, condemns):
     shelf = (*SHELF[:2], dataclasses.replace(SHELF[2], global_step=newest))
     seen = dataclasses.replace(observed(trainer=PAUSED, incident=COLLAPSE), checkpoints=shelf)
-    assert (CondemnCheckpoints in kinds(decide(seen))) is condemns
+    (restore,) = decide(seen).actions
+    assert restore.condemn_after == (33 if condemns else None)
+
+
+@pytest.mark.parametrize("fresh_or_damaged", [{"trainer": EMPTY}, {"trainer": PAUSED, "incident": COLLAPSE}])
+def test_a_plan_that_restores_asks_for_the_checkpoints_and_orders_no_restore_without(fresh_or_damaged):
+    seen = dataclasses.replace(observed(dead(), **fresh_or_damaged), checkpoints=None)
+    made = decide(seen)
+    assert (made.needs_checkpoints, kinds(made)) == (True, [RestartServer])
+    assert "the checkpoints must be read first" in made.reason
+    made = decide(dataclasses.replace(seen, checkpoints=SHELF))
+    assert not made.needs_checkpoints and RestoreTrainer in kinds(made)
+
+
+def test_a_plan_that_restores_nothing_asks_for_no_checkpoints():
+    for seen in (observed(), observed(dead()), observed(trainer=PAUSED), observed(incident=COLLAPSE)):
+        assert not decide(dataclasses.replace(seen, checkpoints=None)).needs_checkpoints
 
 
 def test_a_trainer_is_restoring_while_its_checkpoint_is_loaded():

@@ -7,7 +7,6 @@ import pytest
 from launcher.base.messages import Cause, ServerState, TerminalStatus
 from launcher.policy import recovery
 from launcher.policy.actions import (
-    CondemnCheckpoints,
     Halt,
     LoadWeights,
     PauseTrainer,
@@ -73,9 +72,9 @@ def test_the_life_of_a_collapse():
     assert pausing.state is RunState.PAUSED
 
     restoring = decide(observed(incident=COLLAPSE, trainer=PAUSED, state=pausing.state))
-    assert kinds(restoring) == [CondemnCheckpoints, RestoreTrainer]
-    assert restoring.actions[0].after_step == 33  # step 35 began with the weights after step 34
-    assert restoring.actions[1].global_step == 19
+    (restore,) = restoring.actions
+    assert restore.condemn_after == 33  # step 35 began with the weights after step 34
+    assert (type(restore), restore.global_step) == (RestoreTrainer, 19)
     assert restoring.state is RunState.RESTORING
     assert restoring.attempts[0].onset_step == 35
 
@@ -89,7 +88,7 @@ def test_no_step_is_taken_before_what_holds_the_damage_is_condemned():
     and dropped their state in memory."""
     back = trainer(is_paused=True, policy_version=20, next_step=20, lineage=1)
     restored = observed(server(weight_version=20, lineage=1), incident=COLLAPSE, trainer=back)
-    late = CondemnCheckpoints(after_step=33, reason="its disk stalls")
+    late = RestoreTrainer(global_step=19, condemn_after=33, reason="its disk stalls")
     assert kinds(decide(restored)) == [ResumeTrainer]
     assert kinds(decide(dataclasses.replace(restored, under_way=(late,)))) == []
 
