@@ -2,6 +2,9 @@
 
 A task that only watches and has died of a defect would leave its owner blind, and the run waiting for ever for what it
 no longer sees. A run that ends with its reason is the lesser evil (P9).
+
+No asyncio.TaskGroup: it would cancel what its owner is doing, such as a restore, in place of being asked at its next
+look; and an owner that is closed alone, as a server's handle, would need a task that holds its group open.
 """
 
 from __future__ import annotations
