@@ -8,8 +8,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from actors.data.prompt_queue import PromptQueue
 from actors.training import checkpointing, step_memory, step_records
@@ -19,8 +17,7 @@ from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.verification import Verification, verify
-from launcher.run_files import journal as run_journal
-from launcher.run_files.journal import append_line, current_lines, read_lines
+from launcher.run_files.journal import current_lines, read_lines
 from tests.unit.actors.training.test_step_loop import Trial, identical
 
 
@@ -286,28 +283,6 @@ def test_the_line_of_a_branch_that_was_thrown_away_is_not_taken_for_it(tmp_path)
     standing = current_lines(read_lines(paths.ledger))
     assert [(line["global_step"], line["prompt_ids"]) for line in standing][-1] == (3, ["new"])
     assert current_lines(read_lines(paths.metrics))[-1]["time"] == 9.0
-
-
-@given(steps=st.lists(st.integers(0, 6), max_size=12), asked=st.integers(0, 6), window=st.sampled_from([1, 40, 10**6]))
-def test_the_line_that_stands_is_the_same_from_the_end_of_the_file(tmp_path_factory, steps, asked, window):
-    path = tmp_path_factory.mktemp("lines") / "ledger.jsonl"
-    for number, step in enumerate(steps):
-        append_line(path, {"global_step": step, "number": number})
-        append_line(path, {"event": "no step"})
-    found = [line for line in current_lines(read_lines(path)) if line["global_step"] == asked]
-    with patch.object(run_journal, "TAIL_WINDOW", window):
-        assert run_journal.current_line(path, asked) == (found[-1] if found else None)
-
-
-def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
-    """Of 100,000 steps it was 7 s and 0.3 GB in the trainer at each of its restarts."""
-    path = tmp_path / "ledger.jsonl"
-    line = json.dumps({"global_step": 1, "prompt_ids": ["p"] * 100}) + "\n"
-    path.write_text(line * 20_000 + line.replace("1,", "7,", 1))
-    read, parse = [], run_journal.parse_line
-    monkeypatch.setattr(run_journal, "parse_line", lambda line: read.append(line) or parse(line))
-    assert run_journal.current_line(path, 7)["global_step"] == 7
-    assert sum(map(len, read)) <= run_journal.TAIL_WINDOW
 
 
 def test_what_is_kept_of_the_steps_for_a_display_has_an_end(tmp_path, monkeypatch):

@@ -3,17 +3,33 @@
 import asyncio
 import errno
 import fcntl
+import json
 import math
 import os
 import queue
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.base.errors import JournalError
 from launcher.run_files import journal
-from launcher.run_files.journal import Journal, LineLog, LineTail, append_line, encode, last_of, number_of, read_lines
+from launcher.run_files.journal import (
+    Journal,
+    LineLog,
+    LineTail,
+    append_line,
+    current_line,
+    current_lines,
+    encode,
+    last_of,
+    newest_line,
+    number_of,
+    read_lines,
+)
 
 
 @pytest.fixture
@@ -276,9 +292,10 @@ def test_who_records_is_not_held_up_by_a_line_that_is_being_written_nor_loses_on
     assert (steps(file), lines.waiting, lines.lost) == ([0, 2, 3], 0, 1)
 
 
-def test_a_tail_reads_what_has_come_since_and_no_line_before_its_end(file):
+@pytest.mark.parametrize("since", [1, 3])
+def test_a_tail_reads_what_has_come_since_and_no_line_before_its_end(file, since):
     file.write_bytes(b'{"step": 0}\n{"step": 1}\n{"st')
-    tail = LineTail(file, since=3)
+    tail = LineTail(file, since=since)
     assert ([line["step"] for line in tail.read()], tail.skipped) == ([1], 0), "it begins within a line"
     with file.open("ab") as more:
         more.write(b'ep": 2}\n{\n{"step": 4')
@@ -304,3 +321,48 @@ def test_the_rest_of_an_overlong_line_belongs_to_it_also_where_it_comes_later(fi
     with file.open("ab") as more:
         more.write(b"x" * 10 + b'\n{"step": 1}\n')
     assert ([line["step"] for line in tail.read()], tail.skipped) == ([1], 1)
+
+
+def test_a_last_line_without_its_end_is_read_by_who_reads_all(file):
+    file.write_bytes(b'{"step": 0}\n{"step": 1}')
+    assert steps(file) == [0, 1]
+
+
+@pytest.mark.parametrize("window", [1, 16, 10**6])
+def test_the_newest_line_is_the_last_that_the_end_of_the_file_shows(file, monkeypatch, window):
+    monkeypatch.setattr(journal, "TAIL_WINDOW", window)
+    assert newest_line(file) == {}
+    file.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3}')
+    assert newest_line(file) == ({} if window == 1 else {"step": 3})
+
+
+@given(steps=st.lists(st.integers(0, 6), max_size=12), asked=st.integers(0, 6), window=st.sampled_from([1, 40, 10**6]))
+def test_the_line_that_stands_is_the_same_from_the_end_of_the_file(tmp_path_factory, steps, asked, window):
+    path = tmp_path_factory.mktemp("lines") / "ledger.jsonl"
+    for number, step in enumerate(steps):
+        append_line(path, {"global_step": step, "number": number})
+        append_line(path, {"event": "no step"})
+    found = [line for line in current_lines(read_lines(path)) if line["global_step"] == asked]
+    with patch.object(journal, "TAIL_WINDOW", window):
+        assert current_line(path, asked) == (found[-1] if found else None)
+
+
+def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
+    """Of 100,000 steps it was 7 s and 0.3 GB in the trainer at each of its restarts."""
+    path = tmp_path / "ledger.jsonl"
+    line = json.dumps({"global_step": 1, "prompt_ids": ["p"] * 100}) + "\n"
+    path.write_text(line * 20_000 + line.replace("1,", "7,", 1))
+    read, parse = [], journal.parse_line
+    monkeypatch.setattr(journal, "parse_line", lambda line: read.append(line) or parse(line))
+    assert current_line(path, 7)["global_step"] == 7
+    assert sum(map(len, read)) <= journal.TAIL_WINDOW
+
+
+def test_of_a_file_that_is_not_there_no_line_is_current_or_newest(tmp_path):
+    assert current_line(tmp_path / "gone", 0) is None and newest_line(tmp_path / "gone") == {}
+
+
+def test_what_has_no_step_is_passed_over_and_the_last_line_needs_no_end(file):
+    file.write_bytes(b'{"global_step": 1}\n{"global_step": "2"}\n{"global_step": 2}')
+    assert current_line(file, 2) == {"global_step": 2}
+    assert current_line(file, 1) == {"global_step": 1}
