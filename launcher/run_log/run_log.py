@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -128,30 +128,24 @@ class RunLog:
         return standing_steps(self.steps, self.stepped_back())
 
     def stepped_back(self) -> list[SteppedBack]:
-        """Each time that the trainer went back; a run's first check for something to restore is none."""
-        return [SteppedBack(after=one.after, step=_step_of(one.event)) for one in self._placed() if one.after]
+        """Each time that steps were undone by going back before them."""
+        back = self._gone_back(self._placed())
+        return [SteppedBack(after=placed.after, step=_step_of(placed.event)) for placed, undone in back if undone]
 
     def restores(self) -> tuple[Restore, ...]:
-        """Each restore after at least one step."""
-        found: list[Restore] = []
-        at, head = 0, -1
-        for placed in self._placed():
-            event, step = placed.event, _step_of(placed.event)
-            if event.get("event") != RESTORED or not placed.after:
-                continue
-            head = self.steps[placed.after - 1].step if placed.after > at else head
-            back, at, head = max(head - step, 0), placed.after, min(head, step)
-            found.append(
-                Restore(
-                    after=placed.after,
-                    time=as_unix_time(event.get("time")),
-                    step=step,
-                    steps_back=back,
-                    reason=str(event.get("reason") or ""),
-                    incident=as_integer(event.get("incident")),
-                )
+        """Each restore after at least one step; a run's first check for something to restore is none."""
+        placed = [one for one in self._placed() if one.event.get("event") == RESTORED]
+        return tuple(
+            Restore(
+                after=one.after,
+                time=as_unix_time(one.event.get("time")),
+                step=_step_of(one.event),
+                steps_back=undone,
+                reason=str(one.event.get("reason") or ""),
+                incident=as_integer(one.event.get("incident")),
             )
-        return tuple(found)
+            for one, undone in self._gone_back(placed)
+        )
 
     def restored_steps(self) -> list[int]:
         """The steps that trainers began from, the first of a run too."""
@@ -200,6 +194,16 @@ class RunLog:
 
     def _placed(self) -> list[PlacedEvent]:
         return place_events(self._undoing, self.steps, attrgetter("head"))
+
+    def _gone_back(self, placed: Iterable[PlacedEvent]) -> Iterator[tuple[PlacedEvent, int]]:
+        """Each that some step came before, and how many steps it undid."""
+        at, head = 0, -1
+        for one in placed:
+            if one.after:
+                step = _step_of(one.event)
+                head = self.steps[one.after - 1].step if one.after > at else head
+                yield one, max(head - step, 0)
+                at, head = one.after, min(head, step)
 
     def _take_attempt(self, event: Record) -> None:
         number = as_integer(event.get("attempt"))

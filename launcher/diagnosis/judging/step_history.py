@@ -44,12 +44,14 @@ def passes_of(steps: Steps) -> list[Pass]:
     numbers = steps.steps
     if not len(numbers):
         return []
-    starts = [0, *(np.flatnonzero(np.diff(numbers) <= 0) + 1).tolist()]
+    backs = {one.after: one.step for one in steps.backs}  # the last of those after the same step holds
+    starts = sorted({0, *(np.flatnonzero(np.diff(numbers) <= 0) + 1).tolist(), *backs})
     ends = [*starts[1:], len(numbers)]
     passes: list[Pass] = []
     current = np.array([], dtype=np.int64)
     for begin, end in zip(starts, ends, strict=True):
-        kept = current[numbers[current] < numbers[begin]]
+        kept = current[numbers[current] <= backs[begin]] if begin in backs else current
+        kept = kept[numbers[kept] < numbers[begin]] if begin < end else kept
         current = np.concatenate((kept, np.arange(begin, end, dtype=np.int64)))
         passes.append(Pass(begin=begin, end=end, rows=current))
     return passes

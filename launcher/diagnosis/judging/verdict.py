@@ -276,8 +276,9 @@ def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], 
         at, value = int(contents.steps.steps[wild[0]]), float(rewards[wild[0]])
         notes.append(f"{len(wild)} steps have rewards far from all others, first step {at}: {value:.3g}")
     if len(passes) > 1:
-        numbers = contents.steps.steps
-        back = [f"{numbers[one.begin - 1]} → {numbers[one.begin]}" for one in passes[1:]]
+        numbers, backs = contents.steps.steps, contents.steps.backs
+        next_steps = [numbers[one.begin] if one.begin < one.end else backs[-1].step + 1 for one in passes[1:]]
+        back = [f"{numbers[one.begin - 1]} → {step}" for one, step in zip(passes[1:], next_steps, strict=True)]
         times = "once" if len(back) == 1 else f"{len(back)} times"
         notes.append(f"the steps went back {times}: {some_of(back, most=5)}")
     survived = Counter({str(kind): sum(h.count for h in contents.log_events if h.kind is kind) for kind in SURVIVED})

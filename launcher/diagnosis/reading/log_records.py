@@ -11,7 +11,7 @@ import math
 from array import array
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from launcher.base.utc_offsets import Offsets
 from launcher.base.wording import some_of
 from launcher.diagnosis.reading.log_clock import WallScale
+from launcher.run_log.step_line import SteppedBack
 
 Floats = NDArray[np.float64]
 
@@ -78,13 +79,15 @@ def is_metric(key: str, metric: str) -> bool:
 class Steps:
     """The steps in the order in which they were written, with their figures; NaN where a step has none.
 
-    After a recovery the numbers go back. `global_step` counts from 0, `times` are seconds (see Contents).
+    After a recovery the numbers go back. `backs`: recoveries that the run wrote down, which are known before a step
+    follows. `global_step` counts from 0, `times` are seconds (see Contents).
     """
 
     def __init__(self) -> None:
         self._steps = array("q")
         self._times = array("d")
         self._columns = {name: array("d") for name in FIGURES}
+        self.backs: tuple[SteppedBack, ...] = ()
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -96,6 +99,7 @@ class Steps:
             column.append(figures.get(name, math.nan))
 
     def extend(self, other: Self) -> None:
+        self.backs += tuple(replace(one, after=one.after + len(self)) for one in other.backs)
         self._steps.extend(other._steps)
         self._times.extend(other._times)
         for name, column in self._columns.items():

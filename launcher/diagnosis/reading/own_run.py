@@ -10,6 +10,8 @@ from launcher.base.wording import lines_not_read
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import Lines, number_of, read_lines
+from launcher.run_log.file_follower import unreadable
+from launcher.run_log.run_log import RunLog
 
 KINDS: Mapping[str, Kind] = {
     "incident.began": Kind.INCIDENT,
@@ -32,16 +34,19 @@ HEAD = ("global_step", "time", "epoch", "epoch_step", "attempt", "policy_version
 
 
 def read_metrics(path: Path, names: FigureNames) -> Contents:
-    """The steps of a metrics.jsonl, in the order written."""
-    steps, keys = Steps(), set[str]()
+    """The steps of a metrics.jsonl, in the order written. What was undone is known from the journal beside it."""
+    steps, keys, log = Steps(), set[str](), RunLog()
     lines = read_lines(path)
     for line in lines:
-        step = line.get("global_step")
-        if not isinstance(step, int):
+        if not log.take_step(line):
             continue
         values = {key: number_of(value) for key, value in line.items() if key not in HEAD}
         keys.update(values)
-        steps.append(step, _time(line), names.pick(values))
+        steps.append(log.steps[-1].step, _time(line), names.pick(values))
+    journal = path.with_name("events.jsonl")
+    for event in () if unreadable(journal) else read_lines(journal):
+        log.take_event(event)
+    steps.backs = tuple(log.stepped_back())
     times = steps.times.tolist()
     source = Source(
         path=str(path),

@@ -6,10 +6,13 @@ import pytest
 from actors.foreign.foreign_steps import ForeignSteps, standing_lines
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.checkpoints.recorded_health import read_health
+from launcher.diagnosis.judging.step_history import passes_of
+from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import read_run_log
+from scripts import diagnose
 from scripts.health.recorded_run import read_run
 
 T0 = 1_790_000_000.0
@@ -59,6 +62,12 @@ def current(facts):
     return [line.step for line in facts.steps]
 
 
+def diagnosed(paths):
+    """The steps that the diagnosis of the run's folder takes for the current ones."""
+    steps = read_inputs(find_inputs([paths.logs])).steps
+    return steps.steps[passes_of(steps)[-1].rows].tolist()
+
+
 def test_a_restore_that_no_step_has_followed(run, set_by_s):
     run.step(*range(10))
     run.wrong_by = set_by_s
@@ -69,6 +78,7 @@ def test_a_restore_that_no_step_has_followed(run, set_by_s):
     assert [(one.step, one.steps_back) for one in facts.restores] == [(4, 5)]
     assert read_health(run.paths).last_step == facts.steps[-1].step
     assert read_run(run.paths)[1].last_step == 4
+    assert diagnosed(run.paths) == [0, 1, 2, 3, 4]
     assert read_run_log(run.paths).policy_version() == 5
 
 
@@ -82,6 +92,7 @@ def test_a_restore_after_which_the_run_went_on(run, set_by_s):
     assert current(facts) == list(range(7))
     assert [(one.step, one.steps_back) for one in facts.restores] == [(4, 5)]
     assert read_health(run.paths).last_step == 6
+    assert diagnosed(run.paths) == list(range(7))
     assert read_run_log(run.paths).policy_version() == 7
 
 
@@ -95,7 +106,17 @@ def test_a_restore_in_an_attempt_of_its_own(run, set_by_s):
     assert [(one.step, one.steps_back) for one in facts.restores] == [(7, 2)]
     assert read_health(run.paths).last_step == 7
     assert read_run(run.paths)[1].last_step == 7
+    assert diagnosed(run.paths) == list(range(8))
     assert read_run_log(run.paths).policy_version() == 8
+
+
+def test_a_diagnosis_says_that_the_steps_went_back_before_the_next_one_came(run, set_by_s, capsys):
+    """It took the steps that the restore had undone for the run as it is."""
+    run.step(*range(20))
+    run.wrong_by = set_by_s
+    run.restore(9)
+    diagnose.main([str(run.paths.logs)])
+    assert "the steps went back once: 19 → 10" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_incident_lies_among_the_steps_of_its_restore(run, set_by_s):

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.reporting.event_lines import what_happened
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import RunLog, RunLogFiles, read_run_log
@@ -102,6 +103,14 @@ def test_a_line_that_never_ends_is_one_line(paths, monkeypatch):
     files = RunLogFiles(paths)
     assert [line.step for line in files.refresh(has_ended=True).steps] == [1, 2]
     assert files.not_read()[0].startswith("1 line of metrics.jsonl is no record of a run (line 2: ")
+
+
+def test_a_step_that_no_machine_counts_to_ends_no_diagnosis(paths):
+    """OverflowError: Python int too large to convert to C long."""
+    LongRun(paths, steps=40, incidents=1).write()
+    with paths.metrics.open("a") as file:
+        file.write(f'{{"global_step": {10**30}}}\n')
+    assert len(read_inputs(find_inputs([paths.metrics])).steps) == len(read_run_log(paths).steps)
 
 
 def log_of(*lines):
