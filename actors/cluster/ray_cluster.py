@@ -28,6 +28,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined] 
 
 from actors.cluster.failed_start import error_in_logs, remedy_of_start
 from actors.cluster.joined_cluster import HeadWatch
+from actors.cluster.ray_oom_kills import MONITOR_INTERVAL
 from actors.processes.process_host import HOST
 from actors.processes.process_tree import Process, bearing, descendants, dying_with, name, send, wait_ended
 from launcher.base.errors import ResourceError
@@ -47,6 +48,7 @@ RAY_ENVIRONMENT = {
     "RAY_health_check_timeout_ms": "1500",
     "RAY_health_check_failure_threshold": "3",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    MONITOR_INTERVAL: "0",  # Ray would kill a trainer whose machine still has memory, and tell nobody who waits for it
 }
 
 START_S = 240.0

@@ -58,7 +58,7 @@ async def main() -> None:
 
 if __name__ == "__main__":
     start = functools.partial(
-        ray.init, num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20, _temp_dir=sys.argv[1]
+        ray.init, num_cpus=1, include_dashboard=True, object_store_memory=80 * 2**20, _temp_dir=sys.argv[1]
     )
     start_patiently(start, log.warning)
     asyncio.run(main())

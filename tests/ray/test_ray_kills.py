@@ -12,24 +12,27 @@ import tempfile
 import pytest
 import ray
 
+from actors.cluster.ray_oom_kills import MONITOR_INTERVAL
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut, find_trainer_cause
 from tests.programs.ray_kill_run import Trainer, end_of, pid_of
+from tests.programs.supervised_run import SupervisedRun
 from tests.support.machine import scaled
 
-NEVER_ENOUGH = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "4000"}
-"""Of a cluster of its own, whose actor alone is ended for it: each four seconds, so that it lives long enough to be
-waited for, on a slow machine too."""
+NEVER_ENOUGH = {"RAY_memory_usage_threshold": "0.001"}
+EACH_FOUR_SECONDS = {MONITOR_INTERVAL: "4000"}
+"""An actor lives long enough to be waited for, on a slow machine too."""
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_an_end_by_ray_for_memory_is_told():
+    """On a cluster as a user brings it: with a dashboard, and with Ray's memory monitor."""
     folder = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie in it
     try:
         done = subprocess.run(
             [sys.executable, "-m", "tests.programs.ray_kill_run", folder],
-            env=os.environ | NEVER_ENOUGH,
+            env=os.environ | NEVER_ENOUGH | EACH_FOUR_SECONDS,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -43,7 +46,8 @@ def test_an_end_by_ray_for_memory_is_told():
     assert (found.cause, found.ran_out) == (Cause.TRAINER_OOM, RanOut.TRAINER_HOST)
 
 
-def test_any_other_end_is_none(cluster):
+def test_where_no_dashboard_answers_the_reason_is_not_known(cluster, monkeypatch, caplog):
+    monkeypatch.delenv(MONITOR_INTERVAL)
     actor = Trainer.remote()
 
     async def scenario():
@@ -57,3 +61,12 @@ def test_any_other_end_is_none(cluster):
         assert asyncio.run(scenario()) == (True, "")
     finally:
         ray.kill(actor)
+    assert "ray_kills.not_known" in caplog.text
+
+
+def test_in_a_cluster_of_its_own_ray_ends_nothing_for_memory(tmp_path):
+    """The machine is too full for Ray from the beginning: it ended the trainer, the supervisors or the scorers."""
+    with SupervisedRun(tmp_path, steps=3, servers=1, environment=os.environ | NEVER_ENOUGH) as run:
+        run.finish()
+        run.check_ledger()
+        assert run.events("incident.began") == run.events("trainer.died") == []
