@@ -234,6 +234,11 @@ def test_a_verdict_and_its_reason(evidence, health, reason):
     assert (verdict.cause is Cause.SERVER_HANG) is (health is Health.DEAD)
 
 
+@pytest.mark.parametrize(("dead_at", "proof_at"), [(float("-inf"), 99.5), (99.25, 99.5), (99.5, None)])
+def test_what_a_server_made_before_it_was_found_dead_proves_nothing(dead_at, proof_at):
+    assert ServerEvidence(look=LOOK, token_at=99.5, dead_at=dead_at).proof_at == proof_at
+
+
 def pace(of_all, at_once=4):
     return Pace(of_all=of_all, of_each=of_all / at_once)
 
