@@ -122,7 +122,7 @@ def run(
             attempt = next_attempt(paths)
             written = screen.begin(attempt)
             journal = Journal(paths.events, attempt, time.time)
-            if forgotten := begin_memory(paths, attempt):
+            if forgotten := begin_memory(paths, attempt, has_command=not is_ours):
                 screen.line(forgotten)
             if prepared is not None:
                 screen.line(f"resuming from {prepared.name}, as it was set up")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from actors.foreign.checkpoint_disk import DISK_HINT, damage_in, set_aside, unread_in
@@ -29,7 +29,7 @@ from launcher.base.messages import Incident
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
 from launcher.policy.reward_health import has_learned
-from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.journal import Record, number_of
 from launcher.run_files.run_paths import RunPaths
 
 ASIDE = "set_aside"
@@ -71,7 +71,7 @@ class ForeignCheckpoints:
         self._asked = asked or asyncio.Event()
         self._found: Sequence[FoundCheckpoint] = ()
         self._problems: dict[Path, str] = {}
-        self._moved, self._was_prepared, self._were_there = left_by_predecessors(self._paths)
+        self._moved, self._was_prepared, self._were_there = left_by_predecessors(history.command_events)
         self._is_recorded = self._were_there
 
     def started(self) -> None:
@@ -137,7 +137,7 @@ class ForeignCheckpoints:
     async def _resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
         """Raises RunError, DiskError."""
         if self.unproven is None:  # what a trainer saved whose restore was not borne out when it ended
-            self.unproven = await asyncio.to_thread(unproven_of, self._paths)
+            self.unproven = unproven_of(self._history.command_events)
         await self._look(lines)
         if not self.are_ours and (unknown := [one for one in self._found if one.path in self._problems]):
             why = self._problems[unknown[-1].path]
@@ -304,12 +304,12 @@ class ForeignCheckpoints:
                         await asyncio.to_thread(set_aside, path, CONTRADICTED, one.path.parent / ASIDE)
 
 
-def left_by_predecessors(paths: RunPaths) -> tuple[Moved, bool, bool]:
+def left_by_predecessors(events: Iterable[Record]) -> tuple[Moved, bool, bool]:
     """What was set aside since a step of the run was last taken for sound, whether a checkpoint was prepared, so that
-    the successor of a killed supervisor can put them back; and whether there was a checkpoint. Raises JournalError."""
+    the successor of a killed supervisor can put them back; and whether there was a checkpoint."""
     moved: Moved = []
     was_prepared = were_there = False
-    for event in read_lines(paths.events):
+    for event in events:
         match event.get("event"):
             case "run.running":
                 moved, was_prepared = [], False

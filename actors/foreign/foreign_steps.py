@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 
 from launcher.adapters.foreign_health import REWARD, STEP_S, metrics_line
@@ -24,10 +25,12 @@ class ForeignSteps:
     """`lines`: the lines of metrics.jsonl that make up the weights as they are now. `total`: of all steps, as the
     trainer says. `beside`: figures that the next line gets, and no other. `lineage`: restores of this attempt."""
 
-    def __init__(self, paths: RunPaths, attempt: int) -> None:
-        """Reads what earlier incarnations and attempts have written. Raises JournalError."""
+    def __init__(self, paths: RunPaths, attempt: int, events: Sequence[Record]) -> None:
+        """Reads what earlier incarnations and attempts have written; `events`: theirs, as the run's memory has them.
+        Raises JournalError."""
         self._attempt = attempt
         self._log = LineLog(paths.metrics)
+        self._metrics = paths.metrics
         self._unwritten: list[Record] = []
         self._step_s: deque[float] = deque(maxlen=STEPS_TIMED)
         self._last: tuple[int, float] | None = None
@@ -35,8 +38,9 @@ class ForeignSteps:
         self.total: int | None = None
         self.beside: Mapping[str, float] = {}
         self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
-        self.lines = standing_lines(paths)
-        self.lineage = max((_lineage(one) for one in _restores(paths) if one.get("attempt") == attempt), default=0)
+        self.lines = standing_lines(events, paths.metrics)
+        mine = [one for one in events if one.get("event") == RESTORED and one.get("attempt") == attempt]
+        self.lineage = max((_lineage(one) for one in mine), default=0)
         self._last_at = number_of(self.lines[-1].get("time"), 0.0) if self.lines else 0.0
 
     @property
@@ -97,11 +101,11 @@ class ForeignSteps:
             self._log.append(self._unwritten[0])
             self._unwritten.pop(0)
 
-    def withdraw(self, paths: RunPaths) -> None:
+    def withdraw(self, events: Sequence[Record]) -> None:
         """Forget what `write` has not appended: a line of an earlier step would undo those that came after it. The
-        steps that events and lines on the disk leave standing stand again. Raises JournalError."""
+        steps that these events and the lines on the disk leave standing stand again. Raises JournalError."""
         self._unwritten.clear()
-        self.lines = standing_lines(paths)
+        self.lines = standing_lines(events, self._metrics)
 
     def reports_since(self, since: int) -> Sequence[StepReport]:
         """Those committed after the first `since` of this actor's process."""
@@ -128,17 +132,17 @@ class ForeignSteps:
         )
 
 
-def standing_lines(paths: RunPaths) -> list[Record]:
+def standing_lines(events: Iterable[Record], metrics: Path) -> list[Record]:
     """As `journal.current_lines`, and without the steps that a restore has undone and nobody has repeated yet. One that
     was a mistake has undone none. Raises JournalError."""
     restores: list[Record] = []
-    for event in read_lines(paths.events):
+    for event in events:
         if event.get("event") == RESTORED:
             restores.append(event)
         elif event.get("event") == "health.outside_weights" and restores:
             restores.pop()
     lines: list[Record] = []
-    for line in in_order(restores, read_lines(paths.metrics)):
+    for line in in_order(restores, read_lines(metrics)):
         step = number_of(line.get("global_step"))
         if math.isnan(step):
             continue
@@ -148,10 +152,6 @@ def standing_lines(paths: RunPaths) -> list[Record]:
             lines = _until(lines, step - 1) if lines and number_of(lines[-1].get("global_step")) >= step else lines
             lines.append(line)
     return lines[-MOST_LINES:]
-
-
-def _restores(paths: RunPaths) -> Iterator[Record]:
-    return (event for event in read_lines(paths.events) if event.get("event") == RESTORED)
 
 
 def _lineage(event: Record) -> int:

@@ -44,7 +44,7 @@ from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.run_state import RunState
 from launcher.run_files.control_requests import FILE
-from launcher.run_files.journal import Journal, last_of, number_of
+from launcher.run_files.journal import Journal, number_of
 from launcher.run_files.run_paths import RunPaths
 
 SUPERVISOR_LOST = "the actor that ran it ended, and the command with it"
@@ -74,15 +74,15 @@ class ForeignSupervisor:
         self._variables = variables
         self._clock = clock
         self._adapter = adapter_of(config.trainer)
-        self.steps = ForeignSteps(paths, journal.attempt)
+        self.steps = ForeignSteps(paths, journal.attempt, history.command_events)
         self._progress = ProgressTracker(history, furthest_step(paths.metrics, journal.attempt))
         self._asked = asyncio.Event()
         self._checkpoints = ForeignCheckpoints(
             config,
             self._adapter,
             history,
-            are_ours=was_started(paths),
-            unproven=unproven_of(paths),
+            are_ours=was_started(history.command_events),
+            unproven=unproven_of(history.command_events),
             paths=paths,
             asked=self._asked,
         )
@@ -180,13 +180,14 @@ class ForeignSupervisor:
 
     async def _left_by_a_predecessor(self) -> ForeignFault | None:
         """Its supervisor was killed, and the command with it. Raises OutsideWeights where a mend is to be awaited."""
-        began = await asyncio.to_thread(last_of, self._paths.events, "trainer.starting", self._journal.attempt)
-        if not began and not self._history.incidents.open:
+        mine = [one for one in self._history.command_events if one["attempt"] == self._journal.attempt]
+        starts = [one for one in mine if one["event"] == "trainer.starting"]
+        if not starts and not self._history.incidents.open:
             return await self._found_at_first()
         self._mend.resumed()
         self._owe_proof(FIRST_WEIGHTS if self.steps.last_step is None else self.steps.last_step)
-        if began:  # what it had reported by then is read first
-            self._source.begin(int(number_of(began.get("at_byte"), 0.0)))
+        if starts:  # what it had reported by then is read first
+            self._source.begin(int(number_of(starts[-1].get("at_byte"), 0.0)))
             if (fault := await self._take_all(known=self.steps.last_step)) is not None:
                 return fault
         fault = ForeignFault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=SUPERVISOR_LOST)

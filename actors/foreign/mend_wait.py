@@ -109,9 +109,9 @@ class MendWait:
     async def wait(self, error: OutsideWeights) -> None:
         """Until the trainer, which has been stopped, is to be tried again. Raises OutsideWeights, in the end."""
         await self._history.flush()
-        self._checkpoints.unproven = await asyncio.to_thread(unproven_of, self._paths)
+        self._checkpoints.unproven = unproven_of(self._history.command_events)
         if error.cause is Cause.OUTSIDE_WEIGHTS:
-            await asyncio.to_thread(self._steps.withdraw, self._paths)
+            await asyncio.to_thread(self._steps.withdraw, self._history.command_events)
             await self._checkpoints.put_back()
             if (found := await self._objection()) is not None and found.is_known:
                 reason = f"{found.why}; {error.message}"

@@ -96,6 +96,10 @@ class RunHistory:
     def incidents(self) -> IncidentMemory:
         return self.memory.incidents
 
+    @property
+    def command_events(self) -> Sequence[Mapping[str, Any]]:
+        return self.memory.command_events or ()
+
     # ── the disk ──
 
     async def flush(self) -> None:
@@ -375,7 +379,6 @@ class RunHistory:
             incident=self.incidents.number_for(event, subject) if number is None else number,
             **facts,
         )
-        if isinstance(belongs_to := line["incident"], int):
-            self.incidents.keep(belongs_to, line)
+        self.memory.keep_event(line)
         self._save_soon()
         return line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -31,8 +31,7 @@ from launcher.policy.reward_health import (
     has_learned,
     restore_evidence,
 )
-from launcher.run_files.journal import Record, number_of, read_lines
-from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.journal import Record, number_of
 
 REPORTS = 20
 NONFINITE_STEPS = 2
@@ -158,10 +157,10 @@ class Unproven:
         return self.since is not None and one.step > self.restored_step and one.changed_at >= self.since
 
 
-def unproven_of(paths: RunPaths) -> Unproven | None:
-    """What the last start of the command, in whatever attempt, has left so. Raises JournalError."""
+def unproven_of(events: Iterable[Record]) -> Unproven | None:
+    """What the last start of the command, in whatever attempt, has left so."""
     found, began, onset, to = None, 0.0, None, None
-    for event in read_lines(paths.events):
+    for event in events:
         match event.get("event"):
             case "health.reward_collapse" | "health.nonfinite":
                 onset, to = event.get("onset_step"), None
@@ -181,9 +180,9 @@ def unproven_of(paths: RunPaths) -> Unproven | None:
     return found
 
 
-def was_started(paths: RunPaths) -> bool:
-    """Whether this run, in whatever attempt, has started the command. Raises JournalError."""
-    return any(event.get("event") == "trainer.starting" for event in read_lines(paths.events))
+def was_started(events: Iterable[Record]) -> bool:
+    """Whether this run, in whatever attempt, has started the command."""
+    return any(event.get("event") == "trainer.starting" for event in events)
 
 
 def why_not_whole(found: FoundCheckpoint, lines: Sequence[Record]) -> str:

@@ -26,12 +26,12 @@ BEGUN: Mapping[Cause, tuple[str, str, str]] = {
 """Whose incident it is, and the event that the repair is done, with its reason."""
 
 
-def begin_memory(paths: RunPaths, attempt: int) -> str:
-    """For the Coordinator of an attempt; returns what must be said of it, "" where nothing. Raises StorageError,
-    JournalError."""
+def begin_memory(paths: RunPaths, attempt: int, *, has_command: bool = False) -> str:
+    """For the Coordinator of an attempt, or the supervisor of a command; returns what must be said of it, "" where
+    nothing. Raises StorageError, JournalError."""
     file = memory_file(paths)
     try:
-        why = file.begin(attempt, paths.events)
+        why = file.begin(attempt, paths.events, has_command=has_command)
     except OSError as error:
         raise _unwritable(file, error) from error
     return why and f"{why}; a new one is begun, and incidents that an earlier attempt left open stay open"

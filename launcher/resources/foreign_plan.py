@@ -138,7 +138,7 @@ def _checkpoints(config: RunConfig, adapter: TrainerAdapter) -> Iterator[UsageEr
         )
     elif mode == "on" and not whole:
         yield ConfigError("recover.mode=on, and there is no whole checkpoint", "set recover.mode=auto")
-    elif not was_started(paths) and (unknown := [one for one in found if one not in whole]):
+    elif not was_started(read_lines(paths.events)) and (unknown := [one for one in found if one not in whole]):
         yield ConfigError(
             f"{unknown[-1].path}: {why_not_whole(unknown[-1], lines)}, and this run has not made it", NOT_OURS
         )

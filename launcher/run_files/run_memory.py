@@ -36,6 +36,24 @@ MOST_LINES = 200
 NOT_OF_ONE = frozenset({"run.initializing", "run.running", "run.abort_asked", "coordinator.adopted", "run.halted"})
 """Events that belong to no incident, although one is open."""
 
+OF_A_COMMAND = frozenset(
+    {
+        "run.running",
+        "trainer.restored",
+        "trainer.starting",
+        "health.reward_collapse",
+        "health.nonfinite",
+        "health.outside_weights",
+        "health.verifier_broken",
+        "checkpoint.condemned",
+        "checkpoint.found",
+        "checkpoint.prepared",
+        "checkpoint.reinstated",
+        "checkpoint.set_aside",
+    }
+)
+"""Events from which the supervisor of another project's trainer continues."""
+
 Line = Mapping[str, object]
 log = logging.getLogger(__name__)
 
@@ -80,7 +98,7 @@ class IncidentMemory:
         if number in self.open or number in self.reserved.values():
             kept = self.lines.setdefault(number, [])
             if len(kept) < MOST_LINES:
-                kept.append({name: plain(value) for name, value in line.items()})
+                kept.append(_plain_line(line))
 
     def beginning(self, number: int) -> Line:
         """How an open one began. Its first line may be a server's end, which is reported before it."""
@@ -154,6 +172,15 @@ class RunMemory:
     ending_may_pass: bool = False
     reinstate_after: int | None = None  # of the halt under way: the restore, to this step, that it is to take back
     incidents: IncidentMemory = field(default_factory=IncidentMemory)
+    # of another project's trainer, over all attempts; None: the trainer is the launcher's
+    command_events: list[dict[str, Any]] | None = None
+
+    def keep_event(self, line: Line) -> None:
+        """For the incident that it belongs to, and for the supervisor of a command."""
+        if isinstance(number := line.get("incident"), int):
+            self.incidents.keep(number, line)
+        if self.command_events is not None and line.get("event") in OF_A_COMMAND:
+            self.command_events.append(_plain_line(line))
 
     def owes_proof(self, subject: str) -> bool:
         """It was repaired since the run last got further with its help."""
@@ -172,6 +199,10 @@ class RunMemory:
         self.attempts = [dataclasses.replace(one, at=one.at + seconds) for one in self.attempts]
         opened = self.incidents.open
         self.incidents.open = {n: dataclasses.replace(one, since=one.since + seconds) for n, one in opened.items()}
+
+
+def _plain_line(line: Line) -> dict[str, Any]:
+    return {name: plain(value) for name, value in line.items()}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,18 +242,22 @@ class MemoryFile:
             memory.shift_clock(clock_shift(theirs, time.monotonic()))
         return memory
 
-    def begin(self, attempt: int, events: Path) -> str:
+    def begin(self, attempt: int, events: Path, *, has_command: bool = False) -> str:
         """Another attempt begins: it continues the numbers of incidents, and is to end those that were left open.
+        `has_command`: its trainer is another project's.
 
         Returns why the attempts before it are forgotten, "" where they are not. Raises OSError, JournalError."""
         why = ""
         try:
-            incidents = self._decoded().memory.incidents.next_attempt()
+            before = self._decoded().memory
+            incidents, command = before.incidents.next_attempt(), before.command_events or []
         except (OSError, msgspec.MsgspecError) as error:  # their numbers at least are in the journal
-            known = (line.get("incident") for line in read_lines(events))
+            lines = list(read_lines(events))
+            known = [line.get("incident") for line in lines]
             incidents = IncidentMemory(last=max((one for one in known if isinstance(one, int)), default=0))
+            command = [line for line in lines if line.get("event") in OF_A_COMMAND]
             why = "" if isinstance(error, FileNotFoundError) else f"{self.path} can't be read: {error}"
-        self.write(RunMemory(attempt=attempt, incidents=incidents))
+        self.write(RunMemory(attempt=attempt, incidents=incidents, command_events=command if has_command else None))
         return why
 
     def last(self) -> RunMemory | None:

@@ -46,7 +46,7 @@ def test_sums_become_figures_of_the_completions_since_and_aborted_ones_are_none(
     ],
 )
 def test_a_collapse_says_whether_the_completions_changed_too(paths, tokens, said):
-    steps = ForeignSteps(paths, 1)
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
     watch = LearningWatch(RewardHealthConfig(zero_breaker_steps=3), history_of(paths.events))
     fault = None
     for step in range(40):
@@ -64,7 +64,7 @@ def test_a_collapse_says_whether_the_completions_changed_too(paths, tokens, said
 
 
 def test_figures_are_of_one_line_alone(paths):
-    steps = ForeignSteps(paths, 1)
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
     steps.beside = {"door/completions": 32.0}
     for step in (1, 2):
         steps.take(StepSeen(step=step), float(step))

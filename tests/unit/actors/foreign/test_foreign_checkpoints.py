@@ -15,6 +15,7 @@ from launcher.base.errors import RunError
 from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS
+from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal, name_of
 from tests.unit.launcher.adapters.test_areal_adapter import older, trainer
@@ -33,6 +34,10 @@ CONTRADICTED = """
 class Recorded(SimpleNamespace):
     def event(self, name, **facts):
         self.events.append((name, facts))
+
+    @property
+    def command_events(self):
+        return [{"event": name, **facts} for name, facts in self.events]
 
 
 def checkpoints(tmp_path, history, unproven=None, *, made_by=trainer, are_ours=True):
@@ -123,7 +128,7 @@ def test_from_before_an_onset_an_export_is_prepared_and_what_was_there_can_come_
 @pytest.fixture
 def unproven(paths):
     paths.events.write_text(CONTRADICTED.lstrip())
-    return unproven_of(paths)
+    return unproven_of(read_lines(paths.events))
 
 
 def test_after_a_contradicted_restore_the_newest_from_before_the_onset_is_resumed_from(tmp_path, history, unproven):

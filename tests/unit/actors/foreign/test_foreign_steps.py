@@ -24,7 +24,7 @@ def take(steps, *numbers, now=0.0):
 
 
 def test_each_step_is_written_once_and_a_repeated_line_says_nothing_new(paths):
-    steps = ForeignSteps(paths, 1)
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
     take(steps, 1, 2, 2, 3)
     assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2, 3]
     assert (steps.committed, steps.last_step, steps.median_step_s) == (3, 3, 1.0)
@@ -34,7 +34,7 @@ def test_each_step_is_written_once_and_a_repeated_line_says_nothing_new(paths):
 
 
 def test_a_time_that_it_can_not_have_been_does_not_count(paths):
-    steps, began = ForeignSteps(paths, 1), time.time()
+    steps, began = ForeignSteps(paths, 1, list(read_lines(paths.events))), time.time()
     steps.begin(-1)
     elapsed, thousandths, elsewhere = 12.5, began * 1000, began - 8 * 3600
     for step, at in enumerate((elapsed, thousandths, elsewhere), 1):
@@ -43,7 +43,7 @@ def test_a_time_that_it_can_not_have_been_does_not_count(paths):
 
 
 def test_times_of_steps_that_come_late_and_together_are_kept(paths, monkeypatch):
-    steps = ForeignSteps(paths, 1)
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
     steps.begin(-1)
     began = time.time()
     monkeypatch.setattr(time, "time", lambda: began + 600)
@@ -53,35 +53,41 @@ def test_times_of_steps_that_come_late_and_together_are_kept(paths, monkeypatch)
 
 
 def test_a_restore_undoes_the_later_steps_before_they_are_repeated_too(paths):
-    steps = ForeignSteps(paths, 1)
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
     take(steps, 1, 2, 3, 4)
     Journal(paths.events, 1).record("trainer.restored", subject="trainer", global_step=2)
     steps.begin(2)
     assert [line["global_step"] for line in steps.lines] == [1, 2]
-    assert [line["global_step"] for line in standing_lines(paths)] == [1, 2]
+    assert [line["global_step"] for line in standing_lines(read_lines(paths.events), paths.metrics)] == [1, 2]
     take(steps, 3)
-    again = ForeignSteps(paths, 2)
+    again = ForeignSteps(paths, 2, list(read_lines(paths.events)))
     assert [line["global_step"] for line in again.lines] == [1, 2, 3]
     assert again.seen_now is None
 
 
 def test_a_restore_that_was_a_mistake_has_undone_no_step_and_the_one_that_showed_it_is_not_written(paths):
-    steps = ForeignSteps(paths, 1)
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
     take(steps, 1, 2, 3, 4, 5)
     journal = Journal(paths.events, 1)
     journal.record("trainer.restored", subject="trainer", global_step=1)
     steps.begin(1)
     assert steps.take(StepSeen(step=2, reward=0.0), 9.0)
     journal.record("health.outside_weights", subject="environment", onset_step=5, global_step=1)
-    steps.withdraw(paths)
+    steps.withdraw(list(read_lines(paths.events)))
     steps.write()
     assert [line["global_step"] for line in steps.lines] == [1, 2, 3, 4, 5]
-    assert [line["global_step"] for line in standing_lines(paths)] == [1, 2, 3, 4, 5]
+    assert [line["global_step"] for line in standing_lines(read_lines(paths.events), paths.metrics)] == [1, 2, 3, 4, 5]
     journal.record("trainer.restored", subject="trainer", global_step=4)
-    again = ForeignSteps(paths, 2)
+    again = ForeignSteps(paths, 2, list(read_lines(paths.events)))
     again.begin(4)
     take(again, 5)
-    assert [line["global_step"] for line in ForeignSteps(paths, 3).lines] == [1, 2, 3, 4, 5]
+    assert [line["global_step"] for line in ForeignSteps(paths, 3, list(read_lines(paths.events))).lines] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     assert [line["global_step"] for line in current_lines(read_lines(paths.metrics))] == [1, 2, 3, 4, 5]
 
 
@@ -104,7 +110,10 @@ def test_what_no_run_has_seen_is_not_moved(tmp_path):
         command="x", cwd=str(tmp_path), pattern="(?P<step>1)", checkpoints="out/step-*"
     )
     found = ForeignCheckpoints(
-        config, adapter_of(replace(config.trainer, adapter="command")), history=None, are_ours=False
+        config,
+        adapter_of(replace(config.trainer, adapter="command")),
+        history=SimpleNamespace(command_events=()),
+        are_ours=False,
     )
     with pytest.raises(RunError, match="nothing is moved"):
         asyncio.run(found.resume_from([], None))
@@ -118,7 +127,9 @@ def test_why_one_is_set_aside_is_said(tmp_path):
     config.trainer = ForeignTrainerConfig(
         command="x", cwd=str(tmp_path), pattern="(?P<step>1)", checkpoints="out/step-*", checkpoint_file="done"
     )
-    history = SimpleNamespace(attempts=[], event=lambda name, **facts: told.append((name, facts["reason"])))
+    history = SimpleNamespace(
+        attempts=[], command_events=(), event=lambda name, **facts: told.append((name, facts["reason"]))
+    )
     found = ForeignCheckpoints(config, adapter_of(replace(config.trainer, adapter="command")), history, are_ours=True)
     assert asyncio.run(found.resume_from([], None)) == FIRST_WEIGHTS
     asyncio.run(found.clear(after=FIRST_WEIGHTS, is_condemned=False))

@@ -18,6 +18,7 @@ from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.messages import TerminalStatus
 from launcher.config.supervision import RewardHealthConfig
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
+from launcher.run_files.journal import read_lines
 from tests.support.foreign.foreign_run import PROGRAM
 from tests.support.run_memory import history_of
 from tests.unit.actors.foreign.test_mend_wait import (
@@ -169,7 +170,7 @@ def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_pat
 
 
 def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
-    steps, history = ForeignSteps(paths, 1), history_of(paths.events)
+    steps, history = ForeignSteps(paths, 1, list(read_lines(paths.events))), history_of(paths.events)
     settings = RewardHealthConfig(zero_alert_steps=2, zero_breaker_steps=3, noise_floor=0.35, fall_threshold=None)
     watch = LearningWatch(settings, history)
 
@@ -185,11 +186,6 @@ def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
     assert earn(32, 0.6) is None and len(events(paths, "reward.alert_over")) == 1
 
 
-def written(paths, *lines):
-    paths.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return paths
-
-
 COLLAPSE = {"event": "health.reward_collapse", "onset_step": 24}
 RESTORED, STARTING = {"event": "trainer.restored", "global_step": 19}, {"event": "trainer.starting", "time": 7.0}
 ASIDE = {"event": "checkpoint.condemned", "moved": [["out/a", "out/set_aside/a.condemned-1"]]}
@@ -198,8 +194,8 @@ STEPS = {"event": "run.running"}
 
 def test_a_restore_is_unproven_from_its_start_until_the_run_steps(paths):
     unproven = Unproven(onset_step=24, restored_step=19, since=7.0, is_contradicted=False)
-    assert unproven_of(written(paths, STEPS, COLLAPSE, RESTORED, STARTING)) == unproven
-    assert unproven_of(written(paths, STEPS, COLLAPSE, RESTORED, STARTING, RESTORED, STARTING)) == unproven
+    assert unproven_of((STEPS, COLLAPSE, RESTORED, STARTING)) == unproven
+    assert unproven_of((STEPS, COLLAPSE, RESTORED, STARTING, RESTORED, STARTING)) == unproven
     for lines in (
         (STEPS, COLLAPSE, RESTORED),
         (STEPS, COLLAPSE, RESTORED, STARTING, STEPS),
@@ -207,14 +203,14 @@ def test_a_restore_is_unproven_from_its_start_until_the_run_steps(paths):
         (STEPS, COLLAPSE, {**RESTORED, "global_step": -1}, STARTING),
         (RESTORED, COLLAPSE, STARTING),
     ):
-        assert unproven_of(written(paths, *lines)) is None
+        assert unproven_of(lines) is None
 
 
 def test_what_can_come_back_is_what_was_set_aside_since_the_run_stepped(paths):
     prepared = {"event": "checkpoint.prepared", "global_step": 19}
-    moved, was_prepared, _ = left_by_predecessors(written(paths, STEPS, COLLAPSE, prepared, ASIDE, RESTORED, STARTING))
+    moved, was_prepared, _ = left_by_predecessors((STEPS, COLLAPSE, prepared, ASIDE, RESTORED, STARTING))
     assert [(str(path), str(target)) for path, target in moved] == [("out/a", "out/set_aside/a.condemned-1")]
     assert was_prepared
-    assert left_by_predecessors(written(paths, ASIDE, prepared, STEPS)) == ([], False, False)
+    assert left_by_predecessors((ASIDE, prepared, STEPS)) == ([], False, False)
     reinstated = {"event": "checkpoint.reinstated"}
-    assert left_by_predecessors(written(paths, ASIDE, prepared, reinstated)) == ([], False, True)
+    assert left_by_predecessors((ASIDE, prepared, reinstated)) == ([], False, True)

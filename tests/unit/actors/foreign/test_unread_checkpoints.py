@@ -11,7 +11,6 @@ from launcher.base.errors import DiskError, ModelError, RunError
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS
-from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL
 from tests.unit.actors.foreign.test_foreign_checkpoints import Recorded, lines
@@ -137,9 +136,7 @@ def test_a_later_attempt_than_one_that_set_all_aside_begins_anew(tmp_path, histo
 
 
 def next_attempt(found, history):
-    """Of the same run, whose journal has what was recorded."""
-    for name, facts in history.events:
-        append_line(found._paths.events, {"event": name, **facts})
+    """Of the same run, whose memory has what was recorded."""
     return ForeignCheckpoints(found._config, found._adapter, history, are_ours=True)
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from actors.supervision.coordinator_actor import take_place
+from actors.supervision.run_history import RunHistory
 from launcher.base.errors import RunError
 from launcher.base.messages import Cause, Incident
 from launcher.cli.attempt_incidents import begin_memory
@@ -158,6 +159,24 @@ def test_a_memory_that_can_not_be_read_is_said_and_never_taken_for_a_new_run(tmp
     assert ("can't be read" in begin_memory(paths, 2)) is (content is not None), "a first attempt has none"
     begun = MemoryFile(paths.run_memory, "n").read(2)
     assert begun.incidents.number_to_begin("server-0") == 7, "another attempt goes on with the numbers"
+
+
+@pytest.mark.parametrize("has_command", [True, False])
+def test_the_events_that_a_command_is_continued_from_outlive_its_attempt(tmp_path, has_command):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    for name in ("trainer.starting", "run.paused"):  # by a version that had no memory.json
+        append_line(paths.events, {"event": name, "attempt": 1})
+    for attempt in (2, 3):
+        begin_memory(paths, attempt, has_command=has_command)
+        file = MemoryFile(paths.run_memory, "n")
+        history = RunHistory(Journal(paths.events, attempt), file.read(attempt), file)
+        for name in ("checkpoint.found", "door.died"):
+            history.event(name, subject="trainer", reason="")
+        history.save()
+    kept = [(line["event"], line["attempt"]) for line in file.read(3).command_events or ()]
+    expected = [("trainer.starting", 1), ("checkpoint.found", 2), ("checkpoint.found", 3)]
+    assert kept == (expected if has_command else [])
 
 
 def test_a_memory_of_another_attempt_is_said(events):

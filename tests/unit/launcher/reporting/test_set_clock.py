@@ -9,7 +9,7 @@ from launcher.checkpoints.recorded_health import read_health
 from launcher.diagnosis.judging.step_history import passes_of
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.reporting.run_facts import read_facts
-from launcher.run_files.journal import Journal, append_line
+from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import read_run_log
 from scripts import diagnose
@@ -146,7 +146,7 @@ def test_another_projects_trainer(run, set_by_s, monkeypatch):
     clock = [T0]
     monkeypatch.setattr("actors.foreign.foreign_steps.time.time", lambda: clock[0])
     journal = Journal(run.paths.events, 2, lambda: clock[0])
-    steps = ForeignSteps(run.paths, 2)
+    steps = ForeignSteps(run.paths, 2, list(read_lines(run.paths.events)))
     for step in range(1, 8):
         clock[0] += 10.0
         steps.take(StepSeen(step=step, reward=0.5), clock[0])
@@ -155,9 +155,13 @@ def test_another_projects_trainer(run, set_by_s, monkeypatch):
     steps.lineage += 1
     journal.record("trainer.restored", subject="trainer", global_step=3, lineage=steps.lineage)
     steps.begin(3)
-    assert [line["global_step"] for line in standing_lines(run.paths)] == [1, 2, 3]
+    assert [line["global_step"] for line in standing_lines(read_lines(run.paths.events), run.paths.metrics)] == [
+        1,
+        2,
+        3,
+    ]
     assert [line.step for line in read_facts(run.paths).steps] == [1, 2, 3]
-    again = ForeignSteps(run.paths, 2)
+    again = ForeignSteps(run.paths, 2, list(read_lines(run.paths.events)))
     assert (again.lineage, again.last_step) == (1, 3)
 
 
