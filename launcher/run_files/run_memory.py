@@ -282,6 +282,8 @@ class MemoryFile:
     def write_content(self, content: bytes) -> None:
         """On a thread. A disk that refuses it does not end the run: the next change, or the next look at what waits,
         tries again."""
+        if self._newest not in (content, b""):  # a newer one waits behind it, as after a disk that stalled
+            return
         try:
             self._replace(content)
         except OSError as error:

@@ -5,8 +5,11 @@ import threading
 
 from actors.supervision import coordinator as coordinator_module
 from actors.supervision.coordinator import Coordinator
-from launcher.policy.actions import Halt, PauseTrainer, ResumeTrainer
+from launcher.base.messages import Cause
+from launcher.policy.actions import Halt, PauseTrainer, RestartServer, ResumeTrainer
+from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.run_files import journal as journal_module
+from launcher.run_files import run_memory
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.machine import all_turns
 from tests.support.run_memory import history_of
@@ -63,6 +66,38 @@ async def test_a_run_is_paused_and_ended_although_the_disk_of_its_journal_stalls
     disk.turns.set()
     done = hands.done
     assert [type(action) for action in done] == [PauseTrainer, Halt], "a resume waits for its line"
+
+
+async def test_what_one_turn_decides_is_remembered_at_once_or_not_at_all(tmp_path, monkeypatch):
+    """A repair was counted, and its order forgotten, where the Coordinator was killed between the two lines."""
+    path, saved, replace = tmp_path / "events.jsonl", [], run_memory.replace_file
+
+    def replaced(file, content):
+        if file.parent == tmp_path:  # a writer of the test before may not be done
+            saved.append(len([*read_lines(path)]))
+        replace(file, content)
+
+    monkeypatch.setattr(run_memory, "replace_file", replaced)
+    history = history_of(path, journal=Journal(path, 1, in_background=True))
+    repair = RepairAttempt(at=1.0, cause=Cause.SERVER_CRASH, subject="server-0", rung=Rung.SERVER)
+    history.attempted(repair)
+    history.begun(RestartServer(name="server-0", reason="killed"))
+    await history.flush()
+    history.event("server.slow", subject="server-0", reason="nothing that is remembered")
+    await history.flush()
+    assert saved == [2], "once, behind both lines"
+
+
+async def test_of_what_waited_for_a_stalled_disk_the_newest_is_written(tmp_path, monkeypatch):
+    disk, path, saved = StalledDisk(monkeypatch), tmp_path / "events.jsonl", []
+    monkeypatch.setattr(run_memory, "replace_file", lambda file, content: saved.append((file, content)))
+    history = history_of(path, journal=Journal(path, 1, in_background=True))
+    for generation in range(20):
+        history.started_server("server-0", generation, 0, 1)
+        history.save()
+    disk.turns.set()
+    await history.flush()
+    assert [b'"server-0":19' in content for file, content in saved if file.parent == tmp_path] == [True]
 
 
 async def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with_it(tmp_path, monkeypatch):
