@@ -46,8 +46,8 @@ Moved = list[tuple[Path, Path]]
 
 class ForeignCheckpoints:
     """`resume_from` chooses, `clear` moves the others; both record what they find. `put_back` undoes the last clear.
-    `unproven`: which are passed over at the next start. Whether there were any is in the journal, so that an attempt
-    that finds none knows it."""
+    `unproven`: which are passed over at the next start. Whether there were any is in the run's memory, so that an
+    attempt that finds none knows it."""
 
     def __init__(
         self,
