@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.base.wording import in_one_line
 from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE
 from launcher.run_files.journal import LineTail, Record
+from launcher.run_log.line_values import without_endless_integers
 
 LONGEST_REASON = 160
 MOST_SEEN = 500
@@ -135,6 +136,7 @@ def tell(event: Record) -> str:
     told = TOLD.get(name, "")
     if name in IN_AN_INCIDENT and event.get("incident") is not None:
         return ""
+    event = without_endless_integers(event)
     facts = defaultdict(lambda: None, event, short_reason=_reason(event))
     return " ".join((told.format_map(facts) if isinstance(told, str) else told(event)).split())
 

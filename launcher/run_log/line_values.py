@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launcher.run_files.journal import number_of
+from launcher.run_files.journal import Record, number_of
 
 MOST, MOST_WHOLE = 1e100, 2**53
 MOST_SECONDS = 2.0**35
@@ -21,6 +21,11 @@ def as_unix_time(value: object) -> float:
     """Unix seconds; 0 where they are not known."""
     time = as_float(value)
     return time if math.isfinite(time) and 0 < time < MOST_SECONDS else 0.0
+
+
+def without_endless_integers(line: Record) -> Record:
+    """What no float holds is none: `f"{value:.1f}"` and a comparison by time would raise OverflowError."""
+    return {key: None if type(value) is int and abs(value) >= MOST_WHOLE else value for key, value in line.items()}
 
 
 def as_integer(value: object) -> int | None:

@@ -42,9 +42,9 @@ class StepLine:
 
     @classmethod
     def of(cls, line: Record, number: int) -> Self | None:
-        """None where the line is of no step."""
+        """None where the line is of no step: an event may name one."""
         step = as_integer(line.get("global_step"))
-        if step is None:
+        if step is None or "event" in line:
             return None
         return cls(
             step=step,

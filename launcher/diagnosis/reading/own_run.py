@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, 
 from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import Lines, number_of, read_lines
 from launcher.run_log.file_follower import unreadable
+from launcher.run_log.line_values import as_float, without_endless_integers
 from launcher.run_log.run_log import RunLog
 
 KINDS: Mapping[str, Kind] = {
@@ -35,10 +37,11 @@ HEAD = ("global_step", "time", "epoch", "epoch_step", "attempt", "policy_version
 
 def read_metrics(path: Path, names: FigureNames) -> Contents:
     """The steps of a metrics.jsonl, in the order written. What was undone is known from the journal beside it."""
-    steps, keys, log = Steps(), set[str](), RunLog()
+    steps, keys, log, foreign = Steps(), set[str](), RunLog(), 0
     lines = read_lines(path)
     for line in lines:
         if not log.take_step(line):
+            foreign += 1
             continue
         values = {key: number_of(value) for key, value in line.items() if key not in HEAD}
         keys.update(values)
@@ -56,7 +59,7 @@ def read_metrics(path: Path, names: FigureNames) -> Contents:
         steps=len(steps),
         first_time=times[0] if times else None,
         last_time=times[-1] if times else None,
-        skipped=_not_read(lines),
+        skipped=_not_read(lines, foreign),
     )
     return Contents(steps=steps, sources=(source,), keys=tuple(sorted(keys)))
 
@@ -64,10 +67,11 @@ def read_metrics(path: Path, names: FigureNames) -> Contents:
 def read_events(path: Path) -> Contents:
     """The events of an events.jsonl that matter here."""
     file = read_lines(path)
-    lines = list(file)
+    lines = [without_endless_integers(line) for line in file]
     events = tuple(_log_event(kind, line, path) for line in lines if (kind := _kind_of(line)) is not None)
     size, what = path.stat().st_size, f"{len(lines)} events"
-    source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=size, skipped=_not_read(file))
+    foreign = sum(not isinstance(line.get("event"), str) for line in lines)
+    source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=size, skipped=_not_read(file, foreign))
     return Contents(log_events=events, sources=(source,), utc_offsets=recorded_offsets(lines))
 
 
@@ -84,8 +88,8 @@ def recorded_offsets(events: Iterable[Mapping[str, object]]) -> Offsets:
     return tuple(found)
 
 
-def _not_read(file: Lines) -> str:
-    return lines_not_read(file.skipped, file.path, file.first_skipped)
+def _not_read(file: Lines, foreign: int) -> str:
+    return lines_not_read(file.skipped + foreign, file.path, file.first_skipped)
 
 
 def _kind_of(line: Mapping[str, object]) -> Kind | None:
@@ -109,5 +113,5 @@ def _log_event(kind: Kind, line: Mapping[str, object], path: Path) -> LogEvent:
 
 
 def _time(line: Mapping[str, object]) -> float | None:
-    time = line.get("time")
-    return float(time) if isinstance(time, int | float) else None
+    time = as_float(line.get("time"))
+    return time if math.isfinite(time) else None

@@ -6,9 +6,11 @@ import random
 import pytest
 
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
-from launcher.reporting.event_lines import what_happened
+from launcher.reporting.event_lines import tell, what_happened
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import RunLog, RunLogFiles, read_run_log
+from scripts import check_ledger, diagnose, report
+from scripts.health.recorded_run import read_run
 from tests.support.long_run import LongRun
 
 T0 = 1_790_000_000.0
@@ -103,6 +105,20 @@ def test_a_line_that_never_ends_is_one_line(paths, monkeypatch):
     files = RunLogFiles(paths)
     assert [line.step for line in files.refresh(has_ended=True).steps] == [1, 2]
     assert files.not_read()[0].startswith("1 line of metrics.jsonl is no record of a run (line 2: ")
+
+
+def test_no_tool_ends_by_what_is_no_line_of_a_run(paths):
+    """The diagnosis and a terminal's line of an incident raised OverflowError."""
+    LongRun(paths, steps=60, incidents=2).write()
+    for path, more in ((paths.metrics, ()), (paths.events, OF_WRONG_TYPES)):
+        with path.open("ab") as file:
+            file.write(b"".join([*FOREIGN, *(json.dumps(one).encode() + b"\n" for one in more)]))
+            file.write(b'{"event": "checkpoint.committed", "global_step": 1, "time": %s}\n' % (b"9" * 400))
+    for tool in (diagnose, check_ledger, report):
+        tool.main([str(paths.logs)])
+    assert paths.report.exists()
+    assert read_run(paths)[1].last_step == 59
+    assert tell({"event": "incident.ended", "incident": 1, "seconds": 10**400, "subject": "server-0"})
 
 
 def test_a_step_that_no_machine_counts_to_ends_no_diagnosis(paths):
