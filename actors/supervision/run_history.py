@@ -155,7 +155,8 @@ class RunHistory:
     def attempted(self, attempt: RepairAttempt) -> None:
         memory, facts = self.memory, dataclasses.asdict(attempt)
         memory.attempts = [*memory.attempts, attempt]
-        memory.next_booked = len(memory.attempts) - 1 if attempt.restored_step is not None else None
+        if attempt.subject == TRAINER:  # a server's, of the same turn, must not take the place of the restore's
+            memory.next_booked = len(memory.attempts) - 1 if attempt.restored_step is not None else None
         reason = f"counts against the restart budget of {attempt.cause} ({attempt.rung})"
         self._record("repair.begun", subject=facts.pop("subject"), reason=reason, **facts)
 

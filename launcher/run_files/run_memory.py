@@ -248,15 +248,17 @@ class MemoryFile:
 
         Returns why the attempts before it are forgotten, "" where they are not. Raises OSError, JournalError."""
         why = ""
+        lines = list(read_lines(events))
         try:
             before = self._decoded().memory
             incidents, command = before.incidents.next_attempt(), before.command_events or []
-        except (OSError, msgspec.MsgspecError) as error:  # their numbers at least are in the journal
-            lines = list(read_lines(events))
-            known = [line.get("incident") for line in lines]
-            incidents = IncidentMemory(last=max((one for one in known if isinstance(one, int)), default=0))
+        except (OSError, msgspec.MsgspecError) as error:
+            incidents = IncidentMemory()
             command = [line for line in lines if line.get("event") in OF_A_COMMAND]
             why = "" if isinstance(error, FileNotFoundError) else f"{self.path} can't be read: {error}"
+        # The journal is ahead where a kill came before the memory: a number given twice has one folder for two.
+        known = (line.get("incident") for line in lines)
+        incidents.last = max([incidents.last, *(one for one in known if isinstance(one, int))])
         self.write(RunMemory(attempt=attempt, incidents=incidents, command_events=command if has_command else None))
         return why
 

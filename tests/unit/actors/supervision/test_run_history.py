@@ -230,3 +230,29 @@ def test_the_lines_are_on_the_disk_before_the_memory_that_continues_from_them(ev
     restarted(history, 2.0)
     assert seen == [1, 2]
     assert json.loads(events.with_name("memory.json").read_bytes())["node"] == "n"
+
+
+def test_a_restore_that_was_lost_is_not_counted_where_a_server_was_restarted_with_it(events):
+    """The repair of the server was taken for the one of the restore: a restore that never reached the trainer counted
+    as a collapse after one, and the third ended the run."""
+    history = history_of(events)
+    restore = RepairAttempt(
+        at=1.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RESTORE, onset_step=50, restored_step=39
+    )
+    history.attempted(restore)
+    restarted(history, 1.0)
+    history.begun(RestoreTrainer(global_step=39, reason="fell", onset_step=50))
+    took_over = history_of(events)
+    took_over.lost_restore()
+    assert [one.subject for one in took_over.attempts] == ["server-0"]
+
+
+def test_numbers_of_incidents_go_on_where_the_memory_is_behind_the_events(tmp_path):
+    """A killed Coordinator had written the line of an incident and not the memory, or an older version of this project
+    went on with the run: the next incident had the same number, and wrote over the folder of the first."""
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    begin_memory(paths, 1)
+    append_line(paths.events, {"event": "incident.began", "incident": 6, "attempt": 1})
+    begin_memory(paths, 2)
+    assert MemoryFile(paths.run_memory).read(2).incidents.number_to_begin("server-0") == 7
