@@ -187,6 +187,7 @@ class ClusterObserver:
         self._note_pace(view.slow)
         self._note_fleet()
         self.disks.refused(view.refusal)
+        self.disks.refused(self._history.refusal)
         stepped_at = self._progress.at(TRAINER)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1

@@ -190,9 +190,13 @@ class Coordinator:
 
     async def _flush_before(self, action: Action) -> None:
         """That it was begun is on the disk first: a Coordinator that takes over must know. A pause and a halt, which it
-        would only order again, do not wait for a disk that stalls: the run could not even be ended."""
+        would only order again, do not wait for a disk that stalls, or is full: the run could not even be ended. Raises
+        RunError."""
+        if not isinstance(action, Halt | PauseTrainer):
+            await self._history.secure()
+            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S if isinstance(action, Halt | PauseTrainer) else None):
+            async with asyncio.timeout(FLUSH_S):
                 await self._history.flush()
 
     def _failed(self, action: Action, reason: str, started: float) -> None:

@@ -3,7 +3,7 @@
     a method below ─► a line of events.jsonl ─► RunMemory changes ─► memory.json, behind the line
 
 The memory is written once for all that one turn of the loop has decided, so that a repair is never counted without
-being ordered. An action is begun only after `flush`.
+being ordered. An action is begun only after `secure`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from launcher.base.disk_faults import Refusal
 from launcher.base.messages import Overrides, Rejection, ServerExit
 from launcher.policy.actions import (
     AbandonServer,
@@ -93,6 +94,11 @@ class RunHistory:
         return self.memory.lineage
 
     @property
+    def refusal(self) -> Refusal | None:
+        """What the disk answered to the memory, None where it has taken it."""
+        return self._file.refusal
+
+    @property
     def incidents(self) -> IncidentMemory:
         return self.memory.incidents
 
@@ -103,9 +109,15 @@ class RunHistory:
     # ── the disk ──
 
     async def flush(self) -> None:
-        """Returns when everything that was decided so far is on the disk; nothing is done on a decision before."""
+        """Returns when everything that was decided so far is on the disk, or was refused by it."""
         self.save()
         await self._journal.flush()
+
+    async def secure(self) -> None:
+        """As `flush`, and raises RunError where the memory is not on the disk: one that takes over would not know."""
+        await self.flush()
+        if self._file.problem is not None:
+            raise self._file.problem
 
     def save(self) -> None:
         """Write the memory behind the lines of its events, where it has changed since, or was refused by the disk."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.base.disk_faults import UNLIMITED, DiskFault, Refusal, Room, fault_beside
@@ -41,10 +42,11 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+def replace_file(path: Path, data: bytes, *, durable: bool = True, check: Callable[[], None] = lambda: None) -> None:
     """Put `data` at `path` atomically: a reader, or a crash, sees the old content or the new, never a part.
 
-    Without `durable` a crash of the machine may lose it.
+    Without `durable` a crash of the machine may lose it. `check` is called just before it takes the place of the old
+    content, for a disk may have stalled until then; where it raises, the old content stays.
     """
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -53,6 +55,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
+        check()
         staged.rename(path)
     except BaseException:
         staged.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ on. events.jsonl reports the same decisions to people and tools, and nobody acts
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -19,8 +20,9 @@ from typing import Any
 import msgspec
 
 from launcher.base.clocks import clock_shift
-from launcher.base.durable import replace_file
-from launcher.base.errors import RunError
+from launcher.base.disk_faults import OF_A_FILE, Refusal, fault_of_file
+from launcher.base.durable import refusal_of, replace_file
+from launcher.base.errors import DiskError, RunError
 from launcher.base.messages import Cause, Health, TerminalStatus
 from launcher.policy.incident_policy import OF_LEARNING, OpenIncident
 from launcher.policy.memory_backoff import TriedSettings
@@ -215,15 +217,30 @@ class _Written:
     memory: RunMemory
 
 
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    attempt: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _WrittenBy:
+    """Of `_Written` no more than whose it is."""
+
+    memory: _Attempt
+
+
 class MemoryFile:
-    """`node`: Ray's id of this node, "" for the driver. `writer`: the node of whoever wrote what was read last."""
+    """`node`: Ray's id of this node, "" for the driver. `writer`: the node of whoever wrote what was read last.
+    `problem`: why the newest content is not on the disk, None where it is; `refusal`: where that is the disk's."""
 
     def __init__(self, path: Path, node: str = "") -> None:
         self.path = path
         self.writer = ""
         self._node = node
+        self.problem: RunError | None = None
+        self.refusal: Refusal | None = None
+        self._attempt = 0
         self._newest = b""
-        self._is_refused = False
 
     def read(self, attempt: int) -> RunMemory:
         """What the driver, or a Coordinator, of this attempt has written, on this node's clock. Raises RunError where
@@ -259,7 +276,9 @@ class MemoryFile:
         # The journal is ahead where a kill came before the memory: a number given twice has one folder for two.
         known = (line.get("incident") for line in lines)
         incidents.last = max([incidents.last, *(one for one in known if isinstance(one, int))])
-        self.write(RunMemory(attempt=attempt, incidents=incidents, command_events=command if has_command else None))
+        self._attempt = attempt
+        begun = RunMemory(attempt=attempt, incidents=incidents, command_events=command if has_command else None)
+        self._replace(msgspec.json.encode(begun))
         return why
 
     def last(self) -> RunMemory | None:
@@ -270,7 +289,8 @@ class MemoryFile:
             return None
 
     def write(self, memory: RunMemory) -> None:
-        """Returns when it is on the disk. Raises OSError."""
+        """Returns when it is on the disk. Raises OSError, and RunError where another attempt has begun."""
+        self._attempt = memory.attempt
         self._replace(msgspec.json.encode(memory))
 
     def changed(self, memory: RunMemory) -> bytes | None:
@@ -279,6 +299,7 @@ class MemoryFile:
         if content == self._newest:
             return None
         self._newest = content
+        self._attempt = memory.attempt
         return content
 
     def write_content(self, content: bytes) -> None:
@@ -289,16 +310,36 @@ class MemoryFile:
         try:
             self._replace(content)
         except OSError as error:
-            self._newest = b""
-            if not self._is_refused:
-                log.warning("%s can't be written: %s; it is tried again", self.path, error)
-            self._is_refused = True
+            what = f"{self.path} can't be written: {error.strerror or error}"
+            problem = DiskError(what, "make room on its disk, or check its permissions")
+            problem.__cause__ = error
+            fault = fault_of_file(problem)
+            file = str(self.path) if fault in OF_A_FILE else ""
+            self._not_written(problem, refusal_of(self.path.parent, fault, needed=len(content), file=file))
+        except RunError as error:
+            self._not_written(error, None)
         else:
-            self._is_refused = False
+            self.problem = None
+            self.refusal = None
+
+    def _not_written(self, problem: RunError, refusal: Refusal | None) -> None:
+        self._newest = b""
+        if self.problem is None:
+            log.warning("%s; it is tried again", problem.message)
+        self.problem = problem
+        self.refusal = refusal
 
     def _replace(self, content: bytes) -> None:
         head = {"node": self._node, "monotonic": time.monotonic(), "wall": time.time(), "memory": msgspec.Raw(content)}
-        replace_file(self.path, msgspec.json.encode(head))
+        replace_file(self.path, msgspec.json.encode(head), check=self._check_attempt)
+
+    def _check_attempt(self) -> None:
+        """A Coordinator whose driver was killed lives on for a moment: what it writes then would take the place of the
+        next attempt's memory, which could not begin. Raises RunError."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):  # none, or damaged: this one is better
+            newest = msgspec.json.decode(self.path.read_bytes(), type=_WrittenBy).memory.attempt
+            if newest > self._attempt:
+                raise RunError(f"{self.path} is of attempt {newest}, which has taken the place of {self._attempt}")
 
     def _decoded(self) -> _Written:
         return msgspec.json.decode(self.path.read_bytes(), type=_Written)

@@ -17,6 +17,7 @@ from launcher.policy.actions import Halt, RestoreTrainer
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import FakeActor
+from tests.support.machine import scaled
 from tests.support.run_memory import history_of
 
 
@@ -282,3 +283,19 @@ def test_a_halt_that_can_put_nothing_back_says_so_and_ends_the_run(trial, monkey
             "moved); the same command resumes from step 9"
         )
     assert trial.history.memory.reinstate_after is None
+
+
+async def test_a_memory_that_the_disk_refuses_is_trouble_of_the_disk(trial, monkeypatch):
+    """Its repairs failed one after the other, and the run ended as one whose server dies again and again."""
+    monkeypatch.setattr(trial.eyes, "memory", SimpleNamespace(settings=lambda lengths: None))
+    trial.paths.run_memory.mkdir()  # what is written beside it is taken
+    trial.history.begin()
+    trial.history.save()
+    await trial.eyes.look(is_stopped=False)
+    await trial.eyes.disks.probed(within_s=scaled(10.0))
+    seen = await trial.eyes.look(is_stopped=False)
+    trial.paths.run_memory.rmdir()
+    trial.history.save()
+    await trial.eyes.close()
+    assert seen.disk is not None and seen.disk.path == str(trial.paths.run_memory)
+    assert trial.history.refusal is None

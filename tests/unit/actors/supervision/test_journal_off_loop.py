@@ -113,3 +113,24 @@ async def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with
     journal.record("event.5")
     await journal.flush()
     assert [event["event"] for event in read_lines(path)] == [f"event.{number}" for number in range(6)]
+
+
+async def test_what_a_successor_would_not_know_of_is_not_begun_and_the_run_can_be_ended(tmp_path, monkeypatch):
+    """The disk took the lines of events, and refused the memory."""
+
+    def refuses(path, data, **_):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "events.jsonl"
+    monkeypatch.setattr(run_memory, "replace_file", refuses)
+    run = RunModel()
+    history = history_of(path, journal=Journal(path, 1, in_background=True))
+    hands = ModelHands(run, history)
+    coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
+    history.begin()
+    for action in (PauseTrainer(reason="full"), RestartServer(name="server-0", reason="it died"), Halt(reason="full")):
+        history.begun(action)
+        await coordinator._perform(action)
+    assert [type(action) for action in hands.done] == [PauseTrainer, Halt]
+    failed = [event["reason"] for event in read_lines(path) if event["event"] == "server.restarting_failed"]
+    assert len(failed) == 1 and "memory.json can't be written" in failed[0]

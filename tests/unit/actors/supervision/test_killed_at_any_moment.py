@@ -56,8 +56,8 @@ class MortalFile(MemoryFile):
 class MortalJournal(Journal):
     def __init__(self, path, death):
         super().__init__(path, 1)
-        self._death, self._append = death, self._lines.append
-        self._lines.append = lambda line: self._death.has_come or self._append(line)
+        add = self._lines.add
+        self._lines.add = lambda line: None if death.has_come else add(line)
 
 
 class MortalHands(ModelHands):

@@ -1,5 +1,6 @@
 """What a Coordinator knows of its predecessor: all that was decided, on its own clock, or a clear error."""
 
+import asyncio
 import dataclasses
 import json
 import time
@@ -8,7 +9,8 @@ import pytest
 
 from actors.supervision.coordinator_actor import take_place
 from actors.supervision.run_history import RunHistory
-from launcher.base.errors import RunError
+from launcher.base.disk_faults import DiskFault
+from launcher.base.errors import DiskError, RunError
 from launcher.base.messages import Cause, Incident
 from launcher.cli.attempt_incidents import begin_memory
 from launcher.config.schema import RunConfig
@@ -206,7 +208,7 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room(events, monkeypa
     history = history_of(events)
     with monkeypatch.context() as patch:
 
-        def refuses(path, data):
+        def refuses(path, data, **_):
             raise OSError(28, "No space left on device")
 
         patch.setattr(run_memory, "replace_file", refuses)
@@ -220,9 +222,9 @@ def test_the_lines_are_on_the_disk_before_the_memory_that_continues_from_them(ev
     """Else a successor would end an incident that nobody was told of."""
     seen, replace = [], run_memory.replace_file
 
-    def replaced(path, data):
+    def replaced(path, data, **more):
         seen.append(len(list(read_lines(events))))
-        replace(path, data)
+        replace(path, data, **more)
 
     monkeypatch.setattr(run_memory, "replace_file", replaced)
     history = history_of(events, journal=Journal(events, 1))
@@ -230,6 +232,21 @@ def test_the_lines_are_on_the_disk_before_the_memory_that_continues_from_them(ev
     restarted(history, 2.0)
     assert seen == [1, 2]
     assert json.loads(events.with_name("memory.json").read_bytes())["node"] == "n"
+
+
+def test_a_coordinator_that_outlives_its_driver_does_not_write_over_the_memory_of_the_next_attempt(tmp_path):
+    """The next attempt found a memory "of attempt 1, not of attempt 2", and the run ended for a person."""
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    begin_memory(paths, 1)
+    left = history_of(paths.events, 1)
+    begin_memory(paths, 2)
+    left.started_server("server-0", 3, 0, 1)  # its driver was killed, and it has not ended yet
+    assert MemoryFile(paths.run_memory).read(2).generations == {}
+    with pytest.raises(RunError, match="is of attempt 2"):
+        asyncio.run(left.secure())
+    MemoryFile(paths.run_memory).write(RunMemory(attempt=2, servers=4))
+    assert MemoryFile(paths.run_memory).read(2).servers == 4, "its own is written"
 
 
 def test_a_restore_that_was_lost_is_not_counted_where_a_server_was_restarted_with_it(events):
@@ -245,6 +262,25 @@ def test_a_restore_that_was_lost_is_not_counted_where_a_server_was_restarted_wit
     took_over = history_of(events)
     took_over.lost_restore()
     assert [one.subject for one in took_over.attempts] == ["server-0"]
+
+
+async def test_nothing_is_begun_that_the_disk_does_not_know_of(events, monkeypatch):
+    """The disk had room for the line of an event and none for the memory: a server was started again of which a
+    Coordinator that takes over knew nothing."""
+    history = history_of(events)
+    with monkeypatch.context() as patch:
+
+        def refuses(path, data, **_):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(run_memory, "replace_file", refuses)
+        history.started_server("server-0", 0, 0, 1)
+        with pytest.raises(DiskError, match=r"memory\.json can't be written: No space left on device"):
+            await history.secure()
+        refusal = history.refusal
+        assert refusal is not None and (refusal.path, refusal.fault) == (str(events.parent), DiskFault.FULL)
+    await history.secure()
+    assert history.refusal is None
 
 
 def test_numbers_of_incidents_go_on_where_the_memory_is_behind_the_events(tmp_path):
