@@ -33,7 +33,7 @@ from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.observed import Observed, ServerFacts, StandbyTrainer
+from launcher.policy.observed import Observed, ServerFacts, StandbyTrainer, TrainerFacts
 from launcher.policy.reconcile_servers import is_dead
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restore import first_damaged
@@ -71,6 +71,8 @@ class ClusterObserver:
         self._hangs = HangReasons(lambda name: paths.server_log(index_of(name)))
         self._slow: dict[str, int | None] = {}  # which generation of each
         self._progress = ProgressTracker(history, furthest)
+        self._was_at: tuple[int, int] | None = None  # lineage and next step at the last look
+        self._stepped_at: float | None = None
         self.slots: dict[str, ServerHandle] = {}
         self.actors: dict[str, Any] = {TRAINER: trainer}
         for name, actor in servers.items():
@@ -186,9 +188,9 @@ class ClusterObserver:
         self._note_progress(trainer.next_step, in_pool, now)
         self._note_pace(view.slow)
         self._note_fleet()
+        self._note_step(trainer, now)
         self.disks.refused(view.refusal)
         self.disks.refused(self._history.refusal)
-        stepped_at = self._progress.at(TRAINER)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Observed(
@@ -207,12 +209,12 @@ class ClusterObserver:
             memory=self.memory.settings(self.trainer.lengths),
             incident=incident,
             is_judged=self.monitor is None or self.monitor.is_heard,
-            progress_at=stepped_at,
+            progress_at=self._progress.at(TRAINER),
             is_stopped=is_stopped,
             evals=view.evals,
             rejections=view.rejections,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
-            disk=self.disks.trouble(now, stepped_at=stepped_at, patient=view.is_saving and view.is_running),
+            disk=self.disks.trouble(now, stepped_at=self._stepped_at, patient=view.is_saving and view.is_running),
             standby_trainer=StandbyTrainer.NONE if self.standby is None else self.standby.state,
         )
 
@@ -265,6 +267,13 @@ class ClusterObserver:
         self._progress.note(next_step, helpers, now)
         for name, slot in self.slots.items():
             slot.progress_at = self._progress.at(name)
+
+    def _note_step(self, trainer: TrainerFacts, now: float) -> None:
+        """Of those that are taken again after a restore too, which are no progress: the disk has taken them."""
+        is_at = (trainer.lineage, trainer.next_step) if trainer.is_loaded else None
+        if is_at is not None and self._was_at is not None and is_at[0] == self._was_at[0] and is_at > self._was_at:
+            self._stepped_at = now
+        self._was_at = is_at
 
     def _note_pace(self, slow: Mapping[str, str]) -> None:
         """Recorded when a server becomes slow and when it no longer is; nobody acts on it.

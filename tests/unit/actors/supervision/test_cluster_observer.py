@@ -9,6 +9,7 @@ import pytest
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
 from launcher.base.errors import CheckpointError
+from launcher.base.messages import TrainerView
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_catalog import set_aside_by_restore
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
@@ -299,3 +300,24 @@ async def test_a_memory_that_the_disk_refuses_is_trouble_of_the_disk(trial, monk
     await trial.eyes.close()
     assert seen.disk is not None and seen.disk.path == str(trial.paths.run_memory)
     assert trial.history.refusal is None
+
+
+async def test_steps_that_are_taken_again_after_a_restore_end_the_trouble_of_a_disk(trial, monkeypatch):
+    """Until the run was further than ever before, hours later, a second's trouble counted from one that was over, and
+    the run ended "for more than disk.patience_s"."""
+    monkeypatch.setattr(trial.eyes, "memory", SimpleNamespace(settings=lambda lengths: None))
+    stepped = []
+    monkeypatch.setattr(trial.eyes.disks, "trouble", lambda now, *, stepped_at, patient: stepped.append(stepped_at))
+
+    async def look_at(next_step, lineage, **more):
+        view = TrainerView(pid=1, is_started=True, is_loaded=True, lineage=lineage, next_step=next_step)
+        trial.eyes.trainer.view = dataclasses.replace(view, **more)
+        await trial.eyes.look(is_stopped=False)
+        return stepped[-1]
+
+    assert await look_at(100, 1) is None, "whether it has stepped is not known yet"
+    first = await look_at(101, 1)
+    assert first is not None
+    assert await look_at(0, 1, is_loaded=False) == await look_at(90, 2) == first, "a load is no step"
+    assert await look_at(91, 2) > first
+    await trial.eyes.close()
