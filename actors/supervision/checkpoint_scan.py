@@ -20,13 +20,20 @@ Found = tuple[CheckpointFacts, ...]
 
 class CheckpointScan:
     """`read` may block. `unreadable` is called with the reason, once each time that the disk can't be read any more;
-    after `patience_s` of that the run can't go on."""
+    after `patience_s` of that the run can't go on. `was_read`: by a Coordinator before this one."""
 
-    def __init__(self, read: Callable[[], Found], *, unreadable: Callable[[str], None], patience_s: float) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Found],
+        *,
+        unreadable: Callable[[str], None],
+        patience_s: float,
+        was_read: bool = False,
+    ) -> None:
         self._read = read
         self._unreadable = unreadable
         self._patience_s = patience_s
-        self._was_read = False
+        self._was_read = was_read
         self._away_since: float | None = None
         self._asked_at = float("-inf")
         self._reading: asyncio.Task[Found] | None = None

@@ -111,7 +111,10 @@ class ClusterObserver:
         self._known_dead: set[str] | None = None
         self.catalog = CheckpointCatalog.of_run(config, paths)
         self.checkpoints = CheckpointScan(
-            self._read_checkpoints, unreadable=self._checkpoints_unreadable, patience_s=config.disk.patience_s
+            self._read_checkpoints,
+            unreadable=self._checkpoints_unreadable,
+            patience_s=config.disk.patience_s,
+            was_read=history.lineage > 0,  # a restore was ordered, which is chosen from what was read
         )
 
     def _handle_of(self, trainer: Any, log: Path) -> TrainerHandle:

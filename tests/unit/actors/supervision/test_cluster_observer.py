@@ -102,6 +102,19 @@ def test_one_that_never_could_be_read_is_not_taken_for_empty(trial):
         trial.standing()
 
 
+def test_a_coordinator_that_takes_over_waits_for_a_disk_that_another_could_read(trial):
+    """It reads the checkpoints for the first time when something failed: a disk that was away just then ended the
+    run."""
+    trial.save(9)
+    trial.history.begun(RestoreTrainer(global_step=9, reason="the run begins"))
+    trial.history.save()
+    trial.open()
+    back = away(trial)
+    assert trial.standing() is None
+    back()
+    assert trial.standing() == [9]
+
+
 def test_a_step_that_was_trained_again_is_not_damaged_for_what_lay_there_before(trial):
     """Else each later restore would go back behind it, and throw away sound steps."""
     trial.save(9)
