@@ -72,10 +72,10 @@ async def test_what_one_turn_decides_is_remembered_at_once_or_not_at_all(tmp_pat
     """A repair was counted, and its order forgotten, where the Coordinator was killed between the two lines."""
     path, saved, replace = tmp_path / "events.jsonl", [], run_memory.replace_file
 
-    def replaced(file, content):
+    def replaced(file, content, **more):
         if file.parent == tmp_path:  # a writer of the test before may not be done
             saved.append(len([*read_lines(path)]))
-        replace(file, content)
+        replace(file, content, **more)
 
     monkeypatch.setattr(run_memory, "replace_file", replaced)
     history = history_of(path, journal=Journal(path, 1, in_background=True))
@@ -90,7 +90,7 @@ async def test_what_one_turn_decides_is_remembered_at_once_or_not_at_all(tmp_pat
 
 async def test_of_what_waited_for_a_stalled_disk_the_newest_is_written(tmp_path, monkeypatch):
     disk, path, saved = StalledDisk(monkeypatch), tmp_path / "events.jsonl", []
-    monkeypatch.setattr(run_memory, "replace_file", lambda file, content: saved.append((file, content)))
+    monkeypatch.setattr(run_memory, "replace_file", lambda file, content, **_: saved.append((file, content)))
     history = history_of(path, journal=Journal(path, 1, in_background=True))
     for generation in range(20):
         history.started_server("server-0", generation, 0, 1)
