@@ -147,6 +147,10 @@ class FleetCoordinator(Coordinator):
         if made.state is RunState.SHUTTING_DOWN or made.state in ENDS:
             super()._enter(made)
 
+    async def _secure(self) -> None:
+        """A full disk does not stop the command, so it must not spend the budget of the servers that it asks."""
+        await self._history.flush()
+
     def _observe(self, look: Observed) -> Observed:
         """Who asks for the end asks the supervisor: the command is stopped first."""
         return dataclasses.replace(super()._observe(look), abort_reason="")

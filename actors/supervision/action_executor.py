@@ -115,7 +115,7 @@ class ActionExecutor:
 
     async def _restart_trainer(self) -> TrainerReady:
         overrides = self._history.started_trainer()
-        await self._history.secure()
+        await self._history.flush()
         return await self._trainer.start(overrides)
 
     async def look(self, *, with_checkpoints: bool = False) -> Observed:
@@ -198,7 +198,7 @@ class ActionExecutor:
         began, is_over = time.monotonic(), threading.Event()
         self._history.event("checkpoint.condemning", subject="checkpoint", reason=reason, after_step=after_step)
         # On the disk before any is moved: it is how a restore that was a mistake finds what nobody lived to name.
-        await self._history.secure()
+        await self._history.flush()
         try:
             names = await asyncio.to_thread(self._observer.catalog.condemn_after, after_step, is_over.is_set)
         finally:
@@ -246,7 +246,7 @@ class ActionExecutor:
             slot.not_started(error.message)
             raise
         overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
-        await self._history.secure()
+        await self._history.flush()
         try:
             return await slot.start(generation, weights, overrides)
         finally:

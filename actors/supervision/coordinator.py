@@ -193,11 +193,14 @@ class Coordinator:
         would only order again, do not wait for a disk that stalls, or is full: the run could not even be ended. Raises
         RunError."""
         if not isinstance(action, Halt | PauseTrainer):
-            await self._history.secure()
+            await self._secure()
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._history.flush()
+
+    async def _secure(self) -> None:
+        await self._history.secure()
 
     def _failed(self, action: Action, reason: str, started: float) -> None:
         """It is due again after a wait that doubles with each failure; a halt is never waited for. After
