@@ -14,6 +14,7 @@ decided is in the run's memory (RunHistory): an actor that replaces a killed one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from actors.foreign.step_source import StepSource
 from actors.foreign.trainer_pause import TrainerPause
 from actors.processes.hosted_process import Ended, HostedProcess
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
+from actors.supervision.coordinator import FLUSH_S
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
 from actors.supervision.run_history import RunHistory
@@ -138,7 +140,9 @@ class ForeignSupervisor:
                 await self._process.end()
             self._incidents.close(self._clock())
             await self._artifacts.close()
-            await history.flush()
+            with contextlib.suppress(TimeoutError):  # a disk that stalls must not keep the outcome from the driver
+                async with asyncio.timeout(FLUSH_S):
+                    await history.flush()
 
     async def _supervise(self, was_begun: bool) -> RunOutcome:
         """Raises RunError: the run must halt."""

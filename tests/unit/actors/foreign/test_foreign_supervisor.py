@@ -6,18 +6,20 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from actors.foreign import foreign_process
+from actors.foreign import foreign_process, foreign_supervisor
 from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.processes.process_tree import bearing, command_line, stat_fields
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
+from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
@@ -110,6 +112,30 @@ def test_a_last_step_whose_line_has_no_end_counts(tmp_path):
     outcome = asyncio.run(supervisor_of(config, paths).run())
     assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 2)
     assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2]
+
+
+async def test_a_disk_that_stalls_at_the_end_keeps_the_outcome_from_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_supervisor, "FLUSH_S", 0.05)
+    works, append = threading.Event(), journal_module.append_line
+
+    def stalls(path, record, **more):
+        if record.get("event") == "run.halting":
+            works.wait(scaled(10.0))
+        append(path, record, **more)
+
+    monkeypatch.setattr(journal_module, "append_line", stalls)
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command="echo step 1", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
+    )
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    journal = Journal(paths.events, 1, time.time, in_background=True)
+    supervisor = ForeignSupervisor(config, paths, journal, history_of(paths.events, journal=journal), {})
+    outcome = await supervisor.run()
+    is_stalled = bool(journal.unwritten())
+    works.set()
+    assert (outcome.status, is_stalled) == (TerminalStatus.FINISHED, True)
 
 
 def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path, monkeypatch):
