@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.model.lean_imports import show
 from actors.model.model_folder import named_weights
 from launcher.base.errors import ConfigError
 from launcher.checkpoints.manifest import ADAPTER, ADAPTER_FILE, stored_name
@@ -88,7 +87,6 @@ def _config(actor: ActorConfig, peft: Any) -> Any:
 
 
 def _peft() -> Any:
-    show("accelerate")  # PEFT imports it
     try:
         return importlib.import_module("peft")  # takes seconds, which only who uses it should wait for
     except ImportError as error:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from actors.model.lean_imports import show
 from actors.model.stored_tensors import DTYPES
 from actors.model.training_state import StateReader
 from launcher.base.errors import ConfigError, TrainerError
@@ -41,7 +40,6 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         return AdamW([decayed, spared], **settings, fused=True)
     try:
         module, _, name = config.type.partition(":")
-        show(module.partition(".")[0])
         made = getattr(importlib.import_module(module), name)
         if not (isinstance(made, type) and issubclass(made, Optimizer)):
             raise TypeError("it is no torch.optim.Optimizer")

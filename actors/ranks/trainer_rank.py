@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors.cluster.fencing import bind_to_cluster
-from actors.model.lean_imports import LowPriorityImport, lean_imports
+from actors.model.heavy_imports import LowPriorityImport, without_collection
 from actors.processes.process_tree import process_state
 from launcher.base.errors import TrainerError
 from launcher.base.rank_location import RankLocation
@@ -86,7 +86,7 @@ class TrainerRank:
         handler = logging.FileHandler(self._paths.trainer_rank_log(self._rank))
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-        with lean_imports():
+        with without_collection():
             self._imports.run()
         log.info("rank %d: process %d", self._rank, os.getpid())
 

@@ -24,7 +24,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.fencing import bind_to_cluster, holds_lease
 from actors.cluster.node_identity import this_node
-from actors.model.lean_imports import LowPriorityImport, lean_imports
+from actors.model.heavy_imports import LowPriorityImport, without_collection
 from actors.processes.log_drain import LogDrain
 from actors.ranks.rank_controller import RankController
 from actors.serving.setting_overrides import with_overrides
@@ -95,7 +95,7 @@ class Trainer:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
             config = with_overrides(self._config, overrides)
             self._start_ranks(config, niceness, [rank.gpus for rank in ranks])
-            with nullcontext() if TRAINING in sys.modules else lean_imports():
+            with nullcontext() if TRAINING in sys.modules else without_collection():
                 if TRAINING not in sys.modules:
                     self._imports = LowPriorityImport(TRAINING, niceness)
                     self._imports.run()
@@ -134,7 +134,7 @@ class Trainer:
                 self._start_ranks(config, gpus=lent)  # which import beside this one
             if self._ranks is not None:
                 self._ranks.begin(config, before)
-            with nullcontext() if self._is_parked else lean_imports():
+            with nullcontext() if self._is_parked else without_collection():
                 from actors.training.training import Training
 
                 self._training = Training(
