@@ -172,7 +172,12 @@ class RolloutConfig:
         POSITIVE,
     )
     retry_wait_max: float = setting(10.0, "longest wait before a request is repeated, in seconds", POSITIVE)
-    prompt_attempts: int = setting(3, "failed attempts of one prompt in one step after which the run halts", COUNT)
+    prompt_attempts: int = setting(
+        3,
+        "failed attempts of one prompt in one step after which the step fails: where rewards were missing the trainer "
+        "pauses, where completions were missing it is restarted",
+        COUNT,
+    )
     episode: str | None = setting(
         None,
         "function that plays samples of several turns, by import path (docs/data_rewards_episodes.md); null: each "
