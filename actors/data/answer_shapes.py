@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from actors.data.answers import final_answers
 
+WHOLE_NUMBER = re.compile(r"\d[\d,.]*(?=\D*$)")
 LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 MOST_DIGITS = 1000
 """At the end of a number, that are raised: Python refuses to convert more than 4,300 (sys.set_int_max_str_digits)."""
@@ -107,3 +108,10 @@ def with_another_number(answer: str) -> str | None:
     if raised_from > found.start():
         raised = raised.zfill(MOST_DIGITS)  # else the zeros before it would be lost, and digits with them
     return f"{answer[:raised_from]}{raised}{answer[found.end() :]}"
+
+
+def with_more_digits(answer: str) -> str | None:
+    """The answer with a digit before its last number: 512 for 12, a wrong one that ends with the right one. None where
+    it has none."""
+    found = WHOLE_NUMBER.search(answer)
+    return None if found is None else f"{answer[: found.start()]}5{answer[found.start() :]}"

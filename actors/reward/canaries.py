@@ -2,8 +2,9 @@
 scores).
 
 They are given by the user (`known_completions`), or made from the data set: a record's answer must keep the reward
-that it gets when the run begins, and the same answer with another number must keep getting less. The expected rewards
-are learnt once and kept on disk, so that an attempt that begins with a broken function is not misled.
+that it gets when the run begins, and the same answer with another number must keep getting less. In every second
+record that number ends with the right one. The expected rewards are learnt once and kept on disk, so that an attempt
+that begins with a broken function is not misled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.data.answer_shapes import with_another_number
+from actors.data.answer_shapes import with_another_number, with_more_digits
 from actors.reward.reward_pool import Scorable, Score
 from launcher.base.durable import replace_file
 from launcher.base.errors import RewardError, RewardImportError
@@ -30,6 +31,8 @@ TRIES = 2
 CONFIRMATIONS = 8
 """How often a known answer that was scored wrongly is scored once more, before it accuses the function."""
 WRONG = "wrong: "
+ANOTHER, ENDS_RIGHT = "", " that ends with the right one"
+"""Kinds of a wrong answer, as its name ends: the right one's number and one, or that number with a digit before it."""
 
 log = logging.getLogger("canaries")
 
@@ -66,8 +69,14 @@ async def make_canaries(records: Sequence[Scorable], scorer: CanaryScorer, *, ke
     spread = records[:: max(1, len(records) // MOST_RECORDS)][:MOST_RECORDS]
     known = read_kept(keep_in)
     canaries: list[Canary] = []
-    for record in spread:
-        pair = _from_kept(record, known) or await _learn(record, scorer)
+    for place, record in enumerate(spread):
+        # a judge that compares ends alone takes the first kind of every second record for right, and is noticed; one
+        # that always did so is asked for the other kind, or there would be no known answers for it
+        kinds = (ENDS_RIGHT, ANOTHER) if place % 2 else (ANOTHER,)
+        texts = [two for kind in kinds if (two := _texts(record, kind))]
+        pair = next((_made(record, two, known) for two in texts if two.keys() <= known.keys()), [])
+        for two in texts:
+            pair = pair or await _learn(record, two, scorer)
         canaries += pair
     if canaries:
         keep(keep_in, known | {canary.name: canary.expected for canary in canaries})
@@ -181,29 +190,22 @@ async def _answered(canary: Canary, scorer: CanaryScorer) -> Score:
     return score
 
 
-def _texts(record: Scorable) -> dict[str, str]:
-    """Completion by the canary's name."""
+def _texts(record: Scorable, kind: str) -> dict[str, str]:
+    """The right and a wrong completion by the canary's name; empty where one of them can't be made."""
     answer = record.answer
     if not isinstance(answer, str):
         return {}
-    wrong = with_another_number(answer)
-    texts = {f"right answer of {record.id}": answer}
-    return texts if wrong is None else texts | {f"wrong answer of {record.id}": wrong}
+    wrong = with_more_digits(answer) if kind == ENDS_RIGHT else with_another_number(answer)
+    if wrong is None:
+        return {}
+    return {f"right answer of {record.id}": answer, f"wrong answer of {record.id}{kind}": wrong}
 
 
-def _made(record: Scorable, rewards: Mapping[str, float]) -> list[Canary]:
-    texts = _texts(record)
+def _made(record: Scorable, texts: Mapping[str, str], rewards: Mapping[str, float]) -> list[Canary]:
     return [Canary(name=name, prompt=record, completion=texts[name], expected=rewards[name]) for name in texts]
 
 
-def _from_kept(record: Scorable, known: Mapping[str, float]) -> list[Canary]:
-    return _made(record, known) if len(_texts(record)) == 2 and _texts(record).keys() <= known.keys() else []
-
-
-async def _learn(record: Scorable, scorer: CanaryScorer) -> list[Canary]:
-    texts = _texts(record)
-    if len(texts) != 2:
-        return []
+async def _learn(record: Scorable, texts: Mapping[str, str], scorer: CanaryScorer) -> list[Canary]:
     rounds = [await scorer.score(list(texts.values()), record) for _ in range(TRIES)]
     right, wrong = ({scores[i].value for scores in rounds} for i in range(2))
     if len(right) != 1 or len(wrong) != 1:
@@ -211,7 +213,7 @@ async def _learn(record: Scorable, scorer: CanaryScorer) -> list[Canary]:
     (high,), (low,) = right, wrong
     if high is None or low is None or high <= low:
         return []
-    return _made(record, dict(zip(texts, (high, low), strict=True)))
+    return _made(record, texts, dict(zip(texts, (high, low), strict=True)))
 
 
 def read_kept(path: Path) -> dict[str, float]:

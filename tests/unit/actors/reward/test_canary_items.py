@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from actors.data.answer_shapes import with_more_digits
 from actors.reward.canaries import make_canaries, pick, score_canaries, with_another_number
 from actors.reward.reward_pool import RewardPool
 from launcher.base.rollouts import Prompt
@@ -26,6 +27,7 @@ REWARD = """
         match MODE.read_text():
             case "sound": return right
             case "scaled": return 3 * right - 1
+            case "suffix": return float(completion.split()[-1].endswith(answer.split()[-1]))
             case "zero": return 0.0
             case "one": return 1.0
             case "nan": return float("nan")
@@ -90,6 +92,24 @@ def test_a_broken_verifier_is_named_by_one_round_of_a_few_items(world, mode):
     assert verdict.onset_step == 0
 
 
+def test_a_judge_that_compares_the_ends_of_answers_is_named(world):
+    """No wrong answer ended with the right one, so it scored each known answer as it should be."""
+    canaries = world.make()
+    verdict = world.verdict(canaries, "suffix")
+    assert verdict.is_broken and "that ends with the right one" in verdict.reason
+    assert not world.verdict(canaries, "sound").is_broken
+    assert world.make() == canaries, "kept for later attempts"
+
+
+def test_of_a_judge_that_always_compared_ends_the_other_wrong_answers_are_asked(world):
+    world.mode.write_text("suffix")
+    canaries = world.make()
+    assert len(canaries) == 16
+    assert not any("that ends with" in one.name for one in canaries)
+    assert not world.verdict(canaries, "suffix").is_broken
+    assert world.verdict(canaries, "one").is_broken
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["nan", "raises", "hangs"])
 def test_one_that_gives_no_reward_is_named_by_two_rounds(world, mode):
@@ -137,6 +157,14 @@ def test_a_pool_that_was_closed_gives_no_score_and_no_error(world):
 )
 def test_a_wrong_answer_has_another_last_number(answer, wrong):
     assert with_another_number(answer) == wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [("4+5=9\n#### 12", "4+5=9\n#### 512"), ("#### 1,299.", "#### 51,299."), ("0.5", "50.5"), ("none", None)],
+)
+def test_a_wrong_answer_may_end_with_the_right_one(answer, wrong):
+    assert with_more_digits(answer) == wrong
 
 
 @pytest.mark.parametrize(
