@@ -56,7 +56,7 @@ from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same
 from launcher.config.foreign import OWN, SERVERS
 from launcher.config.schema import RunConfig
 from launcher.policy.next_attempt import Again, BeginAgain
-from launcher.reporting.current_status import CurrentStatusFile
+from launcher.reporting.current_status import CurrentStatusFile, DriverFacts
 from launcher.resources.hardware import find_hardware
 from launcher.resources.memory_history import MemoryHistory
 from launcher.resources.run_plan import RunPlan
@@ -204,12 +204,13 @@ class RunLaunch:
         self._task = task
         self._before = None if task is None else task.before
         self._incident = incident
-        self._now = CurrentStatusFile(
+        driver = DriverFacts.of_this_process(
             paths, journal.attempt, address=config.cluster.address, is_detached=unattended is not None
         )
+        self._now = CurrentStatusFile(paths, driver)
         began = None if task is None else task.began
         self._deadlines = Deadlines(config, journal, self._interrupts, began=began)
-        self._shown = RunFollower(paths, journal, screen, self._now, SeenMemory(plan, journal), self._deadlines)
+        self._shown = RunFollower(paths, journal, screen, SeenMemory(plan, journal), self._deadlines)
         self._actors: RunActors | ForeignActors | None = None
 
     def run(self) -> RunOutcome:
@@ -328,7 +329,7 @@ class RunLaunch:
         if self._config.trainer.adapter != OWN and self._config.trainer.rung != SERVERS:
             foreign = ForeignActors(self._config, self._paths, self._journal.attempt)
             self._actors = self._shown.actors = foreign
-            return foreign.create()
+            return foreign.create(self._now.driver)
         placed = self._place(vital)
         servers = counted(self._config.sglang.n_servers, "SGLang server")
         self._screen.milestone(f"starting {servers} and the trainer: they import their libraries and load the model")
@@ -336,7 +337,7 @@ class RunLaunch:
         kind = RunActors if self._config.trainer.adapter == OWN else ServedActors
         actors = kind(self._config, self._paths, self._journal.attempt, placed, self._server_entry)
         self._actors = self._shown.actors = actors
-        return actors.create(history)
+        return actors.create(history, self._now.driver)
 
     def _place(self, vital: VitalProcesses | HeadWatch) -> RunPlacement:
         placed = RunPlacement.book(self._config, is_stopped=lambda: self._is_stopped() or bool(vital.lost()))
@@ -361,6 +362,9 @@ class RunLaunch:
             done, _ = ray.wait([running], timeout=POLL_S)
             if lost := vital.lost():
                 raise RunError(lost, SAME_COMMAND)
+            if heartbeat.answer is not None:  # the Coordinator runs, and writes it
+                self._now.hand_over()
+            self._now.write_if_due()
             if another := self._now.another:
                 raise RunError(f"its folder was removed, and another began there: {another} holds {self._paths.lock}")
             self._shown.say_lost(vital.lost_nodes())
@@ -388,7 +392,7 @@ class RunLaunch:
                     incarnations.begins()
                     running = coordinator.run.remote()
                 else:
-                    self._shown.show(wait=True)
+                    self._shown.show()
                     return outcome
 
     def _end_actors(self, *, is_reachable: bool) -> None:

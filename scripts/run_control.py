@@ -34,8 +34,8 @@ from scripts.run_choice import add_run_arguments, chosen_run
 from scripts.run_stacks import stacks
 
 NOT_LIVE, LATE = 1, 4
-BEAT_S = 3.0
-"""A live driver writes once a second."""
+BEAT_S = 8.0
+"""A live run writes once a second, but not while its Coordinator is replaced, which takes some seconds."""
 AWAITED = "rewards.awaited"
 STILL = frozenset({"start", "idle"})
 """Phases in which the trainer takes no step."""
@@ -191,7 +191,7 @@ def _status(paths: RunPaths, *, as_json: bool) -> int:
 def _stacks(paths: RunPaths) -> int:
     now = read_now(paths)
     if now is None:
-        raise StorageError(f"{paths.now} can't be read", "ask again: its driver writes it once a second")
+        raise StorageError(f"{paths.now} can't be read", "ask again: a live run writes it once a second")
     with as_far_as_it_is_read():
         for text in stacks(now):
             print(text, flush=True)

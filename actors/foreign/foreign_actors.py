@@ -1,7 +1,7 @@
 """The actor that runs another project's trainer, and its creation in the driver.
 
-It answers the driver as the Coordinator and the trainer do: `run`, `ping`, `abort`, `snapshot`. Ray restarts it empty
-when its process ends; the command has ended with it, and is restarted from what the run's memory and its files say.
+It answers the driver as the Coordinator does: `run`, `ping`, `abort`. Ray restarts it empty when its process ends; the
+command has ended with it, and is restarted from what the run's memory and its files say.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from actors.foreign.foreign_process import inherited
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
-from actors.supervision.coordinator_actor import RunActor, find_servers
+from actors.supervision.coordinator_actor import RunActor, Seen, find_servers
 from actors.supervision.run_actors import NO_GPU, RANK_0, RunActors
 from actors.supervision.run_history import RunHistory
 from actors.training.trainer import MONITOR
-from launcher.base.errors import ResourceError, StateError
-from launcher.base.messages import RunOutcome, Snapshot, TrainerStatus
+from launcher.base.errors import ResourceError
+from launcher.base.messages import RunOutcome, TrainerStatus
 from launcher.config.schema import RunConfig
+from launcher.reporting.current_status import DriverFacts
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
@@ -44,6 +45,7 @@ class ForeignTrainerActor(RunActor):
         config: RunConfig,
         paths: RunPaths,
         attempt: int,
+        driver: DriverFacts,
         variables: Mapping[str, str],
         *,
         has_servers: bool = False,
@@ -52,29 +54,26 @@ class ForeignTrainerActor(RunActor):
     ) -> None:
         """`has_servers`: they are the launcher's, and the door is an actor before this one. `book`, `on_gpu`: of their
         memory. The door is found by its name: a handle as an argument is an object that a restart could miss."""
-        super().__init__(config, paths, attempt)
+        super().__init__(config, paths, attempt, driver)
         self._has_servers, self._book, self._on_gpu = has_servers, book, on_gpu
         self._fleet: Fleet | None = None
         self._variables = variables
         self._supervisor: ForeignSupervisor | None = None
 
-    async def snapshot(self, since: int) -> Snapshot:
-        """What is shown of it. Raises StateError before it has begun."""
+    def _seen(self) -> Seen | None:
         made = self._supervisor
         if made is None:
-            raise StateError("not started yet")
+            return None
         status = TrainerStatus(
             phase="idle" if made.pause.waits_for else "train" if made.pid else "start",
             next_step=0 if made.steps.last_step is None else made.steps.last_step + 1,
             total_steps=made.steps.total or 0,
             steps_per_epoch=0,
             policy_version=0,
-            pid=os.getpid(),  # whose steps are counted
+            pid=os.getpid(),
             seconds_in_phase=time.monotonic() - made.since,
         )
-        reports = tuple(made.steps.reports_since(since))
-        servers = () if self._fleet is None else tuple(self._fleet.servers)
-        return Snapshot(status=status, servers=servers, reports=reports, evals=(), committed=made.steps.committed)
+        return status, () if self._fleet is None else self._fleet.servers, ()
 
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
         made = (self._config, self._paths, journal, history)
@@ -131,8 +130,9 @@ class ForeignActors:
         self._attempt = attempt
         self.trainer: Any = None
 
-    def create(self) -> Any:
-        """The one actor; it ends with the driver. Raises ResourceError where no node could ever hold it."""
+    def create(self, driver: DriverFacts) -> Any:
+        """The one actor; it ends with the driver. `driver`: as the run's status has it. Raises ResourceError where no
+        node could ever hold it."""
         trainer = self._config.trainer
         for key, name, needed in (("num_cpus", "CPU", trainer.num_cpus), ("num_gpus", "GPU", trainer.num_gpus)):
             most = max((node["Resources"].get(name, 0) for node in alive_nodes()), default=0)
@@ -144,7 +144,7 @@ class ForeignActors:
         actor: Any = ForeignTrainerActor
         self.trainer = actor.options(
             name=NAME, num_cpus=trainer.num_cpus, num_gpus=trainer.num_gpus, max_restarts=-1, max_task_retries=0
-        ).remote(self._config, self._paths, self._attempt, inherited())
+        ).remote(self._config, self._paths, self._attempt, driver, inherited())
         return self.trainer
 
     def follow(self, event: Mapping[str, object]) -> None:
@@ -158,7 +158,7 @@ class ForeignActors:
 class ServedActors(RunActors):
     """In the driver, where the command's servers are the launcher's: these, their monitor, the door and the command."""
 
-    def create(self, book: MemoryHistory) -> Any:
+    def create(self, book: MemoryHistory, driver: DriverFacts) -> Any:
         config, paths, attempt = self._config, self._paths, self._attempt
         self._make_servers(config.sglang.n_servers)
         watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
@@ -168,5 +168,5 @@ class ServedActors(RunActors):
         if config.trainer.num_gpus:  # beside the reserved bundles, where Ray finds them
             options = {"name": NAME, "num_cpus": config.trainer.num_cpus, "num_gpus": config.trainer.num_gpus}
         parts = {"has_servers": True, "book": book, "on_gpu": self._placed.servers_on_gpu}
-        self.trainer = self._new(ForeignTrainerActor, options, config, paths, attempt, inherited(), **parts)
+        self.trainer = self._new(ForeignTrainerActor, options, config, paths, attempt, driver, inherited(), **parts)
         return self.trainer

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from launcher.adapters.foreign_health import REWARD, STEP_S, metrics_line
+from launcher.adapters.foreign_health import metrics_line
 from launcher.adapters.trainer_adapter import StepSeen
-from launcher.base.messages import StepReport
 from launcher.run_files.journal import LineLog, Record, number_of, read_lines
 from launcher.run_files.run_order import RESTORED, in_order
 from launcher.run_files.run_paths import RunPaths
 
-STEPS_TIMED, MOST_REPORTS, MOST_LINES = 20, 1000, 4000
+STEPS_TIMED, MOST_LINES = 20, 4000
 SKEW_S = 60.0
 """Between the clocks of two machines, at most."""
 
@@ -37,7 +36,6 @@ class ForeignSteps:
         self.committed = 0
         self.total: int | None = None
         self.beside: Mapping[str, float] = {}
-        self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
         self.lines = standing_lines(events, paths.metrics)
         mine = [one for one in events if one.get("event") == RESTORED and one.get("attempt") == attempt]
         self.lineage = max((_lineage(one) for one in mine), default=0)
@@ -84,7 +82,7 @@ class ForeignSteps:
         self._unwritten.append(line)
         kept = [earlier for earlier in self.lines[-MOST_LINES:] if number_of(earlier.get("global_step")) < seen.step]
         self.lines = [*kept, line]
-        self._report(seen, line, at)
+        self.committed += 1
         return True
 
     def _time_of(self, seen: StepSeen, now: float, age_s: float) -> float:
@@ -106,30 +104,6 @@ class ForeignSteps:
         steps that these events and the lines on the disk leave standing stand again. Raises JournalError."""
         self._unwritten.clear()
         self.lines = standing_lines(events, self._metrics)
-
-    def reports_since(self, since: int) -> Sequence[StepReport]:
-        """Those committed after the first `since` of this actor's process."""
-        new = max(0, self.committed - since)
-        return tuple(self._reports)[-new:] if new else ()
-
-    def _report(self, seen: StepSeen, line: Record, at: float) -> None:
-        figures = {key: number_of(line[key]) for key in (REWARD, STEP_S) if key in line}
-        self.committed += 1
-        self._reports.append(
-            StepReport(
-                global_step=seen.step,
-                epoch=0,
-                epoch_step=seen.step,
-                attempt=self._attempt,
-                policy_version=seen.step,
-                time=at,
-                prompt_ids=(),
-                weight_versions=(),
-                rollouts_failed=0,
-                rollouts_retried=0,
-                metrics=figures,
-            )
-        )
 
 
 def standing_lines(events: Iterable[Record], metrics: Path) -> list[Record]:

@@ -6,9 +6,10 @@ Ray restarts it with its constructor's arguments; whoever waits for its outcome 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -24,8 +25,9 @@ from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import furthest_step
 from actors.supervision.run_history import RunHistory, server_names
 from actors.training.trainer import MONITOR
-from launcher.base.messages import RunOutcome
+from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, TrainerStatus
 from launcher.config.schema import RunConfig
+from launcher.reporting.current_status import EVERY_S, CurrentStatusFile, DriverFacts
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
 from launcher.run_files.journal import Journal, Record
@@ -34,6 +36,7 @@ from launcher.run_files.run_paths import RunPaths
 
 REQUESTS_S = 0.5
 """Between two checks of what a person wants of the run."""
+Seen = tuple[TrainerStatus, Sequence[ServerInfo], Sequence[EvalReport]]
 COORDINATOR = "coordinator"
 TRAINERS = ("trainer", "trainer-standby")
 """Names of the actors; the second only with recovery.standby_trainers. The memory says which of them is the trainer."""
@@ -78,8 +81,10 @@ class RunActor(ABC):
     """What the actors that lead a run share: one `run`, whose outcome several may wait for, `ping` and `abort`. `_lead`
     is each one's own."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
+    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int, driver: DriverFacts) -> None:
+        """`driver`: as the run's status has it."""
         bind_to_cluster(config)
+        self._driver = driver
         self._config = config
         self._paths = paths
         self._attempt = attempt
@@ -114,7 +119,42 @@ class RunActor(ABC):
         history = self._history = RunHistory(journal, await take_place(self._config, file, self._attempt), file)
         history.placed(this_node())
         await history.flush()
-        return await self._lead(journal, history)
+        status = await asyncio.to_thread(CurrentStatusFile, self._paths, self._driver)
+        over = asyncio.Event()
+        writing = asyncio.create_task(self._keep_status(status, journal, over))
+        try:
+            return await self._lead(journal, history)
+        finally:
+            # Before the outcome: who shows the run reads the last step from the file, and then looks no more. Not
+            # cancelled: a write that goes on in its thread would keep the last one from being written.
+            over.set()
+            await writing
+
+    async def _keep_status(self, status: CurrentStatusFile, journal: Journal, over: asyncio.Event) -> None:
+        """An error is a defect: it is recorded once, and costs the run nothing but what is shown of it."""
+        error_before, is_last = "", False
+        while not is_last:
+            is_last = over.is_set()
+            try:
+                await self._write_status(status)
+                error_before = ""
+            except Exception as error:  # noqa: BLE001 - else the display would stop without a message
+                if repr(error) != error_before:
+                    journal.record("trainer.snapshot_failed", subject="trainer", reason=repr(error))
+                error_before = repr(error)
+            if not is_last:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await over.wait()
+
+    async def _write_status(self, status: CurrentStatusFile) -> None:
+        if (seen := self._seen()) is not None:
+            status.heard(*seen)
+        await asyncio.to_thread(status.write)  # it waits for a disk that stalls, a moment
+
+    @abstractmethod
+    def _seen(self) -> Seen | None:
+        """The run as it is now; None while the trainer can't say, and the last answer stays."""
 
     @abstractmethod
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome: ...
@@ -139,13 +179,15 @@ class CoordinatorActor(RunActor):
         config: RunConfig,
         paths: RunPaths,
         attempt: int,
+        driver: DriverFacts,
         *,
         has_monitor: bool,
         on_gpu: bool = False,
         shares_gpu: bool = False,
         book: MemoryHistory | None = None,
     ) -> None:
-        super().__init__(config, paths, attempt)
+        super().__init__(config, paths, attempt, driver)
+        self._observer: ClusterObserver | None = None
         self._has_monitor = has_monitor
         self._on_gpu = on_gpu
         self._shares_gpu = shares_gpu
@@ -155,7 +197,7 @@ class CoordinatorActor(RunActor):
         """The cluster's store is asked in threads too."""
         to_thread = asyncio.to_thread
         memory = OomBackoff(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
-        observer = ClusterObserver(
+        observer = self._observer = ClusterObserver(
             self._config,
             self._paths,
             history,
@@ -169,6 +211,25 @@ class CoordinatorActor(RunActor):
         executor = ActionExecutor(self._config, history, observer, shares_gpu=self._shares_gpu)
         artifacts = ArtifactCollector(self._paths, pids=observer.pids)
         return await self._following(Coordinator(self._config, executor, history, artifacts=artifacts), journal)
+
+    def _seen(self) -> Seen | None:
+        """While the trainer starts or restores, it answers with nothing else."""
+        if self._observer is None:
+            return None
+        trainer = self._observer.trainer
+        view = trainer.view
+        if not view.is_started or view.busy:
+            return None
+        status = TrainerStatus(
+            phase=view.phase,
+            next_step=view.next_step,
+            total_steps=view.total_steps,
+            steps_per_epoch=view.steps_per_epoch,
+            policy_version=view.policy_version,
+            pid=view.pid,
+            seconds_in_phase=view.seconds_in_phase + time.monotonic() - trainer.probe.answered_at,
+        )
+        return status, view.servers, view.evals
 
 
 async def take_place(config: RunConfig, file: MemoryFile, attempt: int) -> RunMemory:

@@ -18,6 +18,7 @@ from actors.supervision.coordinator_actor import COORDINATOR, CoordinatorActor, 
 from actors.supervision.run_history import LEFT, RESIZED, TOOK_OVER, index_of, server_names
 from actors.training.trainer import MONITOR, Trainer
 from launcher.config.schema import RunConfig
+from launcher.reporting.current_status import DriverFacts
 from launcher.resources.memory_history import MemoryHistory
 from launcher.resources.placement import rank_name
 from launcher.run_files.run_paths import RunPaths
@@ -51,8 +52,8 @@ class RunActors:
         self._monitor: Any = None
         self.trainer: Any = None
 
-    def create(self, book: MemoryHistory) -> Any:
-        """Servers, trainer, HealthMonitor, Coordinator. Returns the last."""
+    def create(self, book: MemoryHistory, driver: DriverFacts) -> Any:
+        """Servers, trainer, HealthMonitor, Coordinator. Returns the last. `driver`: as the run's status has it."""
         config, paths, attempt, placed = self._config, self._paths, self._attempt, self._placed
         self._make_servers(config.sglang.n_servers)
         for number, name in enumerate(trainer_names(config)):
@@ -71,6 +72,7 @@ class RunActors:
             config,
             paths,
             attempt,
+            driver,
             has_monitor=True,
             on_gpu=placed.servers_on_gpu,
             shares_gpu=placed.shares_gpu,

@@ -1,9 +1,8 @@
-"""Writes each committed step to the ledger and the metrics, and keeps its report for the display."""
+"""Writes each committed step to the ledger and the metrics."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -15,9 +14,6 @@ from launcher.base.messages import StepReport
 from launcher.run_files.journal import LineLog, current_line
 from launcher.run_files.run_paths import RunPaths
 
-MOST_REPORTS = 2000
-"""Kept for the display: 4 KB each with batches of 256 prompts. The run's files have all."""
-
 CUT_SHARE = 0.95
 """Of the first step's completions. Below, some end by themselves, so that the model has an end that servers know."""
 
@@ -25,11 +21,7 @@ log = logging.getLogger("trainer")
 
 
 class StepRecords:
-    """`committed`: steps of this incarnation so far."""
-
     def __init__(self, paths: RunPaths) -> None:
-        self.committed = 0
-        self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
         self._ledger = LineLog(paths.ledger, durable=True)
         self._metrics = LineLog(paths.metrics)
 
@@ -49,11 +41,6 @@ class StepRecords:
                 return refusal_of(lines.path.parent, fault, file=file)
         return None
 
-    def since(self, committed: int) -> tuple[StepReport, ...]:
-        """This incarnation's steps after the first `committed`; at most the newest MOST_REPORTS."""
-        new = min(self.committed - committed, len(self._reports))
-        return tuple(self._reports)[len(self._reports) - new :] if new > 0 else ()
-
     def complete(self, report: StepReport) -> None:
         """Write the lines of the last step that are missing because of a kill: its state came first."""
         if not _stands(self._metrics.path, report.metrics_line(), ("attempt", "time")):
@@ -64,8 +51,6 @@ class StepRecords:
             self._tell(report)
 
     def _tell(self, report: StepReport) -> None:
-        self._reports.append(report)
-        self.committed += 1
         log.info(
             "step %d: reward %.3f, policy_version %d (Train step %d)",  # as AReaL counts: people look for it
             report.global_step,

@@ -29,7 +29,7 @@ from actors.processes.log_drain import LogDrain
 from actors.ranks.rank_controller import RankController
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
-from launcher.base.messages import Overrides, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerView
+from launcher.base.messages import Overrides, ServerInfo, TrainerEnd, TrainerReady, TrainerView
 from launcher.base.rank_location import RankLocation
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
@@ -211,10 +211,6 @@ class Trainer:
     @ray.method(concurrency_group="ctl")
     def limit_rollouts(self, max_concurrent: int) -> None:
         self._begun().servers.limit_rollouts(max_concurrent)
-
-    @ray.method(concurrency_group="ctl")
-    def snapshot(self, since: int) -> Snapshot:
-        return self._begun().snapshot(since)
 
     @ray.method(concurrency_group="mend")
     def send_weights(self, server: ServerInfo, lineage: int) -> int:

@@ -31,11 +31,9 @@ from launcher.base.disk_faults import Refusal
 from launcher.base.errors import TrainerError
 from launcher.base.messages import (
     LoopFailure,
-    Snapshot,
     StepReport,
     TrainerEnd,
     TrainerReady,
-    TrainerStatus,
     TrainerView,
 )
 from launcher.base.rollouts import RolloutBatch
@@ -245,6 +243,8 @@ class Training:
                 policy_version=loop.policy_version,
                 next_step=loop.next_step,
                 total_steps=loop.total_steps,
+                steps_per_epoch=loop.steps_per_epoch,
+                seconds_in_phase=time.monotonic() - loop.phase.since,
                 longest_sequence=self._data.longest_sequence,
                 largest_micro_batch=self._model.largest_micro_batch,
                 failure=self._failure or self._failure_of_ranks(),
@@ -263,26 +263,6 @@ class Training:
         if not self._model.lost:
             return None
         return LoopFailure(kind=TrainerError.__name__, message=self._model.lost, global_step=self._loop.next_step)
-
-    def snapshot(self, since: int) -> Snapshot:
-        """The current status, and the steps committed by this incarnation from the `since`-th on."""
-        loop = self._loop
-        status = TrainerStatus(
-            phase=loop.phase.name,
-            next_step=loop.next_step,
-            total_steps=loop.total_steps,
-            steps_per_epoch=loop.steps_per_epoch,
-            policy_version=loop.policy_version,
-            pid=os.getpid(),
-            seconds_in_phase=time.monotonic() - loop.phase.since,
-        )
-        return Snapshot(
-            status=status,
-            servers=self.servers.pool.servers(),
-            reports=self._records.since(since),
-            committed=self._records.committed,
-            evals=tuple(loop.evals),
-        )
 
     def close(self) -> None:
         """Release what outlives a killed process: reward workers, folders in memory."""

@@ -207,6 +207,8 @@ class TrainerView:
     policy_version: int = 0
     next_step: int = 0
     total_steps: int = 0
+    steps_per_epoch: int = 0
+    seconds_in_phase: float = 0.0
     longest_sequence: int = 0
     largest_micro_batch: int = 0
     failure: LoopFailure | None = None
@@ -223,18 +225,6 @@ class TrainerView:
     is_parked: bool = False
     gpus: str = ""
     ranks: tuple[RankLocation, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The trainer at one moment, as the driver shows it. `committed`: steps of this incarnation of it so far, of which
-    `reports` are those that were asked for."""
-
-    status: TrainerStatus
-    servers: tuple[ServerInfo, ...]
-    reports: tuple[StepReport, ...]
-    evals: tuple[EvalReport, ...]
-    committed: int = 0
 
 
 class TerminalStatus(enum.StrEnum):

@@ -16,9 +16,10 @@ from typing import TextIO
 
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
-from launcher.reporting.current_status import CurrentStatus, read_now
-from launcher.reporting.event_lines import EventTail, tell
-from launcher.reporting.live_display import Display
+from launcher.reporting.current_status import CurrentStatus
+from launcher.reporting.event_lines import tell
+from launcher.reporting.followed_run import FollowedRun
+from launcher.reporting.run_panel import RunPanel
 from launcher.reporting.run_view import STEPS_REMEMBERED, RunProgress
 from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_ends import ENDS
@@ -37,23 +38,21 @@ class Attached:
 
     def __init__(self, paths: RunPaths, out: TextIO) -> None:
         self._paths = paths
-        self._display = Display(out)
-        self._events = EventTail(paths.events)
-        self._metrics = EventTail(paths.metrics)
-        self._progress: RunProgress | None = None
-        self._beat = (-1, -1)
+        self._panel = RunPanel(out)
+        self._run = FollowedRun(paths)
+        self._attempt: int | None = None
         self._silent_s = 0.0  # by turns: after a pause of the whole machine the driver has its whole time again
 
     def follow(self) -> int:
         """Until the run has ended; its exit code. LOST where it gives no sign of life any more."""
-        with self._display, contextlib.suppress(KeyboardInterrupt):
+        with contextlib.closing(self._panel), contextlib.suppress(KeyboardInterrupt):
             while True:
                 if (code := self._ended()) is not None:
                     return code
-                self._show(read_now(self._paths))
+                self._show(self._run.new_status())
                 self._silent_s += POLL_S
                 if self._silent_s > SILENT_S:
-                    self._display.line(
+                    self._panel.line(
                         f"the run has written nothing for {SILENT_S:g} s: its driver, or its cluster, is gone\n"
                         "  → the command that started it resumes from its last step"
                     )
@@ -63,14 +62,12 @@ class Attached:
         return 0
 
     def _ended(self) -> int | None:
-        for event in self._events.new_events():
+        for event in self._run.new_events():
             if line := tell(event):
-                self._display.line(line)
-                if self._progress is not None:
-                    self._progress.last_event = line
+                self._panel.line(line)
             status = ENDS.get(str(event.get("event")))
             if status is not None:
-                self._display.close()
+                self._panel.close()
                 self._show_end(status, str(event.get("reason")))
                 code = event.get("exit_code")
                 return code if isinstance(code, int) else EXIT_CODES[status]
@@ -82,22 +79,20 @@ class Attached:
         while time.monotonic() < give_up_at:
             with contextlib.suppress(OSError):
                 if self._paths.summary.stat().st_mtime > began:
-                    self._display.line(self._paths.summary.read_text())
+                    self._panel.line(self._paths.summary.read_text())
                     return
             time.sleep(POLL_S)
-        self._display.line(f"{status}: {reason}")
+        self._panel.line(f"{status}: {reason}")
 
     def _show(self, now: CurrentStatus | None) -> None:
-        if now is None or (now.attempt, now.beat) == self._beat:
-            return
-        if self._progress is None or now.attempt != self._beat[0]:
-            self._progress = progress_of(self._paths, now)
-            self._progress.add(_last(self._paths.metrics, now.attempt))
-        self._beat, self._silent_s = (now.attempt, now.beat), 0.0
-        self._progress.add(line for line in self._metrics.new_events() if line.get("attempt") == now.attempt)
-        if now.status is not None:
-            view = self._progress.view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic())
-            self._display.update(view)
+        steps: Sequence[Record] = self._run.new_steps()
+        if now is not None:
+            self._silent_s = 0.0
+            if now.attempt != self._attempt:
+                self._attempt = now.attempt
+                self._panel.begin(self._paths.title, now.attempt, started=time.monotonic() - now.elapsed_s)
+                steps = _last(self._paths.metrics, now.attempt)
+        self._panel.show(now, [line for line in steps if line.get("attempt") == self._attempt])
 
 
 def attach(paths: RunPaths) -> int:

@@ -16,13 +16,12 @@ from typing import Self
 
 import psutil
 
-from launcher.base.messages import StepReport
 from launcher.cli.interrupts import Interrupts
 from launcher.cli.preemption_notice import NoticeWatch
 from launcher.config.schema import RunConfig
 from launcher.config.settings import seconds_of
 from launcher.config.supervision import DeadlineConfig
-from launcher.run_files.journal import Journal, Record
+from launcher.run_files.journal import Journal, Record, number_of
 
 UPDATE = ("timeperf/train_s", "timeperf/publish_s", "timeperf/state_s")
 """What of a step is finished once it has begun."""
@@ -103,9 +102,10 @@ class Deadlines:
         if key is not None and isinstance(seconds := event.get("seconds"), float):
             self._took = dataclasses.replace(self._took, **{key: seconds})
 
-    def take(self, reports: Sequence[StepReport]) -> None:
-        if reports:
-            update_s = sum(reports[-1].metrics.get(name, 0.0) for name in UPDATE)
+    def take(self, steps: Sequence[Record]) -> None:
+        """Lines of metrics.jsonl."""
+        if steps:
+            update_s = sum(number_of(steps[-1].get(name), 0.0) for name in UPDATE)
             self._took = dataclasses.replace(self._took, update_s=update_s)
 
     def _known(self) -> list[Deadline]:

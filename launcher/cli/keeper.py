@@ -205,7 +205,7 @@ class Keeper:
 
     def _reached(self) -> int:
         """The step after the furthest that the run was seen to commit: the ledger's last, or, of another project's
-        trainer, what its driver last wrote of it."""
+        trainer, what was last written of it."""
         committed = [line.get("global_step", -1) + 1 for line in _records(self._logs / "ledger.jsonl")]
         shown = [(now.get("status") or {}).get("next_step", 0) for now in _records(self._logs / "now.json")]
         reached: int = max([0, *committed, *shown])

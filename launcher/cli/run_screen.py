@@ -6,23 +6,24 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
 from launcher.base.durable import replace_file
-from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, StepReport, TrainerStatus
+from launcher.base.messages import EvalReport, RunOutcome
 from launcher.cli.ray_metrics import RayMetrics
 from launcher.cli.watch_process import WatchProcess
 from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
-from launcher.reporting.live_display import Display
-from launcher.reporting.run_gauges import gauges_of_facts, gauges_of_snapshot
-from launcher.reporting.run_view import RunProgress
+from launcher.reporting.current_status import CurrentStatus
+from launcher.reporting.run_gauges import gauges_of_facts, gauges_of_status
+from launcher.reporting.run_panel import RunPanel
 from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.reporting.wandb_sink import WandbSink
+from launcher.run_files.journal import Record
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import settings_text
 
@@ -36,9 +37,8 @@ class Screen:
         """`out`: sys.stdout by default. `began`: since when seconds count (monotonic), by default now."""
         self._config = config
         self._paths = paths
-        self._display = Display(sys.stdout if out is None else out)
+        self._panel = RunPanel(sys.stdout if out is None else out)
         self._started = time.monotonic() if began is None else began
-        self._progress: RunProgress | None = None
         self._wandb: WandbSink | None = None
         self._tensorboard: TensorBoardSink | None = None
         self._report: ReportWriter | None = None
@@ -57,7 +57,7 @@ class Screen:
 
     def leave(self) -> None:
         """Nothing is written to the screen, the report or WandB any more, and the watch page has ended."""
-        self._display.close()
+        self._panel.close()
         if self._watch is not None:
             self._watch.close()
         if self._report is not None:
@@ -71,9 +71,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Print something once: a milestone, or what happened and what is done about it."""
-        self._display.line(text)
-        if self._progress is not None:
-            self._progress.last_event = text
+        self._panel.line(text)
 
     def milestone(self, text: str) -> None:
         """A step of the start, with the seconds since the command."""
@@ -87,7 +85,7 @@ class Screen:
     def begin(self, attempt: int) -> Path:
         """The attempt has its number: keep its settings, and open WandB. Returns the file of the settings."""
         config = self._config
-        self._progress = RunProgress(self._paths.title, attempt, started=self._started)
+        self._panel.begin(self._paths.title, attempt, started=self._started)
         settings = dataclasses.asdict(config)
         log_to_file(self._paths)
         written = write_config(settings, self._paths, attempt)
@@ -100,37 +98,28 @@ class Screen:
             self._watch = WatchProcess(config.watch.port, self._paths, self.line, is_attended=self._is_attended)
         return written
 
-    def show(
-        self,
-        status: TrainerStatus,
-        *,
-        servers: tuple[ServerInfo, ...],
-        reports: tuple[StepReport, ...],
-        evals: tuple[EvalReport, ...],
-    ) -> None:
-        """The run as it is now; `reports` are the steps committed since the last time."""
-        if self._progress is None or self._wandb is None or self._metrics is None:
-            return
-        self._metrics.export(gauges_of_snapshot(status, servers, evals))
-        self._metrics.list_servers(servers)
-        lines = [report.metrics_line() for report in reports]
-        self._progress.add(lines)
-        for line in lines:
+    def show(self, now: CurrentStatus | None, steps: Sequence[Record]) -> None:
+        """The run as it is now, None where that is as the last time. `steps`: lines of metrics.jsonl since then."""
+        for line in steps:
             self._log(line)
-        for held_out in evals:
-            if held_out not in self._evals:
-                self._tell_eval(held_out)
-        self._evals = evals
-        self._display.update(self._progress.view(status, servers=servers, evals=evals, now=time.monotonic()))
+        if now is not None and now.status is not None:
+            if self._metrics is not None:
+                self._metrics.export(gauges_of_status(now.status, now.servers, now.evals))
+                self._metrics.list_servers(now.servers)
+            for held_out in now.evals:
+                if held_out not in self._evals:
+                    self._tell_eval(held_out)
+            self._evals = now.evals
+        self._panel.show(now, steps)
 
     def close(self, outcome: RunOutcome) -> None:
         """The last panel stays; below it the summary, which also goes into the run's folder with the curve."""
-        self._display.close()
+        self._panel.close()
         for sink in self._sinks:
             sink.finish()
         if self._report is not None:
             self._report.close()
-        self._display.line(write_summary(self._paths, outcome))
+        self._panel.line(write_summary(self._paths, outcome))
 
     def _tell_eval(self, report: EvalReport) -> None:
         self.line(

@@ -1,9 +1,11 @@
-"""The current status of a live run in one small file, for readers other than its driver.
+"""The current status of a live run in one small file, for its own driver and for every other reader.
 
-    {fileroot}/logs/…/now.json     written by the driver about once a second, atomically
+    {fileroot}/logs/…/now.json     written about once a second, atomically
 
-So reading it needs no Ray, no token and no open port: whoever may read the run's logs, on any machine that sees them,
-may read it. `beat` grows with each writing; one that has not changed for long is of a driver that is gone.
+The actor that leads the run writes it (RunActor in actors/supervision/coordinator_actor.py), and the driver until that
+actor has answered for the first time. So reading it needs no Ray, no token and no open port: whoever may read the run's
+logs, on any machine that sees them, may read it. `beat` grows with each writing, whoever writes; one that has not
+changed for long is of a run whose driver is gone, and with it the actor.
 """
 
 from __future__ import annotations
@@ -15,17 +17,49 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from launcher.base.durable import replace_file
-from launcher.base.messages import EvalReport, ServerInfo, ServerState, Snapshot, TrainerStatus
+from launcher.base.messages import EvalReport, ServerInfo, ServerState, TrainerStatus
 from launcher.run_files.journal import encode
-from launcher.run_files.run_paths import RunPaths, held_by_another, lock_file
+from launcher.run_files.run_paths import LockFile, RunPaths, held_by_another, lock_file
 
 EVERY_S = 1.0
 WRITE_S = 0.2
 """A disk that works takes milliseconds; nobody waits longer for one that doesn't answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverFacts:
+    """What the file says of the driver, which the actor that writes after it can't know by itself."""
+
+    attempt: int
+    host: str
+    pid: int
+    address: str
+    is_detached: bool
+    began: float  # of the attempt, monotonic
+    began_at: float  # the same in unix seconds, for an actor on another machine
+    lock: LockFile | None  # of the run, while the driver held it
+
+    @classmethod
+    def of_this_process(cls, paths: RunPaths, attempt: int, *, address: str, is_detached: bool) -> Self:
+        return cls(
+            attempt=attempt,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            address=address,
+            is_detached=is_detached,
+            began=time.monotonic(),
+            began_at=time.time(),
+            lock=lock_file(paths),
+        )
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began if self.host == socket.gethostname() else time.time() - self.began_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,38 +79,48 @@ class CurrentStatus:
 
 
 class CurrentStatusFile:
-    """The driver's side. A failed write is not reported: the next one may succeed. While one does not return (a stalled
-    disk), no other begins, and the driver goes on. `another`: who runs in this run's folder now, seen before a write;
+    """The writer's side. A failed write is not reported: the next one may succeed. While one does not return (a stalled
+    disk), no other begins, and the writer goes on. `another`: who runs in this run's folder now, seen before a write;
     "" where nobody else is seen to."""
 
-    def __init__(self, paths: RunPaths, attempt: int, *, address: str, is_detached: bool) -> None:
+    def __init__(self, paths: RunPaths, driver: DriverFacts) -> None:
+        """Goes on from what the writer before it has written in this attempt: a killed one is replaced by another."""
+        self.driver = driver
+        self.another = ""
         self._paths = paths
-        self._began = time.monotonic()
         self._written_at = float("-inf")
         self._writer: threading.Thread | None = None
-        self._lock = lock_file(paths)
-        self.another = ""
-        self._now = CurrentStatus(
-            attempt=attempt,
-            beat=0,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            address=address,
-            is_detached=is_detached,
-            elapsed_s=0.0,
-        )
+        self._is_handed_over = False
+        before = read_now(paths)
+        if before is not None and before.attempt == driver.attempt:
+            self._now = before
+        else:
+            self._now = CurrentStatus(
+                attempt=driver.attempt,
+                beat=0,
+                host=driver.host,
+                pid=driver.pid,
+                address=driver.address,
+                is_detached=driver.is_detached,
+                elapsed_s=0.0,
+            )
 
-    def heard(self, snapshot: Snapshot) -> None:
-        self._now = dataclasses.replace(
-            self._now, status=snapshot.status, servers=snapshot.servers, evals=snapshot.evals
-        )
+    def heard(self, status: TrainerStatus, servers: Sequence[ServerInfo], evals: Sequence[EvalReport]) -> None:
+        self._now = dataclasses.replace(self._now, status=status, servers=tuple(servers), evals=tuple(evals))
+
+    def hand_over(self) -> None:
+        """Another process writes from now on: two would overwrite each other. This one only looks for `another`."""
+        self._is_handed_over = True
 
     def write_if_due(self) -> None:
-        at = time.monotonic()
-        if at - self._written_at < EVERY_S or (self._writer is not None and self._writer.is_alive()):
+        if time.monotonic() - self._written_at >= EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        if self._writer is not None and self._writer.is_alive():
             return
-        self._written_at = at
-        self._now = dataclasses.replace(self._now, beat=self._now.beat + 1, elapsed_s=at - self._began)
+        self._written_at = time.monotonic()
+        self._now = dataclasses.replace(self._now, beat=self._now.beat + 1, elapsed_s=self.driver.elapsed_s)
         content = encode(dataclasses.asdict(self._now))
         writer = threading.Thread(target=self._write, args=(content,), name="current status", daemon=True)
         with contextlib.suppress(RuntimeError):  # no room for another thread
@@ -85,8 +129,8 @@ class CurrentStatusFile:
             writer.join(WRITE_S)
 
     def _write(self, content: bytes) -> None:
-        self.another = held_by_another(self._paths, self._lock)
-        if self.another:
+        self.another = held_by_another(self._paths, self.driver.lock)
+        if self.another or self._is_handed_over:
             return
         with contextlib.suppress(OSError):
             replace_file(self._paths.now, content, durable=False)

@@ -89,6 +89,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "state.no_room": "{short_reason}",
     "state.failed": "{short_reason}",
     "state.damaged": "an older state is used: {short_reason}",
+    "trainer.snapshot_failed": "the display is out of date: {reason} (this is a defect)",
     "coordinator.adopted": "the Coordinator was restarted, and continues with {reason}",
     "memory.ran_out": "{subject} ran out of memory ({ran_out}): {reason}",
     "memory.remembered": "memory ran out here before, so this attempt begins with {reason}",

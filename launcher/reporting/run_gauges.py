@@ -51,10 +51,10 @@ class Reading:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def gauges_of_snapshot(
+def gauges_of_status(
     status: TrainerStatus, servers: Sequence[ServerInfo], evals: Sequence[EvalReport]
 ) -> Iterator[Reading]:
-    """What the driver hears of the trainer about once a second."""
+    """What now.json says of the trainer about once a second."""
     yield Reading(name="grpo_next_step", value=status.next_step)
     yield Reading(name="grpo_total_steps", value=status.total_steps)
     yield Reading(name="grpo_policy_version", value=status.policy_version)

@@ -94,27 +94,29 @@ class RunProgress:
     def view(
         self, status: TrainerStatus, *, servers: Sequence[ServerInfo], evals: Sequence[EvalReport] = (), now: float
     ) -> RunView:
-        """A step counts once its line has come: the trainer counts it earlier, and the last reward is not its."""
-        if self._lines:
-            told = int(number_of(self._lines[-1].get("global_step"))) + 1
+        """A step counts once both have told it, its line and the status: else the last reward would be another's."""
+        lines = [line for line in self._lines if number_of(line.get("global_step")) < status.next_step]
+        if lines:
+            told = int(number_of(lines[-1].get("global_step"))) + 1
             status = replace(status, next_step=min(status.next_step, told))
-        tokens = self._figures(TOKENS_PER_S)[-MEAN_OVER_STEPS:]
+        tokens = _figures(lines, TOKENS_PER_S)[-MEAN_OVER_STEPS:]
         return RunView(
             title=self._title,
             attempt=self._attempt,
             status=status,
             elapsed_s=now - self._started,
-            rewards=tuple(number_of(line.get(REWARD)) for line in self._lines),
-            step_seconds=tuple(self._figures(STEP_SECONDS)),
+            rewards=tuple(number_of(line.get(REWARD)) for line in lines),
+            step_seconds=tuple(_figures(lines, STEP_SECONDS)),
             tokens_per_s=median(tokens) if tokens else None,
             servers=tuple(servers),
             evals=tuple(evals),
             last_event=self.last_event,
         )
 
-    def _figures(self, key: str) -> list[float]:
-        figures = (number_of(line.get(key)) for line in self._lines)
-        return [figure for figure in figures if math.isfinite(figure)]
+
+def _figures(lines: Iterable[Mapping[str, object]], key: str) -> list[float]:
+    figures = (number_of(line.get(key)) for line in lines)
+    return [figure for figure in figures if math.isfinite(figure)]
 
 
 def mean_window(steps: int) -> int:

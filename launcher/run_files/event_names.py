@@ -65,7 +65,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "trainer.ranks_met": "the trainer ranks have connected",
     "trainer.rank_lost": "a trainer rank ended, failed or hangs",
     "trainer.unwatched": "of another project's trainer: what can't be seen, and the setting to check",
-    "trainer.snapshot_failed": "the display is out of date, as the trainer's snapshot failed: a defect",
+    "trainer.snapshot_failed": "`now.json` is out of date, as the current status could not be made: a defect",
     "hedge.began": "a server is silent: its requests are sent to another one too, and the first that is heard answers",
     "hedge.ended": "it is heard again, or has no requests left",
     "door.opened": "another project's trainer can ask the servers at these addresses",

@@ -29,8 +29,8 @@ from scripts.faults.run_processes import is_live
 from scripts.watch_page.lanes import lanes_of
 
 PAUSE_FACTOR = 20.0
-SILENT_S = 5.0
-"""A live driver writes now.json once a second."""
+SILENT_S = 10.0
+"""A live run writes now.json once a second, but not while its Coordinator is replaced, which takes some seconds."""
 MOST_INCIDENTS = 500
 
 

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from launcher.base.errors import StorageError
-from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
+from launcher.base.messages import ServerInfo, ServerState, TrainerStatus
 from launcher.base.own_python import python
 from launcher.cli import attach as attach_module
 from launcher.cli.attach import attach
-from launcher.reporting.current_status import CurrentStatusFile, read_now
+from launcher.reporting.current_status import CurrentStatusFile, DriverFacts, read_now
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_ends import last_end
@@ -70,14 +70,16 @@ class Driver:
         self._thread = threading.Thread(target=self._drive)
 
     def _drive(self):
-        file = CurrentStatusFile(self.paths, 1, address="10.0.0.1:6379", is_detached=True)
+        file = CurrentStatusFile(
+            self.paths, DriverFacts.of_this_process(self.paths, 1, address="10.0.0.1:6379", is_detached=True)
+        )
         state, paused_for = "RUNNING", 0
         self.journal.record("run.running", state=state)
         while not self._over.wait(0.02):
             asked = wanted(self.paths)
             paused_for = paused_for + 1 if state == "PAUSED" else 0
             status = dataclasses.replace(STATUS, phase="idle") if paused_for > self.looks_in_step else STATUS
-            file.heard(Snapshot(status=status, servers=fleet(asked), reports=(), evals=()))
+            file.heard(status, fleet(asked), ())
             file._written_at = float("-inf")
             file.write_if_due()
             wish = ControlRequest.RUN if asked is None else asked.wish
@@ -281,7 +283,7 @@ def test_status_of_another_users_run_says_nothing_of_what_was_asked(paths, journ
 def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys):
     with Driver(paths, journal):
         pass
-    file = CurrentStatusFile(paths, 1, address="auto", is_detached=False)
+    file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 1, address="auto", is_detached=False))
     stop = threading.Event()
 
     def beat():
@@ -341,8 +343,8 @@ def test_attach_that_stood_still_itself_does_not_say_that_the_run_is_gone(paths,
 
 
 def test_what_a_run_is_at_survives_its_file(paths):
-    file = CurrentStatusFile(paths, 3, address="auto", is_detached=False)
-    file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
+    file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 3, address="auto", is_detached=False))
+    file.heard(STATUS, (SERVER,), ())
     file.write_if_due()
     file._writer.join()
     found = read_now(paths)

@@ -107,7 +107,7 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
         def further_ranks(self):
             return ()
 
-    RunActors(config, paths, 1, Placed()).create(book=None)
+    RunActors(config, paths, 1, Placed()).create(book=None, driver=None)
     assert [kind for kind, _, _ in created] == [*kinds]
     assert all(options["max_restarts"] == -1 for _, options, _ in created)
     assert [options["name"] for _, options, _ in created] == ["server-0", TRAINERS[0], MONITOR, COORDINATOR]

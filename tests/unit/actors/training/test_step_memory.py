@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from actors.data.prompt_queue import PromptQueue
-from actors.training import checkpointing, step_memory, step_records
+from actors.training import checkpointing, step_memory
 from actors.training.step_records import StepRecords
 from launcher.base.errors import CheckpointError, DataError, DiskError
 from launcher.base.messages import StepReport
@@ -283,23 +283,3 @@ def test_the_line_of_a_branch_that_was_thrown_away_is_not_taken_for_it(tmp_path)
     standing = current_lines(read_lines(paths.ledger))
     assert [(line["global_step"], line["prompt_ids"]) for line in standing][-1] == (3, ["new"])
     assert current_lines(read_lines(paths.metrics))[-1]["time"] == 9.0
-
-
-def test_what_is_kept_of_the_steps_for_a_display_has_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_records, "MOST_REPORTS", 3)
-    records = StepRecords(Trial(tmp_path, steps=1).paths)
-
-    def steps(*numbers):
-        for number in numbers:
-            records.write(report(number))
-
-    def since(committed):
-        return [one.global_step for one in records.since(committed)]
-
-    steps(0, 1)
-    assert since(0) == [0, 1]
-    steps(2)
-    assert since(2) == [2]
-    steps(3, 4, 5, 6, 7, 8)  # nobody asked for a while
-    assert (since(3), records.committed) == ([6, 7, 8], 9)
-    assert since(9) == since(99) == []

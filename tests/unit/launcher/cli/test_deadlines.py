@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -112,7 +111,7 @@ def test_the_pace_is_that_of_the_last_save_copy_and_update(watched):
     ends.follow({"event": "checkpoint.uploaded", "seconds": 20.0})
     ends.follow({"event": "eval.done", "seconds": 999.0})
     timing = {"timeperf/train_s": 3.0, "timeperf/publish_s": 1.0, "timeperf/state_s": 1.0, "timeperf/rollout_s": 99.0}
-    ends.take([SimpleNamespace(metrics={}), SimpleNamespace(metrics=timing)])
+    ends.take([{}, timing])
     ends.take([])
     assert not ends.is_due(now=1000 - 10 - 100 - 40 - 5 - 1)
     assert ends.is_due(now=1000 - 10 - 100 - 40 - 5 + 1)

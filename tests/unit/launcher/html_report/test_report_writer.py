@@ -1,11 +1,12 @@
 """The report follows its run and ends with its word; a full disk or a defect of its own costs the run nothing."""
 
+import dataclasses
 import json
 import time
 
 import pytest
 
-from launcher.base.messages import EvalReport, RunOutcome, TerminalStatus, TrainerStatus
+from launcher.base.messages import EvalReport, RunOutcome, TerminalStatus
 from launcher.cli.run_screen import Screen
 from launcher.config.schema import RunConfig
 from launcher.html_report import report_writer
@@ -14,6 +15,7 @@ from launcher.reporting.run_reader import RunReader
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import wait_until
+from tests.unit.launcher.reporting.test_tensorboard_sink import NOW
 
 
 @pytest.mark.slow
@@ -122,14 +124,11 @@ def test_new_lines_alone_are_read_again(paths):
 
 
 def test_each_evaluation_is_told_once_also_when_old_ones_are_left_out(tmp_path, capsys):
-    status = TrainerStatus(
-        phase="rollout", next_step=1, total_steps=9, steps_per_epoch=9, policy_version=1, pid=1, seconds_in_phase=0.0
-    )
     evals = [EvalReport(policy_version=version, prompts=1, sampled=0.5, greedy=0.5) for version in range(5)]
     config, paths = small_run(tmp_path)
     with Screen(config, paths) as screen:
         screen.begin(1)
         for shown in (evals[:2], evals[:3], [evals[0], *evals[2:4]], [evals[0], *evals[3:5]], evals[:1]):
-            screen.show(status, servers=(), reports=(), evals=tuple(shown))
+            screen.show(dataclasses.replace(NOW, evals=tuple(shown)), [])
     said = capsys.readouterr().out
     assert [said.count(f"held-out accuracy at policy_version {version}:") for version in range(5)] == [1] * 5

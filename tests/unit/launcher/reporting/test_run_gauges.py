@@ -5,7 +5,7 @@ import math
 from launcher.base.messages import EvalReport, ServerInfo, ServerState, TrainerStatus
 from launcher.policy.run_state import RunState
 from launcher.reporting.run_facts import facts_of
-from launcher.reporting.run_gauges import GAUGES, gauges_of_facts, gauges_of_snapshot
+from launcher.reporting.run_gauges import GAUGES, gauges_of_facts, gauges_of_status
 from launcher.reporting.run_reader import RunData
 
 
@@ -69,7 +69,7 @@ def test_every_server_state_is_counted_so_that_none_keeps_an_old_count():
     )
     servers = [ServerInfo(name=f"server-{n}", index=n, generation=0, state=ServerState.READY) for n in range(2)]
     found = values(
-        gauges_of_snapshot(status, servers, [EvalReport(policy_version=3, prompts=8, sampled=0.5, greedy=0.25)])
+        gauges_of_status(status, servers, [EvalReport(policy_version=3, prompts=8, sampled=0.5, greedy=0.25)])
     )
     assert {state: found[("grpo_servers", state)] for state in ServerState} == {
         state: 2 * (state is ServerState.READY) for state in ServerState

@@ -4,21 +4,21 @@ import sys
 
 import pytest
 
-from launcher.base.messages import StepReport, TrainerStatus
+from launcher.base.messages import TrainerStatus
 from launcher.cli.run_screen import Screen
 from launcher.config.compose import compose
 from launcher.diagnosis.reading.log_records import REWARD, FigureNames
 from launcher.diagnosis.reading.tensorboard_files import read_event_file
+from launcher.reporting.current_status import CurrentStatus
 from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.resources.missing_machine import missing_writer
 
 STATUS = TrainerStatus(
     phase="rollout", next_step=1, total_steps=9, steps_per_epoch=9, policy_version=1, pid=1, seconds_in_phase=0.0
 )
-REPORT = StepReport(
-    global_step=0, epoch=0, epoch_step=0, attempt=1, policy_version=1, time=1.8e9, prompt_ids=(), weight_versions=(0,),
-    rollouts_failed=0, rollouts_retried=0, metrics={"rollout/reward": 0.75},
-)  # fmt: skip
+NOW = CurrentStatus(
+    attempt=1, beat=1, host="here", pid=1, address="local", is_detached=False, elapsed_s=1.0, status=STATUS
+)
 
 
 def line(step, reward):
@@ -102,6 +102,6 @@ def test_the_screen_of_a_run_gives_it_each_step(paths, tmp_path):
     config = compose(["conf=arithmetic_cpu", f"stats_logger.tensorboard.path={tmp_path}/tb"])
     with (tmp_path / "screen").open("w") as out, Screen(config, paths, out) as screen:
         screen.begin(1)
-        screen.show(STATUS, servers=(), reports=(REPORT,), evals=())
+        screen.show(NOW, [line(0, 0.75)])
     (file,) = files_of(tmp_path / "tb" / "exp" / "t0")
     assert steps_of(file) == {0: 0.75}

@@ -180,7 +180,10 @@ def test_a_step_is_shown_with_its_own_reward_not_with_that_of_the_step_before():
     assert render_line(gathered.view(status(11), servers=[], now=160.0)).startswith(
         "step 11/20  epoch 2/2  reward 0.500"
     )
-    assert gathered.view(status(7), servers=[], now=160.0).steps_done == 7  # restored
+    late = render_line(gathered.view(status(10), servers=[], now=160.0))
+    assert late.startswith("step 10/20  epoch 2/2  reward 0.400"), "the status is older than the lines"
+    restored = gathered.view(status(7), servers=[], now=160.0)
+    assert (restored.steps_done, restored.rewards) == (7, ())
 
 
 def test_a_restore_takes_the_later_rewards_back():

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import ClusterConfig, RunConfig
-from launcher.reporting.current_status import CurrentStatusFile
+from launcher.reporting.current_status import CurrentStatusFile, DriverFacts
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import LockFile, RunLock, RunPaths, held_by_another, lock_file, login_name
 
@@ -127,7 +127,7 @@ def began_again(paths, tmp_path):
     paths.prepare()
     with RunLock(paths):
         mine = lock_file(paths)
-        file = CurrentStatusFile(paths, 1, address="auto", is_detached=False)
+        file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 1, address="auto", is_detached=False))
         shutil.rmtree(paths.logs)
         paths.prepare()
         with subprocess.Popen(

@@ -3,7 +3,7 @@
 import json
 import shutil
 
-from launcher.reporting.current_status import CurrentStatusFile
+from launcher.reporting.current_status import CurrentStatusFile, DriverFacts
 from launcher.reporting.figures import Window
 from launcher.run_files.run_paths import RunLock
 from scripts.watch_page import watched_run
@@ -100,7 +100,7 @@ def test_another_run_in_its_place_is_read_anew(paths):
 
 
 def beat(paths, times=1):
-    file = CurrentStatusFile(paths, 1, address="local", is_detached=False)
+    file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 1, address="local", is_detached=False))
     for _ in range(times):
         file._written_at = float("-inf")
         file.write_if_due()

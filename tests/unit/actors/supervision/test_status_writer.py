@@ -1,0 +1,162 @@
+"""now.json is written by the actor that leads the run, by its successor where it is killed, and by one at a time."""
+
+import asyncio
+import time
+
+import pytest
+
+from actors.supervision.coordinator_actor import RunActor
+from launcher.base.messages import RunOutcome, TerminalStatus, TrainerStatus
+from launcher.config.schema import DatasetConfig, RunConfig
+from launcher.reporting import current_status
+from launcher.reporting.current_status import CurrentStatusFile, DriverFacts, read_now
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_memory import MemoryFile
+from launcher.run_files.run_paths import RunPaths
+
+
+def at_step(step):
+    return TrainerStatus(
+        phase="train",
+        next_step=step,
+        total_steps=9,
+        steps_per_epoch=9,
+        policy_version=step,
+        pid=7,
+        seconds_in_phase=0.0,
+    )
+
+
+class Leader(RunActor):
+    """Leads a run that the test ends."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.seen = None
+        self.is_over = asyncio.Event()
+
+    def _seen(self):
+        if isinstance(self.seen, Exception):
+            raise self.seen
+        return self.seen
+
+    async def _lead(self, journal, history):
+        self.journal = journal
+        await self.is_over.wait()
+        return RunOutcome(status=TerminalStatus.FINISHED, reason="all steps are done")
+
+
+class Trial:
+    def __init__(self, folder):
+        self.config = RunConfig(experiment_name="status", train_dataset=DatasetConfig(path="none"))
+        self.config.cluster.fileroot = str(folder)
+        self.paths = RunPaths.of(self.config)
+        self.paths.prepare()
+        MemoryFile(self.paths.run_memory).begin(1, self.paths.events)
+        self.driver = DriverFacts.of_this_process(self.paths, 1, address="auto", is_detached=True)
+
+    def leader(self):
+        leader = Leader(self.config, self.paths, 1, self.driver)
+        leader.running = asyncio.create_task(leader.run())
+        return leader
+
+    async def until(self, holds):
+        async with asyncio.timeout(30):
+            while (now := read_now(self.paths)) is None or not holds(now):
+                await asyncio.sleep(0.01)
+        return now
+
+    async def kill(self, leader):
+        leader._running.cancel()
+        await asyncio.gather(leader.running, leader._running, return_exceptions=True)
+
+
+@pytest.fixture
+def trial(tmp_path, monkeypatch):
+    monkeypatch.setattr("actors.supervision.coordinator_actor.EVERY_S", 0.01)
+    monkeypatch.setattr("actors.supervision.coordinator_actor.this_node", lambda: "a node")
+    return Trial(tmp_path)
+
+
+async def test_it_says_what_the_driver_said_of_itself_and_what_the_trainer_does(trial):
+    leader = trial.leader()
+    now = await trial.until(lambda now: now.beat > 1)
+    assert (now.pid, now.host) == (trial.driver.pid, trial.driver.host)
+    assert (now.address, now.is_detached) == ("auto", True)
+    assert now.status is None, "the trainer has not answered"
+    leader.seen = (at_step(3), (), ())
+    now = await trial.until(lambda now: now.status is not None)
+    assert now.status == at_step(3)
+    leader.seen = None  # it is being restarted: what was seen last stays
+    later = await trial.until(lambda later: later.beat > now.beat + 2)
+    assert later.status == at_step(3) and later.elapsed_s > now.elapsed_s
+    await trial.kill(leader)
+
+
+async def test_a_successor_goes_on_with_the_beat_and_keeps_what_was_seen(trial):
+    first = trial.leader()
+    first.seen = (at_step(3), (), ())
+    await trial.until(lambda now: now.status is not None and now.beat > 3)
+    await trial.kill(first)
+    left = read_now(trial.paths)
+    second = trial.leader()
+    now = await trial.until(lambda now: now.beat > left.beat)
+    assert now.status == at_step(3) and now.elapsed_s >= left.elapsed_s
+    await trial.kill(second)
+
+
+async def test_the_last_word_is_in_the_file_before_the_outcome_is_known(trial, monkeypatch):
+    """The panel of the last step would be missing: who shows the run looks once more, and no more."""
+    leader = trial.leader()
+    await trial.until(lambda now: now.beat > 1)
+    monkeypatch.setattr("actors.supervision.coordinator_actor.EVERY_S", 3600.0)
+    leader.seen = (at_step(9), (), ())
+    leader.is_over.set()
+    await leader.running
+    assert read_now(trial.paths).status == at_step(9)
+
+
+async def test_a_defect_in_it_is_recorded_once_and_the_run_goes_on(trial):
+    leader = trial.leader()
+    leader.seen = KeyError("phase")
+    async with asyncio.timeout(30):
+        while not (trial.paths.events.exists() and any(_failed(trial.paths))):
+            await asyncio.sleep(0.01)
+    leader.seen = (at_step(3), (), ())
+    await trial.until(lambda now: now.status == at_step(3))
+    await leader.journal.flush()
+    assert [event["reason"] for event in _failed(trial.paths)] == ["KeyError('phase')"]
+    leader.is_over.set()
+    assert (await leader.running).status is TerminalStatus.FINISHED
+
+
+def _failed(paths):
+    return [event for event in read_lines(paths.events) if event["event"] == "trainer.snapshot_failed"]
+
+
+def test_a_driver_that_has_handed_over_writes_no_more_and_still_looks_for_another_run(trial, monkeypatch):
+    monkeypatch.setattr(current_status, "EVERY_S", 0.0)
+    file = CurrentStatusFile(trial.paths, trial.driver)
+    file.write()
+    file._writer.join()
+    file.hand_over()
+    trial.paths.now.write_text("of the Coordinator")
+    monkeypatch.setattr(current_status, "held_by_another", lambda paths, lock: "pid 7")
+    file.write_if_due()
+    file._writer.join()
+    assert (trial.paths.now.read_text(), file.another) == ("of the Coordinator", "pid 7")
+
+
+def test_seconds_are_those_of_the_attempt_also_on_another_machine(trial, monkeypatch):
+    began = time.time() - 50.0
+    elsewhere = DriverFacts(
+        attempt=1,
+        host="elsewhere",
+        pid=1,
+        address="auto",
+        is_detached=False,
+        began=time.monotonic() + 1e6,  # of another boot
+        began_at=began,
+        lock=None,
+    )
+    assert 50.0 <= elsewhere.elapsed_s < 1e5
