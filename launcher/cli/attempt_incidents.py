@@ -83,9 +83,10 @@ def end_incidents(journal: Journal, paths: RunPaths, reason: str) -> None:
     file = memory_file(paths)
     if (memory := file.last()) is None:
         return
-    now = time.monotonic()
-    for number, one in [*memory.incidents.left_open.items(), *memory.incidents.open.items()]:
-        facts: dict[str, Any] = {"cause": one.cause, "seconds": max(0.0, now - one.since), "is_mended": False}
+    now, open_ = time.monotonic(), dict(memory.incidents.open)
+    for number, one in [*memory.incidents.left_open.items(), *open_.items()]:
+        seconds = max(0.0, now - one.since) if number in open_ else None  # on an earlier attempt's clock: not known
+        facts: dict[str, Any] = {"cause": one.cause, "seconds": seconds, "is_mended": False}
         journal.record("incident.ended", subject=one.subject, reason=reason, incident=number, **facts)
         memory.incidents.end(number)
     _write(file, memory)

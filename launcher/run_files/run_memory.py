@@ -254,10 +254,7 @@ class MemoryFile:
             whose = f"of attempt {memory.attempt}, not of attempt {attempt}"
             raise RunError(f"{self.path} is {whose}", "end the other command that uses this run's folder")
         self.writer = found.node
-        if found.node != self._node:  # of this node, whose wall clock may have been set meanwhile, they are exact
-            theirs = found.monotonic + (time.time() - found.wall)
-            memory.shift_clock(clock_shift(theirs, time.monotonic()))
-        return memory
+        return self._on_this_clock(found)
 
     def begin(self, attempt: int, events: Path, *, has_command: bool = False) -> str:
         """Another attempt begins: it continues the numbers of incidents, and is to end those that were left open.
@@ -282,9 +279,9 @@ class MemoryFile:
         return why
 
     def last(self) -> RunMemory | None:
-        """Of whichever attempt wrote it last, for the driver; None where nobody can tell."""
+        """Of whichever attempt wrote it last, on this clock, for the driver; None where nobody can tell."""
         try:
-            return self._decoded().memory
+            return self._on_this_clock(self._decoded())
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -340,6 +337,12 @@ class MemoryFile:
             newest = msgspec.json.decode(self.path.read_bytes(), type=_WrittenBy).memory.attempt
             if newest > self._attempt:
                 raise RunError(f"{self.path} is of attempt {newest}, which has taken the place of {self._attempt}")
+
+    def _on_this_clock(self, found: _Written) -> RunMemory:
+        if found.node != self._node:  # of this node, whose wall clock may have been set meanwhile, they are exact
+            theirs = found.monotonic + (time.time() - found.wall)
+            found.memory.shift_clock(clock_shift(theirs, time.monotonic()))
+        return found.memory
 
     def _decoded(self) -> _Written:
         return msgspec.json.decode(self.path.read_bytes(), type=_Written)
