@@ -201,6 +201,10 @@ class ActionExecutor:
         await self._history.flush()
         try:
             names = await asyncio.to_thread(self._observer.catalog.condemn_after, after_step, is_over.is_set)
+        except (LauncherError, OSError, asyncio.CancelledError):
+            # Else three moments without that disk would spend the budget of restores, and end the run.
+            self._history.not_restored("nothing could be condemned, and the trainer was not asked: it does not count")
+            raise
         finally:
             is_over.set()
         self._history.event(

@@ -174,6 +174,10 @@ class RunHistory:
 
     def lost_restore(self) -> None:
         reason = "the Coordinator that ordered a restore was killed, and nothing stepped from there: it does not count"
+        self.not_restored(reason)
+
+    def not_restored(self, reason: str) -> None:
+        """The trainer has loaded nothing of what was ordered last."""
         memory = self.memory
         memory.is_restoring = False
         memory.attempts = [one for place, one in enumerate(memory.attempts) if place != memory.booked]

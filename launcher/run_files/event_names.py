@@ -117,7 +117,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "memory.book_damaged": "the file of reduced settings could not be read",
     "recovery.taken": "the checkpoint that setup_recovery chose was taken",
     "repair.begun": "a repair, or a load after one that failed, counts against the restart budget of `cause`",
-    "repair.not_tried": "a restore whose Coordinator was killed brought no step: it does not count",
+    "repair.not_tried": "a restore whose Coordinator was killed, or that could condemn nothing, does not count",
     "repair.proved": "progress after a repair resets the budget",
     "incident.began": "an incident begins, with its cause and subject",
     "incident.joined": "a rejected batch belongs to an open incident",

@@ -9,12 +9,14 @@ import pytest
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
 from launcher.base.errors import CheckpointError
-from launcher.base.messages import TrainerView
+from launcher.base.messages import Cause, TrainerView
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_catalog import set_aside_by_restore
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, RestoreTrainer
+from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import FakeActor
@@ -333,4 +335,36 @@ async def test_steps_that_are_taken_again_after_a_restore_end_the_trouble_of_a_d
     assert first is not None
     assert await look_at(0, 1, is_loaded=False) == await look_at(90, 2) == first, "a load is no step"
     assert await look_at(91, 2) > first
+    await trial.eyes.close()
+
+
+async def test_a_restore_that_could_condemn_nothing_does_not_count(trial, monkeypatch):
+    """The trainer was never asked, and three moments without the disk of the checkpoints spent the budget: the run
+    ended."""
+
+    def refuses(*args):
+        raise CheckpointError("the folder of checkpoints can't be listed: Stale file handle")
+
+    monkeypatch.setattr(trial.eyes.catalog, "condemn_after", refuses)
+    action = RestoreTrainer(global_step=9, reason="fell", onset_step=15, condemn_after=13)
+    for now in (1.0, 2.0, 3.0, 4.0):
+        before = next_repair(
+            Cause.REWARD_COLLAPSE, TRAINER, trial.history.attempts, trial.config.restart, now=now, progress_at=None
+        )
+        assert before.rung is Rung.RESTORE
+        trial.history.attempted(
+            RepairAttempt(
+                at=now,
+                cause=Cause.REWARD_COLLAPSE,
+                subject=TRAINER,
+                rung=before.rung,
+                onset_step=15,
+                restored_step=9,
+            )
+        )
+        trial.history.begun(action)
+        with pytest.raises(CheckpointError, match="Stale"):
+            await trial.hands._do(action)
+        trial.history.failed(action, "it can't be listed", 1.0)
+    assert trial.history.attempts == []
     await trial.eyes.close()
