@@ -15,6 +15,7 @@ from launcher.config.compose import compose
 from launcher.driver_process import main
 from launcher.policy.next_attempt import BeginAgain
 from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_memory import RunMemory, memory_file
 from launcher.run_files.run_paths import RunLock, RunPaths
 from launcher.run_files.written_settings import write_settings
 
@@ -39,6 +40,9 @@ class Begun:
         self.journal = Journal(self.paths.events, 1, time.time)
         self.journal.record("run.started", reason="fresh")
         self.journal.record("incident.began", subject="server-0", reason="lost", incident=1, cause="server_crash")
+        memory = RunMemory(attempt=1)
+        memory.incidents.begin(1, Cause.SERVER_CRASH, "server-0", time.monotonic())
+        memory_file(self.paths).write(memory)
         self.lock = RunLock(self.paths)
         self.patch = monkeypatch
         monkeypatch.setattr(sys, "path", list(sys.path))
