@@ -14,7 +14,6 @@ from scripts.ending import DONE, ended
 from scripts.faults.started_run import PRESET
 
 BENCHMARKS = {
-    "foreign_step": "a step of the real AReaL under the launcher, with its servers, against one without it",
     "publish": "new weights to the server: from a folder, as tensors, over a group",
     "supervision": "steps with supervision against steps without, in one run",
     "failover": "from a server's SIGKILL to the next tokens of its completions: at another one, alone",

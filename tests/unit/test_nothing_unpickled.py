@@ -25,7 +25,6 @@ ALLOWED = {
     ),  # from an open socket pair of the parent's: nobody else writes there
     ("launcher/diagnosis/reading/unpacked.py", "tarfile.open"),  # regular files only, each below the scratch folder
     ("launcher/diagnosis/reading/unpacked.py", "zipfile.ZipFile"),  # the same
-    ("scripts/sglang_contract.py", "zipfile.ZipFile"),  # texts are read from it, nothing is written anywhere
 }
 
 

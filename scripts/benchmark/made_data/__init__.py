@@ -1,4 +1,4 @@
-"""What the benchmarks make up: logs, reward series, and whole runs with one cause of damage each.
+"""What the benchmarks make up: reward series, and whole runs with one cause of damage each.
 
 It imports what scripts/benchmark may. Begin with restore_world.py.
 """

@@ -12,8 +12,8 @@ from launcher.base.own_python import python
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.journal import append_line
 from scripts import diagnose
-from scripts.benchmark.made_data.made_logs import Made, RunMaker
 from scripts.ending import WRONG
+from tests.support.made_logs import Made, RunMaker
 from tests.unit.launcher.diagnosis.test_diagnose_causes import export, made_run
 
 DOCS = REPOSITORY / "docs" / "troubleshooting.md"

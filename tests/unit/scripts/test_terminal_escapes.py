@@ -14,10 +14,10 @@ from launcher.__main__ import main as launch
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.run_paths import RunPaths
 from scripts import diagnose, inject_fault, report, resume_training, run_control, setup_recovery
-from scripts.benchmark.made_data.made_logs import Made
 from tests.support.checkpoint_makers import write_rewards
 from tests.support.hostile_text import BIDI, FROM_RICH, HOSTILE, MARKUP, TITLE, obeyed
 from tests.support.long_run import LongRun
+from tests.support.made_logs import Made
 from tests.support.trial_names import trial_paths
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
 from tests.unit.launcher.diagnosis.test_diagnose_causes import made_run

@@ -20,7 +20,7 @@ from launcher.diagnosis.output.as_page import to_page
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.run_folders import look_around
 from launcher.policy.exit_cause import RanOut
-from scripts.benchmark.made_data.made_logs import FAILURES, Made, RunMaker
+from tests.support.made_logs import FAILURES, Made, RunMaker
 
 CAUSES = {
     "crash": (RunCondition.FELL, Guess.SERVER_CRASH, ""),

@@ -5,7 +5,7 @@ import pytest
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_records import Kind
-from scripts.benchmark.made_data.made_logs import Made, RunMaker
+from tests.support.made_logs import Made, RunMaker
 from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
 
 STEPS = 60

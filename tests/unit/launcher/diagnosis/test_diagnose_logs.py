@@ -21,7 +21,7 @@ from launcher.diagnosis.reading.log_records import (
     Kind,
     Role,
 )
-from scripts.benchmark.made_data.made_logs import Made, RunMaker, table
+from tests.support.made_logs import Made, RunMaker, table
 
 REAL_STEP = Path(__file__).parent / "data" / "areal_trainer_step.log"
 

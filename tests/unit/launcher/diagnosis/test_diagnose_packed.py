@@ -21,7 +21,7 @@ from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading import unpacked
 from launcher.diagnosis.reading.log_records import Kind
 from scripts import diagnose
-from scripts.benchmark.made_data.made_logs import Made, RunMaker
+from tests.support.made_logs import Made, RunMaker
 from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
 
 MADE = Made(fails="crash", onset=30, steps=60, plain=True)

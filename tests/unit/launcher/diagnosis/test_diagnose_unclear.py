@@ -6,8 +6,8 @@ import pytest
 
 from launcher.diagnosis.judging.verdict import RunCondition
 from scripts import diagnose
-from scripts.benchmark.made_data.made_logs import Made, RunMaker
 from tests.support.checkpoint_makers import write_areal_log
+from tests.support.made_logs import Made, RunMaker
 from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
 
 

@@ -1,7 +1,7 @@
 """Logs as AReaL and SGLang write them, made up: of a run that is healthy, or that fails at a known step in a known way.
 
-For the tests of scripts/diagnose.py, which know the right answer, and for its benchmark, which needs gigabytes. The
-formats were read from real logs (one is in tests/unit/data/).
+For the tests of scripts/diagnose.py, which know the right answer. The formats were read from real logs (one is in
+tests/unit/data/).
 """
 
 from __future__ import annotations
