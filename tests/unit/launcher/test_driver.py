@@ -20,6 +20,7 @@ from launcher.cli.keeper import DriverTask, read_again
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.driver import AttemptEnded, RunLaunch
 from launcher.policy.next_attempt import BeginAgain
+from launcher.reporting import current_status
 from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_memory import memory_file
@@ -105,6 +106,7 @@ def test_a_run_whose_removed_folder_another_has_begun_in_ends(tmp_path, monkeypa
     monkeypatch.setattr(driver, "ray_cluster", lambda *_, **__: contextlib.nullcontext(Whole()))
     monkeypatch.setattr(driver, "ray", SimpleNamespace(wait=lambda *_, **__: ([], [])))
     launch._now.another = f"pid 4711, of {paths.logs.name},"
+    monkeypatch.setattr(current_status, "held_by_another", lambda *_: launch._now.another)  # each write looks anew
     outcome = launch.run()
     assert outcome.status is TerminalStatus.ERRORED
     assert outcome.reason.endswith(f"another began there: pid 4711, of trial0, holds {paths.lock}")
