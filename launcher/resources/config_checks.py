@@ -35,6 +35,7 @@ from launcher.resources.sglang_arguments import (
 from launcher.resources.weight_way_checks import other_ways
 
 SINGLE_ON_CPU = ("sglang.tp_size", "sglang.dp_size")
+"""SGLang's copies on a CPU (dp) would meet on every interface, open to anybody; tp does not work there."""
 USUAL_TOKEN_POOL = 20_000
 """Of conf=arithmetic_cpu: an example, where none is given."""
 LAST_PORT = 65535
