@@ -22,6 +22,7 @@ SINGLE = "model.safetensors"
 LAST_WRITTEN = "tokenizer_config.json"
 """Of an export by AReaL, which writes nothing atomically: an export without it was cut short."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""transformers holds the experts fused, under other names than the checkpoint, and nothing here maps them back."""
 CHANGES = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 """Settings of a config.json that trainer and server would not both follow."""
 OTHER_WAY = "others by a trainer that takes them (AReaL, TRL), under this supervision: docs/adapters.md"
