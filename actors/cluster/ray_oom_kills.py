@@ -15,7 +15,8 @@ import ray
 
 MONITOR_INTERVAL = "RAY_memory_monitor_refresh_ms"
 """Ray hands its environment on to what it starts; "0": its memory monitor is off."""
-WITHIN_S = 1.0
+WITHIN_S = 5.0
+"""On a busy machine the dashboard answered after more than one second, and an end for memory counted as a crash."""
 LOOK_S = 0.02
 
 log = logging.getLogger("nodes")

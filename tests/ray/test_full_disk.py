@@ -73,9 +73,16 @@ def without_inodes(folder: Path):
 
 @contextlib.contextmanager
 def read_only(folder: Path):
-    """A second mount of it on top: what is open stays writable, and would keep the kernel from changing the first."""
-    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+    """A second mount of it on top: what is open stays writable, and would keep the kernel from changing the first. One
+    in which the run has opened a file before it was changed can't be changed either, and another one is made."""
+    while True:
+        subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+        change = ["mount", "-o", "remount,bind,ro", str(folder)]
+        changed = subprocess.run(change, stderr=subprocess.PIPE, text=True, check=False)
+        if changed.returncode == 0:
+            break
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        assert "busy" in changed.stderr, changed.stderr
     try:
         yield lambda: None
     finally:
