@@ -16,7 +16,7 @@ import ray
 MONITOR_INTERVAL = "RAY_memory_monitor_refresh_ms"
 """Ray hands its environment on to what it starts; "0": its memory monitor is off."""
 WITHIN_S = 5.0
-"""On a busy machine the dashboard answered after more than one second, and an end for memory counted as a crash."""
+"""A dashboard on a busy machine needs more than a second, and what it doesn't say in time counts as a crash."""
 LOOK_S = 0.02
 
 log = logging.getLogger("nodes")
@@ -26,7 +26,8 @@ def listed_reason(node: str, pid: int) -> str | None:
     """Ray's reason for a kill for memory; "" for any other end, None where the end isn't listed yet."""
     from ray.util.state import list_workers  # 11 MiB and 0.4 s, for which few runs have a use
 
-    listed = list_workers(filters=[("node_id", "=", node), ("pid", "=", pid)], detail=True, timeout=1)
+    ours = ray.get_runtime_context().gcs_address  # else, beside another cluster, it refuses to choose among them
+    listed = list_workers(address=ours, filters=[("node_id", "=", node), ("pid", "=", pid)], detail=True, timeout=1)
     if not listed:
         return None
     newest = max(listed, key=lambda one: one.start_time_ms or 0)  # pids come again

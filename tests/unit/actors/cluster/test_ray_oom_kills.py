@@ -29,9 +29,13 @@ def worker(exit_type="NODE_OUT_OF_MEMORY", *, detail=SAID, start=5, is_alive=Fal
 )
 def test_the_newest_process_of_that_pid_counts(monkeypatch, listed, reason):
     asked = []
-    monkeypatch.setattr("ray.util.state.list_workers", lambda **how: asked.append(how["filters"]) or listed)
+    ours = SimpleNamespace(gcs_address="10.0.0.1:6379")
+    monkeypatch.setattr(ray_oom_kills.ray, "get_runtime_context", lambda: ours)
+    monkeypatch.setattr(
+        "ray.util.state.list_workers", lambda **how: asked.append((how["address"], how["filters"])) or listed
+    )
     assert listed_reason("node", 42) == reason
-    assert asked == [[("node_id", "=", "node"), ("pid", "=", 42)]]
+    assert asked == [(ours.gcs_address, [("node_id", "=", "node"), ("pid", "=", 42)])], "of no other cluster beside it"
 
 
 @pytest.fixture
