@@ -261,18 +261,20 @@ class MemoryFile:
         `has_command`: its trainer is another project's.
 
         Returns why the attempts before it are forgotten, "" where they are not. Raises OSError, JournalError."""
-        why = ""
-        lines = list(read_lines(events))
+        why, last, of_a_command = "", 0, []
+        for line in read_lines(events):  # one after the other: a week has more of them than a driver should hold
+            if isinstance(number := line.get("incident"), int):
+                last = max(last, number)
+            if has_command and line.get("event") in OF_A_COMMAND:
+                of_a_command.append(line)
         try:
             before = self._decoded().memory
             incidents, command = before.incidents.next_attempt(), before.command_events or []
         except (OSError, msgspec.MsgspecError) as error:
-            incidents = IncidentMemory()
-            command = [line for line in lines if line.get("event") in OF_A_COMMAND]
+            incidents, command = IncidentMemory(), of_a_command
             why = "" if isinstance(error, FileNotFoundError) else f"{self.path} can't be read: {error}"
         # The journal is ahead where a kill came before the memory: a number given twice has one folder for two.
-        known = (line.get("incident") for line in lines)
-        incidents.last = max([incidents.last, *(one for one in known if isinstance(one, int))])
+        incidents.last = max(incidents.last, last)
         self._attempt = attempt
         begun = RunMemory(attempt=attempt, incidents=incidents, command_events=command if has_command else None)
         self._replace(msgspec.json.encode(begun))
