@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import ray
@@ -121,7 +122,8 @@ class RunActor(ABC):
         await history.flush()
         status = await asyncio.to_thread(CurrentStatusFile, self._paths, self._driver)
         over = asyncio.Event()
-        writing = asyncio.create_task(self._keep_status(status, journal, over))
+        failed = partial(journal.record, "trainer.snapshot_failed", subject="trainer")
+        writing = asyncio.create_task(repeat(lambda: self._write_status(status), EVERY_S, failed, over))
         try:
             return await self._lead(journal, history)
         finally:
@@ -129,23 +131,6 @@ class RunActor(ABC):
             # cancelled: a write that goes on in its thread would keep the last one from being written.
             over.set()
             await writing
-
-    async def _keep_status(self, status: CurrentStatusFile, journal: Journal, over: asyncio.Event) -> None:
-        """An error is a defect: it is recorded once, and costs the run nothing but what is shown of it."""
-        error_before, is_last = "", False
-        while not is_last:
-            is_last = over.is_set()
-            try:
-                await self._write_status(status)
-                error_before = ""
-            except Exception as error:  # noqa: BLE001 - else the display would stop without a message
-                if repr(error) != error_before:
-                    journal.record("trainer.snapshot_failed", subject="trainer", reason=repr(error))
-                error_before = repr(error)
-            if not is_last:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(EVERY_S):
-                        await over.wait()
 
     async def _write_status(self, status: CurrentStatusFile) -> None:
         if (seen := self._seen()) is not None:
@@ -244,17 +229,38 @@ async def take_place(config: RunConfig, file: MemoryFile, attempt: int) -> RunMe
 
 async def follow_requests(coordinator: RunLeader, read: Callable[[], RequestEntry | None], journal: Journal) -> None:
     """Carry out what a person wants of the run, as its file contains it now: a state, not an order, so that the request
-    outlives a Coordinator. An error is recorded once, and costs neither the run nor the next request."""
-    error_before = ""
-    while True:
+    outlives a Coordinator."""
+
+    async def follow() -> None:
+        carry_out(await asyncio.to_thread(read), coordinator)
+
+    await repeat(follow, REQUESTS_S, partial(journal.record, "request.failed", subject="user"))
+
+
+async def repeat(
+    work: Callable[[], Awaitable[None]],
+    every_s: float,
+    failed: Callable[..., object],
+    over: asyncio.Event | None = None,
+) -> None:
+    """Do `work` until it is `over`, and once more then. An error is a defect: `failed(reason=…)` records it once, and
+    it costs neither the run nor the next time: else what a person asks for, or is shown, would end without a message.
+    """
+    over = over or asyncio.Event()
+    error_before, is_last = "", False
+    while not is_last:
+        is_last = over.is_set()
         try:
-            carry_out(await asyncio.to_thread(read), coordinator)
+            await work()
             error_before = ""
-        except Exception as error:  # noqa: BLE001 - else pause and stop would end without a message
+        except Exception as error:  # noqa: BLE001 - whatever it is
             if repr(error) != error_before:
-                journal.record("request.failed", subject="user", reason=repr(error))
+                failed(reason=repr(error))
             error_before = repr(error)
-        await asyncio.sleep(REQUESTS_S)
+        if not is_last:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await over.wait()
 
 
 def carry_out(asked: RequestEntry | None, coordinator: RunLeader) -> None:
