@@ -52,7 +52,8 @@ class CheckpointScan:
         except (LauncherError, TimeoutError) as error:
             self._note_away(error)
             return None
-        self._was_read, self._away_since = True, None
+        self._was_read = True
+        self._away_since = None
         return found
 
     def _note_away(self, error: LauncherError | TimeoutError) -> None:

@@ -22,7 +22,8 @@ class RunPanel:
 
     def begin(self, title: str, attempt: int, *, started: float) -> None:
         """Of an attempt without any step yet. `started`: monotonic."""
-        self._progress, self._now = RunProgress(title, attempt, started=started), None
+        self._progress = RunProgress(title, attempt, started=started)
+        self._now = None
 
     def line(self, text: str) -> None:
         self._display.line(text)
