@@ -184,8 +184,8 @@ def of_trl(folder: Path) -> Iterator[tuple[str, Callable[[Case], tuple[Pair, Pai
     trainer = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
     version = importlib.import_module("trl").__version__
     for masked in (False, True):
-        for name, mine, yours in TRL if not masked else TRL[:3]:
-            mine = {**mine, "mask_truncated_completions": masked}
+        for name, settings, yours in TRL if not masked else TRL[:3]:
+            mine = {**settings, "mask_truncated_completions": masked}
 
             def both(case: Case, mine: Any = mine, yours: Any = yours, masked: bool = masked) -> tuple[Pair, Pair]:
                 case = case if masked else _all_kept(case)
@@ -226,7 +226,8 @@ def of_verl(folder: Path) -> Iterator[tuple[str, Callable[[Case], tuple[Pair, Pa
             values = reference_kl(mine, case.ref, estimator), verl.kl_penalty(yours, case.ref, estimator)
             for value in values:
                 value.sum().backward()
-            assert mine.grad is not None and yours.grad is not None
+            assert mine.grad is not None
+            assert yours.grad is not None
             return (values[0].detach(), mine.grad), (values[1].detach(), yours.grad)
 
         yield f"verl {version}: KL {estimator}", kl

@@ -41,7 +41,7 @@ def parser_of(tool: str) -> argparse.ArgumentParser:
 
 def table(parser: argparse.ArgumentParser) -> str:
     """One row for each flag, and one for all that name a run; `--help`, which every tool has, is left out."""
-    shown = [action for action in parser._actions if "--help" not in action.option_strings]
+    shown = [action for action in parser._actions if "--help" not in action.option_strings]  # noqa: SLF001
     naming = [action for action in shown if action.dest in NAMES_OF_A_RUN]
     if len(naming) < len(NAMES_OF_A_RUN):  # a tool with fewer of them says what its own mean
         naming = []

@@ -133,7 +133,8 @@ def chosen(catalog: CheckpointCatalog, given: argparse.Namespace) -> list[Catalo
     """Those that were asked for, verified as far as that needs; the newest last."""
     before = given.before_step if given.max_step is None else given.max_step + 1
     shown: list[CatalogEntry] = []
-    for entry in reversed(catalog.entries):
+    for found in reversed(catalog.entries):
+        entry = found
         if before is not None and entry.global_step >= before:
             continue
         if given.latest and (shown or entry.set_aside_as or entry.problem):

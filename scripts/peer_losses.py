@@ -65,7 +65,7 @@ def trl_loss(trainer: Any, case: Any, logprobs: Tensor, entropy: Tensor, setting
         "ref_per_token_logps": case.padded(case.ref),
         "num_items_in_batch": (case.mask * case.kept[:, None]).sum(),
     }
-    loss: Tensor = trainer._compute_loss(stand_in, None, inputs)
+    loss: Tensor = trainer._compute_loss(stand_in, None, inputs)  # noqa: SLF001
     return loss
 
 
@@ -143,7 +143,7 @@ def areal_advantages(areal: Any, case: Any, kl_ctl: float, estimator: str, adv_n
         "logprobs": server,
         "ref_logp": ref,
     }
-    found: Tensor = areal.PPOActor._compute_advantages(actor, batch)["advantages"][:, :-2]
+    found: Tensor = areal.PPOActor._compute_advantages(actor, batch)["advantages"][:, :-2]  # noqa: SLF001
     return found
 
 
@@ -162,7 +162,8 @@ def load_areal(folder: Path) -> dict[str, Any]:
     _stand_in("areal")  # else its __init__ would import all of it
     for name, file in AREAL_FILES.items():
         spec = importlib.util.spec_from_file_location(name, folder / file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = loaded[name] = module
         _until_loaded(partial(spec.loader.exec_module, module))

@@ -78,7 +78,8 @@ def set_up(catalog: CheckpointCatalog, wanted: Wanted) -> tuple[dict[str, object
 def _stays(catalog: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
     """AReaL's own recover folder is the best there is: model, optimizer and data position of one step."""
     info, trial = catalog.recover_info, catalog.trial
-    assert info is not None and info.name is not None
+    assert info is not None
+    assert info.name is not None
     command = next_command(trial)
     facts: dict[str, object] = {
         "format": "grpo-setup/1",

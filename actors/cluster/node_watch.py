@@ -51,7 +51,7 @@ def nodes_now() -> dict[str, ClusterNode]:
 
 def has_process(actor: Any) -> bool:
     """Whether some node runs this actor now, or is just starting it."""
-    known = ray_state.actors(actor._actor_id.hex())
+    known = ray_state.actors(actor._actor_id.hex())  # noqa: SLF001
     return bool(known.get("Pid")) and known.get("State") != "RESTARTING"
 
 

@@ -87,8 +87,8 @@ class HostedProcess:
         except BaseException:
             await host.end()
             raise
-        process._is_alone = True
-        process._swept.add_done_callback(lambda _: host.close())
+        process._is_alone = True  # noqa: SLF001
+        process._swept.add_done_callback(lambda _: host.close())  # noqa: SLF001
         return process
 
     @property

@@ -319,7 +319,7 @@ class Host:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=partial(die_with, os.getpid(), order["memory_limit"]),  # the host has a single thread now
+            preexec_fn=partial(die_with, os.getpid(), order["memory_limit"]),  # noqa: PLW1509 - the host has a single thread now
         )
         return self._child.pid
 

@@ -22,7 +22,7 @@ _written: set[str] | None = None
 
 def write_tracebacks() -> None:
     """From now on, once for each message."""
-    global _written  # one for a process, as its standard error is
+    global _written  # noqa: PLW0603 - one for a process, as its standard error is
     _written = set()
 
 

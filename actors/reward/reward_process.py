@@ -38,7 +38,7 @@ _prints_to = STDERR
 
 def print_to(descriptor: int) -> None:
     """For all processes that are started from now on."""
-    global _prints_to  # one for a process, as its standard error is
+    global _prints_to  # noqa: PLW0603 - one for a process, as its standard error is
     _prints_to = descriptor
 
 

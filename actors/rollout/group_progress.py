@@ -33,7 +33,7 @@ class GroupProgress:
     def copy(self) -> Self:
         """For what may come to nothing."""
         other = copy(self)
-        other._whole, other._begun = dict(self._whole), dict(self._begun)
+        other._whole, other._begun = dict(self._whole), dict(self._begun)  # noqa: SLF001
         return other
 
     def missing(self) -> list[int]:
@@ -60,8 +60,10 @@ class GroupProgress:
             index = missing[place]
             if (before := self._begun.pop(index, None)) is not None:
                 self.kept_tokens += len(before.token_ids)
-                part = joined(before, part)
-            (self._whole if place in samples.completions else self._begun)[index] = part
+                whole = joined(before, part)
+            else:
+                whole = part
+            (self._whole if place in samples.completions else self._begun)[index] = whole
         return brought
 
     def completions(self) -> list[Completion]:

@@ -52,7 +52,7 @@ def install() -> None:
     """Use it in SGLang from now on, wherever a request attends to all its tokens and to nothing else."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-    one_by_one: Callable[..., Tensor] = TorchNativeAttnBackend._run_sdpa_forward_decode
+    one_by_one: Callable[..., Tensor] = TorchNativeAttnBackend._run_sdpa_forward_decode  # noqa: SLF001
 
     def run(
         self: Any,
@@ -86,4 +86,4 @@ def install() -> None:
             )
         return output.copy_(attend(query, *place, scaling=scaling, enable_gqa=enable_gqa))
 
-    TorchNativeAttnBackend._run_sdpa_forward_decode = run
+    TorchNativeAttnBackend._run_sdpa_forward_decode = run  # noqa: SLF001

@@ -98,9 +98,8 @@ class IncidentTracker:
         for ending in endings:
             number = ending.incident.number
             events = self._incidents.lines.pop(number, [])
-            ending = dataclasses.replace(ending, reason=f"{ending.reason}{_what_was_kept(events)}")
             line = self._history.incident_ended(
-                ending,
+                dataclasses.replace(ending, reason=f"{ending.reason}{_what_was_kept(events)}"),
                 seconds=None if now is None else max(now - ending.incident.since, 0.0),
                 actions=[_action_text(event) for event in events if event.get("event") in DONE],
                 batches_rejected=sum(n == number for n in self._incidents.joined.values()),

@@ -71,13 +71,13 @@ class UpdateGroup:
             if self._address != LOOPBACK and (interface := interface_with(self._address)) is not None:
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)  # its own choice may be one that nobody reaches
             of_nccl = ProcessGroupNCCL.Options()
-            of_nccl._timeout = FOR_EVER
+            of_nccl._timeout = FOR_EVER  # noqa: SLF001
             self._group = ProcessGroupNCCL(store, 0, self._size, of_nccl)
             return
         gloo: Any = ProcessGroupGloo
-        of_gloo = gloo._Options()
-        of_gloo._devices = [gloo.create_device(hostname=self._address)]
-        of_gloo._timeout = self._within
+        of_gloo = gloo._Options()  # noqa: SLF001
+        of_gloo._devices = [gloo.create_device(hostname=self._address)]  # noqa: SLF001
+        of_gloo._timeout = self._within  # noqa: SLF001
         self._group = gloo(store, 0, self._size, of_gloo)
         self._store = None  # nobody asks it again, and it would go on listening
 

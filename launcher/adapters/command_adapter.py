@@ -113,7 +113,8 @@ class CommandAdapter:
         still get it is in the end of the text."""
         found, begun = list[StepSeen](), None
         for line in lines:
-            assert self._pattern is not None and self._reward is not None
+            assert self._pattern is not None
+            assert self._reward is not None
             if (seen := self._read_line(line)) is not None:
                 if begun is not None:
                     found.append(begun[0])

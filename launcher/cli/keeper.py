@@ -186,7 +186,7 @@ class Keeper:
             [*self._kept.python, *self._kept.driver, task.text()],
             process_group=0,
             pass_fds=(task.lock,),  # of a killed keeper the driver saves, while nobody else may begin the run
-            preexec_fn=prepare,
+            preexec_fn=prepare,  # noqa: PLW1509
         )
         while (returned := _reap(driver)) is None:
             self._hear(signal.sigwait({*self._heard, signal.SIGCHLD}), pass_on=driver)
@@ -215,7 +215,7 @@ class Keeper:
         """Of a run whose driver could not record it (P9), by a process that may import what that takes."""
         facts = json.dumps({"code": end.code, "reason": end.reason})
         command = [*self._kept.python, "-m", "launcher.cli.run_end", facts, self._kept.task.text()]
-        with subprocess.Popen(command, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ())) as ending:
+        with subprocess.Popen(command, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ())) as ending:  # noqa: PLW1509
             return ending.wait()
 
 

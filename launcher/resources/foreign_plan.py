@@ -55,7 +55,8 @@ def with_their_names(config: RunConfig, keys: Collection[str]) -> RunConfig:
 def _their_servers(config: RunConfig, settings: ArealSettings, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
     if config.trainer.rung != SERVERS:
         return
-    for key, value in settings.servers().items():
+    for key, said in settings.servers().items():
+        value = said
         if key == "model_path" and isinstance(value, str):
             if "actor.path" in keys:
                 continue

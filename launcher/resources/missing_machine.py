@@ -92,10 +92,10 @@ def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
     """GPU or host memory that the plan needs and the machine has not."""
     held = [note for note in plan.notes if note.startswith(HELD)]
     for problem in lacks(plan):
-        if held and problem.startswith("GPU"):
-            problem += f"; {', '.join(held)} (`python -m launcher doctor` has their pids)"
+        is_held = held and problem.startswith("GPU")
+        holders = f"; {', '.join(held)} (`python -m launcher doctor` has their pids)" if is_held else ""
         yield ResourceError(
-            f"memory: {problem}",
+            f"memory: {problem}{holders}",
             "a GPU's: sglang.mem_fraction_static, actor.mb_spec.max_tokens_per_mb, actor.gradient_checkpointing; "
             "the host's: sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers, "
             "rollout.max_head_offpolicyness (completions that wait, and weights, for each batch ahead); "

@@ -32,7 +32,7 @@ class TrialProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,
-                preexec_fn=end_with(os.getpid(), signal.SIGINT, code=130),  # safe, as the sweep has one thread
+                preexec_fn=end_with(os.getpid(), signal.SIGINT, code=130),  # noqa: PLW1509 - the sweep has one thread
             )
 
     @property

@@ -91,7 +91,8 @@ def pair_up(metrics: Iterable[Record], switched: Iterable[Record], schedule: Swi
 
 def _used(begun: Record, ended: Record, steps: int) -> dict[str, float]:
     before, after = begun["cpu_s"], ended["cpu_s"]
-    assert isinstance(before, Mapping) and isinstance(after, Mapping)
+    assert isinstance(before, Mapping)
+    assert isinstance(after, Mapping)
     return {name: (after[name] - before[name]) / steps for name in after}
 
 

@@ -140,6 +140,6 @@ def environment(schedule: SwitchSchedule) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    from scripts.benchmark import switched_run  # by its name, so that Ray's workers find the class
+    from scripts.benchmark import switched_run  # by its name, so that Ray's workers find the class  # noqa: PLW0406
 
     sys.exit(run(switched_run.SwitchedTrainer))

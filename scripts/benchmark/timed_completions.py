@@ -73,6 +73,6 @@ def run(trainer: type) -> int:
 
 
 if __name__ == "__main__":
-    from scripts.benchmark import timed_completions  # by its name, so that Ray's workers find the class
+    from scripts.benchmark import timed_completions  # by its name, so that Ray's workers find the class  # noqa: PLW0406
 
     sys.exit(run(timed_completions.TimedTrainer))

@@ -154,7 +154,8 @@ def _newest(catalog: CheckpointCatalog, config: RunConfig) -> ResumeSource:
 
 def _areals_own(catalog: CheckpointCatalog) -> ResumeSource:
     info = catalog.recover_info
-    assert info is not None and info.name is not None
+    assert info is not None
+    assert info.name is not None
     return ResumeSource(
         summary=f"resumes from step {info.name.global_step}, AReaL's own recover folder, with its optimizer",
         global_step=info.name.global_step,

@@ -49,7 +49,8 @@ def holder(leave: int, code: str = HOLDER) -> Iterator[Callable[[], None]]:
     """What is yielded makes it take all but `leave` bytes of each GPU; it is given back with the block."""
     command = [sys.executable, "-c", code, str(leave)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         wake = process.stdin
 
         def take() -> None:

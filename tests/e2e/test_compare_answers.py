@@ -36,7 +36,8 @@ def test_a_model_that_lost_a_layer_answers_worse(tmp_path, capsys):
         ]
     )
     found = json.loads(capsys.readouterr().out)
-    assert code == 1 and any("B answers worse: lower rewards on" in one for one in found["against"])
+    assert code == 1
+    assert any("B answers worse: lower rewards on" in one for one in found["against"])
     assert any(name in one for one in found["against"])
     assert {one["a_reward"] for one in found["answers"]["prompts"]} == {1.0}
 

@@ -51,6 +51,7 @@ def launched(folder, *more, short=SHORT):
         stderr=subprocess.STDOUT,
         text=True,
         timeout=scaled(500),
+        check=False,
     )
 
 

@@ -112,7 +112,8 @@ def test_many_at_once(serving):
     *others, farthest = sorted(
         furthest(serving, completion, temperature=1.3) for completion in of_each_length[:: len(completions) // 8]
     )
-    assert max(others) < FLOAT32_NOISE and farthest < FARTHEST_OF_MANY
+    assert max(others) < FLOAT32_NOISE
+    assert farthest < FARTHEST_OF_MANY
 
 
 def test_a_prompt_that_is_too_long_is_the_requests_own_fault(serving):
@@ -226,7 +227,8 @@ def test_without_its_keys_it_refuses_and_it_shows_them_nowhere(serving):
     assert [path for path in (*questions, *orders, "/", "/docs") if not serving.refuses(path)] == []
     assert [path for path in (*questions, *orders) if not serving.refuses(path, "0" * 64)] == []
     assert [path for path in orders if not serving.refuses(path, keys.api)] == []
-    assert not serving.refuses("/generate", keys.api) and not serving.refuses("/flush_cache", keys.admin)
+    assert not serving.refuses("/generate", keys.api)
+    assert not serving.refuses("/flush_cache", keys.admin)
     assert serving.generate().weight_version == serving.version, "no refused update was made"
 
     async def said(client):
@@ -241,7 +243,8 @@ def test_without_its_keys_it_refuses_and_it_shows_them_nowhere(serving):
         for part in ("cmdline", "environ")
         if (text := read_of(one, part))
     }
-    assert len(shown) >= 2 + 2 * 3 and all(shown.values()), "three processes at least were read, both parts of each"
+    assert len(shown) >= 2 + 2 * 3, "three processes at least were read, both parts of each"
+    assert all(shown.values()), "three processes at least were read, both parts of each"
     assert [where for where, text in shown.items() if keys.api.encode() in text or keys.admin.encode() in text] == []
 
 

@@ -186,7 +186,8 @@ def wait_for_the_disk(run: SupervisedRun, disk: Path, ways) -> None:
         assert list(run.incidents().values()) == [("disk_full", "disk", True)] * number
         began = run.events("incident.began")[-1]
         met_by = (run.paths.logs, run.paths.default_checkpoints)  # a probe, or a checkpoint before it
-        assert said in began["reason"] and any(str(folder) in began["reason"] for folder in met_by)
+        assert said in began["reason"]
+        assert any(str(folder) in began["reason"] for folder in met_by)
         assert run.server_pids() == servers
     run.finish()
     run.check_ledger()

@@ -231,7 +231,8 @@ def test_7_a_key_in_the_process_list(victim):
         {"attack": "find_in_processes", "needles": ["--model-path"]},
         {"attack": "find_in_processes", "needles": victim.secrets},
     )
-    assert can_look and not found, f"{saw}, {where}"
+    assert can_look, f"{saw}, {where}"
+    assert not found, f"{saw}, {where}"
     commands = [command_of(process) for process in victim.run.family()]
     assert not [command for command in commands if any(secret in command for secret in victim.secrets)]
 
@@ -248,7 +249,8 @@ def test_8_a_key_in_a_log(victim):
         },
         {"attack": "find_in_files", "as_owner": True, "folders": logs, "needles": victim.secrets},
     )
-    assert looked[0] and not found[0], found[1]
+    assert looked[0], found[1]
+    assert not found[0], found[1]
 
 
 def test_9_a_key_in_the_file_system(victim):
@@ -266,7 +268,8 @@ def test_9_a_key_in_the_file_system(victim):
 def test_10_a_second_run_with_the_same_name(victim):
     names = {"experiment": victim.paths.experiment_name, "trial": victim.paths.trial_name, "user": victim.paths.user}
     ((got_through, saw),) = strangers({"attack": "start_a_run", "fileroot": str(victim.paths.fileroot), **names})
-    assert not got_through and "can't be written" in saw
+    assert not got_through
+    assert "can't be written" in saw
     lock = {"path": str(victim.paths.lock)}
     only_the_owner_gets_through("lock", lock, lock)
     with pytest.raises(StorageError, match="is already running: pid"):

@@ -118,8 +118,10 @@ def test_parked_ranks_take_over_from_whichever_rank_is_lost_and_others_are_parke
         run.kill(parked[1])
         run.wait_until(lambda: len(run.events("trainer.parked")) == 2, "a parked rank that ended is replaced")
         again = ranks.parked()
-        assert again[0] == parked[0] and again[1] != parked[1], "the first of them stayed"
-        assert ranks.lives() == [first] and run.events("trainer.rank_lost") == [], "the trainer is not touched"
+        assert again[0] == parked[0], "the first of them stayed"
+        assert again[1] != parked[1], "the first of them stayed"
+        assert ranks.lives() == [first], "the trainer is not touched"
+        assert run.events("trainer.rank_lost") == [], "the trainer is not touched"
         life, to_lose = 1, [1, 0]
         while to_lose:
             assert life <= KILLS, run.tail()
@@ -133,7 +135,8 @@ def test_parked_ranks_take_over_from_whichever_rank_is_lost_and_others_are_parke
             else:
                 assert not set(now[1:]) & set(waiting), "all start cold"
         actors = [event["actor"] for event in run.events("trainer.took_over")]
-        assert len(actors) >= 2 and actors == (["trainer-standby", "trainer"] * KILLS)[: len(actors)]
+        assert len(actors) >= 2
+        assert actors == (["trainer-standby", "trainer"] * KILLS)[: len(actors)]
         run.stop()
         run.wait_gone()
         run.check_ledger()

@@ -48,8 +48,10 @@ def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):
         )
         run.wait_until(lambda: page.look()["last_step"] >= 2, "the page has read the third step's line")
         said = page.look()
-        assert said["life"]["live"] is True and said["status"][0] == "RUNNING"
-        assert said["last_step"] >= 2 and said["curves"]["series"]["grpo_actor/grad_norm"]["mean"]
+        assert said["life"]["live"] is True
+        assert said["status"][0] == "RUNNING"
+        assert said["last_step"] >= 2
+        assert said["curves"]["series"]["grpo_actor/grad_norm"]["mean"]
         assert [one["name"] for one in said["servers"]] == ["server-0"]
         assert page.push("pause")["asked"].endswith(": a test")
         run.wait_until(lambda: state_of(run.paths)[0] == "PAUSED", "it is paused")

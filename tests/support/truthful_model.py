@@ -16,7 +16,8 @@ class TruthfulModel:
 
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
-        assert config["model_type"] == "qwen2" and config["tie_word_embeddings"]
+        assert config["model_type"] == "qwen2"
+        assert config["tie_word_embeddings"]
         weights = load_file(folder / "model.safetensors")
         self._weights = {name.removeprefix("model."): array.astype(np.float64) for name, array in weights.items()}
         self._layers: int = config["num_hidden_layers"]

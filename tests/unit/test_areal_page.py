@@ -61,7 +61,9 @@ def test_the_command_of_before_is_what_the_command_of_now_starts(typed):
     theirs = shlex.split(BEFORE, comments=True)
     code, said = typed(dry(NOW))
     (started,) = re.findall(r"^rung A, a command \(areal\): (.*)", said, re.MULTILINE)
-    assert code == 2 and said.count("missing here: ") == 1 and "no AReaL is installed there" in said
+    assert code == 2
+    assert said.count("missing here: ") == 1
+    assert "no AReaL is installed there" in said
     assert shlex.split(started)[1:] == [*theirs[1:], "++recover.retries=0"]
 
 
@@ -69,7 +71,8 @@ def test_the_command_of_before_is_what_the_command_of_now_starts(typed):
 def test_the_first_command_starts_nothing_and_shows_the_plan_with_its_notes(typed, folder):
     before = snapshot(folder)
     code, said = typed(TEN_MINUTES)
-    assert code == 0 and "missing here" not in said
+    assert code == 0
+    assert "missing here" not in said
     assert f"plan of {EXPERIMENT}/t1, in {folder}/out/supervised" in said
     assert "note: their.yaml: recover.mode or recover.freq_* is off" in said
     assert "note: their.yaml: saver.freq_* is off" in typed(TEN_MINUTES, *shlex.split(GIVEN_BEHIND)[:2])[1]
@@ -80,9 +83,12 @@ def test_the_first_command_starts_nothing_and_shows_the_plan_with_its_notes(type
 def test_what_is_missing_and_what_contradicts_the_yaml_is_one_message_each(typed, folder):
     (folder / "train.py").unlink()
     code, said = typed(TEN_MINUTES)
-    assert code == 2 and said.count("missing here: ") == 1 and "train.py is no file" in said
+    assert code == 2
+    assert said.count("missing here: ") == 1
+    assert "train.py is no file" in said
     code, said = typed(TEN_MINUTES.replace(" -- ", " trial_name=other -- "))
-    assert code == 2 and said.startswith("trial_name=other, and their.yaml says t1\n")
+    assert code == 2
+    assert said.startswith("trial_name=other, and their.yaml says t1\n")
 
 
 def test_without_a_dry_run_a_recover_folder_that_is_torn_is_refused_and_nothing_is_moved(typed, folder):
@@ -92,7 +98,9 @@ def test_without_a_dry_run_a_recover_folder_that_is_torn_is_refused_and_nothing_
     (info / "dataloader_info.pkl").unlink()
     before = snapshot(folder)
     code, said = typed(same.replace(" dry_run=true", ""))
-    assert code == 2 and "dataloader_info.pkl" in said and "this run has not made it" in said
+    assert code == 2
+    assert "dataloader_info.pkl" in said
+    assert "this run has not made it" in said
     assert snapshot(folder) == before
 
 

@@ -35,7 +35,9 @@ def stages():
 
 def test_the_linter_has_nothing_to_say():
     linter = Path(sys.executable).parent / "hadolint"
-    done = subprocess.run([linter, "--no-color", REPOSITORY / "Dockerfile"], capture_output=True, text=True)
+    done = subprocess.run(
+        [linter, "--no-color", REPOSITORY / "Dockerfile"], capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.returncode) == ("", 0)
 
 

@@ -39,7 +39,8 @@ def test_the_dashboard_has_no_panel_above_another():
     cells = [
         (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
     ]
-    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
 
 
 def test_the_scrape_configuration_names_what_the_launcher_has():
@@ -65,4 +66,5 @@ def test_a_rule_that_never_comes_fails_its_test(tmp_path):
     done = subprocess.run(
         ["promtool", "test", "rules", "rules_test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode != 0 and "GrpoRewardZero" in done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "GrpoRewardZero" in done.stdout + done.stderr

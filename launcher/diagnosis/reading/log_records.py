@@ -108,7 +108,7 @@ class Steps:
     def at_times(self, moved: Callable[[float], float]) -> Steps:
         """The same with other times; those that are not known stay so."""
         other = copy(self)
-        other._times = array("d", (time if math.isnan(time) else moved(time) for time in self._times))
+        other._times = array("d", (time if math.isnan(time) else moved(time) for time in self._times))  # noqa: SLF001
         return other
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import coverage
 
-from tests.mutation.baseline.trials import OPTIONS, test_folders
+from tests.mutation.baseline.trials import OPTIONS, folders_of_tests
 
 SETTINGS = Path(__file__).with_name("coverage.ini")
 ROOMS = ("launcher", "actors", "scripts")
@@ -25,7 +25,7 @@ def measure_coverage(results: Path) -> None:
         return
     environment = {**os.environ, "BASELINE_DATA": str(data_file(results).resolve())}
     settings = f"--rcfile={SETTINGS}"
-    pytest = ["-m", "pytest", "-q", "-p", "tests.mutation.baseline.by_test", *OPTIONS, *test_folders()]
+    pytest = ["-m", "pytest", "-q", "-p", "tests.mutation.baseline.by_test", *OPTIONS, *folders_of_tests()]
     started = time.monotonic()
     subprocess.run([sys.executable, "-m", "coverage", "run", settings, *pytest], env=environment, check=False)
     print(f"coverage: {time.monotonic() - started:.0f} s", flush=True)

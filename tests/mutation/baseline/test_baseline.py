@@ -54,7 +54,9 @@ def test_one_that_was_not_measured_shows_nothing_and_does_not_pass(root):
     found = after()
     del found["launcher/m.py"][PLUS]
     said = compare_mutants(BEFORE, found, root)
-    assert said.unmeasured == [f"launcher/m.py: {PLUS}"] and said.lost == [] and said.exit_code == 1
+    assert said.unmeasured == [f"launcher/m.py: {PLUS}"]
+    assert said.lost == []
+    assert said.exit_code == 1
     assert len(compare_mutants(BEFORE, {}, root).unmeasured) == 3
 
 
@@ -73,7 +75,8 @@ def test_a_module_a_scope_and_code_that_are_gone_are_answers_of_their_own(root):
     assert compare_mutants(BEFORE, after(), root).moved[0] == f"launcher/m.py: the code of {GREATER}"
     file.unlink()
     said = compare_mutants(BEFORE, after(), root)
-    assert said.moved == ["launcher/m.py: the module, with 3 mutants that were killed"] and said.exit_code == 0
+    assert said.moved == ["launcher/m.py: the module, with 3 mutants that were killed"]
+    assert said.exit_code == 0
 
 
 def test_a_room_whose_lines_are_passed_less_is_a_loss_beyond_a_point():
@@ -89,7 +92,8 @@ def test_a_room_whose_lines_are_passed_less_is_a_loss_beyond_a_point():
 
 def test_one_part_that_lost_something_makes_all_fail(root):
     kept, lost = compare_mutants(BEFORE, after(), root), compare_mutants(BEFORE, after(**{PLUS: SURVIVED}), root)
-    assert all_of([kept, lost]).exit_code == 1 and all_of([kept, kept]).exit_code == 0
+    assert all_of([kept, lost]).exit_code == 1
+    assert all_of([kept, kept]).exit_code == 0
 
 
 TESTS = '''
@@ -122,13 +126,15 @@ def test_a_defect_is_named_by_the_docstring_of_a_test_and_may_become_a_row_of_a_
 def test_the_drawn_are_always_the_same_and_at_most_forty():
     source = "\n".join(f"def f{number}(a):\n    return a > {number}" for number in range(40))
     names = drawn("launcher/m.py", source)
-    assert names == drawn("launcher/m.py", source) and len({*names}) == 40
+    assert names == drawn("launcher/m.py", source)
+    assert len({*names}) == 40
     assert drawn("launcher/m.py", SOURCE) == names_of(SOURCE)
 
 
 def test_what_noticed_is_a_test_s_name():
     assert killer_of(f"{LATE}{KILLER}") == killer_of(KILLER) == KILLER
-    assert not names_a_test(SURVIVED) and not names_a_test(UNTESTED)
+    assert not names_a_test(SURVIVED)
+    assert not names_a_test(UNTESTED)
 
 
 def test_a_measurement_goes_on_where_it_ended_and_forgets_a_module_that_changed(root, monkeypatch):

@@ -51,7 +51,7 @@ WAITS_S = 20.0  # by the clock: a change may make a test wait for ever, which ta
 KILLED, NO_PLACE = 1, 2  # exit codes of a fork
 
 
-def test_folders(tests: Path = Path("tests")) -> list[str]:
+def folders_of_tests(tests: Path = Path("tests")) -> list[str]:
     folders = (folder for folder in tests.iterdir() if folder.is_dir() and folder.name not in NOT_UNIT)
     return sorted(str(folder) for folder in folders if any(folder.rglob("test_*.py")))
 
@@ -231,7 +231,7 @@ def try_all(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         trials = Trials(seen=seen, wanted=wanted, done=done, ends_at=ends_at, most_s=most_s, folder=Path(folder))
-        options = ["-s", "-p", "no:terminal", f"--basetemp={folder}/tests", *OPTIONS, *test_folders()]
+        options = ["-s", "-p", "no:terminal", f"--basetemp={folder}/tests", *OPTIONS, *folders_of_tests()]
         if pytest.main(options, plugins=[trials]) != 0:
             sys.exit("the tests can't be collected: python -m pytest --collect-only tests")
 

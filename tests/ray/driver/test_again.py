@@ -71,4 +71,5 @@ def test_a_finished_run_goes_back_and_on(folder, capsys):
         assert RewardSeries.read(again.paths).next_step == STEPS
         assert not again.paths.recover_checkpoint.exists()
         newest = CheckpointStore(again.paths.default_checkpoints).latest_complete()
-        assert newest.checkpoint.global_step == STEPS - 1 and newest.skipped == ()
+        assert newest.checkpoint.global_step == STEPS - 1
+        assert newest.skipped == ()

@@ -149,7 +149,8 @@ def test_rewards_that_stay_broken_end_the_run_for_a_person_and_the_same_command_
 def assert_sound(run, steps):
     """Each step once, none on rewards that were broken, and no restore condemned what it had to leave."""
     rewards = [line["rollout/reward"] for line in current_lines(read_lines(run.paths.metrics))]
-    assert run.steps() == list(range(1, steps + 1)) and min(rewards) > 0.1
+    assert run.steps() == list(range(1, steps + 1))
+    assert min(rewards) > 0.1
     assert learned(run.folder, steps) == undisturbed(steps)
 
 

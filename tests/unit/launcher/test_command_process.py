@@ -49,7 +49,8 @@ def test_as_a_process_from_another_folder(tmp_path):
 @pytest.mark.slow
 def test_hydras_account_of_what_was_composed(tmp_path):
     done = process("conf=gsm8k_h200", "--info", "defaults-tree", cwd=tmp_path)
-    assert done.returncode == 0 and "conf: gsm8k_h200" in done.stdout
+    assert done.returncode == 0
+    assert "conf: gsm8k_h200" in done.stdout
 
 
 @pytest.mark.slow

@@ -149,7 +149,8 @@ def test_a_run_whose_next_attempt_is_refused_ends_with_a_status(tmp_path, monkey
     ended = [event for event in read_lines(paths.events) if event["event"] == "incident.ended"]
     assert [(one["incident"], one["is_mended"]) for one in ended] == [(1, False)]
     left = memory_file(paths).last().incidents
-    assert not left.open and not left.left_open, "the next attempt does not end it again"
+    assert not left.open, "the next attempt does not end it again"
+    assert not left.left_open, "the next attempt does not end it again"
     assert "mine.jsonl:7" in paths.report.read_text()
 
 

@@ -72,4 +72,5 @@ def test_what_is_compiled_is_kept_for_the_processes_to_come(monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "argv", ["launcher", "--version"])
     assert main() == 0
-    assert "PYTHONDONTWRITEBYTECODE" not in os.environ and not sys.dont_write_bytecode
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+    assert not sys.dont_write_bytecode

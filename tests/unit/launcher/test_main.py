@@ -116,7 +116,9 @@ def test_a_plan_of_which_nobody_reads_more(tmp_path):
     os.close(reading)
     command = [sys.executable, "-m", "launcher", "conf=arithmetic_cpu", "dry_run=true", QUICK]
     environment = os.environ | {"PYTHONPATH": PYTHONPATH}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -127,7 +129,9 @@ def test_what_a_full_disk_does_not_take(arguments, unbuffered, tmp_path):
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "launcher", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "standard output can't be written: No space left on device" in done.stderr
 

@@ -77,7 +77,7 @@ def run(site, tmp_path):
     def run(*command: str | Path) -> str:
         environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scaled(120)
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scaled(120), check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -63,6 +63,7 @@ def command(environment, *words, begin=("-m", "launcher")):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -71,14 +72,16 @@ def command(environment, *words, begin=("-m", "launcher")):
 def test_a_plan(empty_home, tmp_path):
     code, out, err = command(empty_home, "dry_run=true", f"cluster.fileroot={tmp_path}")
     assert (code, err) == (0, "")
-    assert out.startswith("plan of arithmetic_cpu/trial0") and not STRAY.search(out)
+    assert out.startswith("plan of arithmetic_cpu/trial0")
+    assert not STRAY.search(out)
 
 
 @pytest.mark.slow
 def test_a_wrong_value_is_one_message(empty_home):
     code, out, err = command(empty_home, "actor.optimizer.lr=-1")
     assert (code, out) == (2, "")
-    assert err.startswith("error: actor.optimizer.lr=-1.0") and len(err.splitlines()) == 2
+    assert err.startswith("error: actor.optimizer.lr=-1.0")
+    assert len(err.splitlines()) == 2
 
 
 @pytest.mark.slow
@@ -87,7 +90,8 @@ def test_what_libraries_log_in_the_driver_is_in_its_log(empty_home, tmp_path):
     assert (code, err) == (0, "")
     assert not STRAY.search(out)
     (log,) = tmp_path.rglob("driver.log")
-    assert "it complains" in log.read_text() and "it will change" in log.read_text()
+    assert "it complains" in log.read_text()
+    assert "it will change" in log.read_text()
 
 
 @pytest.fixture
@@ -107,7 +111,9 @@ def test_a_disk_that_refuses_the_drivers_log_ends_nothing(logged, capsys):
     logging.getLogger("a.library").warning("it complains of %s", "this")
     warnings.warn("it will change", FutureWarning, stacklevel=1)
     err = capsys.readouterr().err
-    assert "it complains of this\n" in err and "it will change" in err and "Traceback" not in err
+    assert "it complains of this\n" in err
+    assert "it will change" in err
+    assert "Traceback" not in err
     logged.mkdir()
     logging.getLogger("a.library").warning("it complains again")
     assert re.fullmatch(r"\S+ \S+ WARNING a\.library: it complains again\n", (logged / "driver.log").read_text())

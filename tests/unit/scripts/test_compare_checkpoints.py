@@ -47,14 +47,18 @@ def tool(capsys):
 def test_what_training_does_is_close(tmp_path, before, tool, dtype):
     after = model(tmp_path / str(name_of(189)), before, dtype=dtype)
     code, said = tool(before, after)
-    assert code == 0 and "CLOSE: all of it 0.00" in said and "(how it answers: --answers)" in said
-    assert "healthy" not in said and "sound" not in said, "weights alone do not show that"
+    assert code == 0
+    assert "CLOSE: all of it 0.00" in said
+    assert "(how it answers: --answers)" in said
+    assert "healthy" not in said, "weights alone do not show that"
+    assert "sound" not in said, "weights alone do not show that"
 
 
 def test_the_same_is_equal(tmp_path, before, tool):
     after = shutil.copytree(before, tmp_path / str(name_of(189)))
     code, said = tool(before, after)
-    assert code == 0 and "EQUAL: every number of 26 tensors is the same" in said
+    assert code == 0
+    assert "EQUAL: every number of 26 tensors is the same" in said
 
 
 @pytest.mark.parametrize(
@@ -70,13 +74,17 @@ def test_the_same_is_equal(tmp_path, before, tool):
 def test_what_training_does_not_is_named(tmp_path, before, tool, change, said):
     after = model(tmp_path / str(name_of(189)), before, change=change)
     code, found = tool(before, after, "--png", tmp_path / "weights.png")
-    assert code == 1 and "SOMETHING ELSE THAN TRAINING" in found and said in found.replace("\n", " "), found
+    assert code == 1, found
+    assert "SOMETHING ELSE THAN TRAINING" in found, found
+    assert said in found.replace("\n", " "), found
     assert (tmp_path / "weights.png").stat().st_size > 10_000
 
 
 def test_other_models_are_far_apart_and_nothing_is_concluded(tmp_path, before, tool):
     code, said = tool(before, make_export(tmp_path / str(name_of(189)), seed=5))
-    assert code == 0 and "FAR APART" in said and "not near enough that the weights could show" in said
+    assert code == 0
+    assert "FAR APART" in said
+    assert "not near enough that the weights could show" in said
 
 
 def test_the_direction_of_the_update(tmp_path, before, tool):
@@ -90,22 +98,27 @@ def test_the_direction_of_the_update(tmp_path, before, tool):
     after = model(tmp_path / str(name_of(189)), middle, change=moved, move=0, dtype=torch.float32)
     code, said = tool(middle, after, "--base", before, "--json")
     facts = json.loads(said)
-    assert code == 0 and all(one["earlier_cosine"] == pytest.approx(1.0, abs=1e-3) for one in facts["tensors"])
+    assert code == 0
+    assert all(one["earlier_cosine"] == pytest.approx(1.0, abs=1e-3) for one in facts["tensors"])
     assert [one["name"] for one in facts["tensors"] if one["name"] == MATRIX] == [MATRIX]
 
 
 def test_what_only_one_of_them_has_is_said(tmp_path, before, tool):
     after = model(tmp_path / str(name_of(189)), before, change=lambda tensors: tensors.pop(BIAS))
     code, said = tool(before, after)
-    assert f"not looked at: only in A: {BIAS}" in said and code == 1 and "lacks tensors" in said
+    assert f"not looked at: only in A: {BIAS}" in said
+    assert code == 1
+    assert "lacks tensors" in said
 
 
 def test_what_is_no_model_is_named(tmp_path, before, tool):
     (tmp_path / "empty").mkdir()
     code, said = tool(before, tmp_path / "empty")
-    assert code == 2 and f"{tmp_path / 'empty'} has no model.safetensors" in said
+    assert code == 2
+    assert f"{tmp_path / 'empty'} has no model.safetensors" in said
     code, said = tool(before, before, "--answers", "4")
-    assert code == 2 and "--answers K and the run's settings belong together" in said
+    assert code == 2
+    assert "--answers K and the run's settings belong together" in said
 
 
 @pytest.mark.parametrize(
@@ -116,4 +129,5 @@ def test_worse_is_said_where_chance_hardly_does_it(b, against):
     found = Answers(questions=("?",) * len(b), a=a, b=tuple(Answer(text="b", reward=one) for one in b))
     assert bool(found.against) is against
     unscored = Answers(questions=("?",) * len(b), a=a, b=tuple(Answer(text="b", reward=None) for _ in b))
-    assert not unscored.against and unscored.sentence() == "no answer could be scored"
+    assert not unscored.against
+    assert unscored.sentence() == "no answer could be scored"

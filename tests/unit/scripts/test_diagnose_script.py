@@ -69,11 +69,14 @@ def test_a_file_of_another_kind_in_the_folder_does_not_keep_the_rest_from_being_
 def test_a_folder_of_nothing_but_other_files_says_what_they_are(capsys, tmp_path):
     (tmp_path / "trainer.log.zip").write_bytes(b"PK\x03\x04 all")
     code, _, err = run(capsys, tmp_path)
-    assert code == WRONG and "is no archive that can be read" in err and "unpack it" in err
+    assert code == WRONG
+    assert "is no archive that can be read" in err
+    assert "unpack it" in err
     (tmp_path / "trainer.log.zip").unlink()
     (tmp_path / "install.log").write_text("hello world\n")
     code, _, err = run(capsys, tmp_path)
-    assert code == WRONG and "is no log of" in err
+    assert code == WRONG
+    assert "is no log of" in err
 
 
 def test_a_beginning_is_no_resume_and_a_return_to_the_first_weights_is(capsys, tmp_path):
@@ -285,7 +288,8 @@ def test_bad_input_says_what_is_wrong_and_what_there_is(capsys, crashed, tmp_pat
 def test_json_lines_of_another_program_are_no_metrics_of_ours(capsys, tmp_path):
     (tmp_path / "data.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     code, out, err = run(capsys, tmp_path / "data.jsonl")
-    assert (code, out) == (WRONG, "") and "data.jsonl is JSON without a step (global_step)" in err
+    assert (code, out) == (WRONG, "")
+    assert "data.jsonl is JSON without a step (global_step)" in err
 
 
 def test_without_a_name_the_only_run_is_read(capsys, crashed, tmp_path):

@@ -101,7 +101,8 @@ def test_damage_condemns_and_says_from_where(tool, facts, trial):
     write_rewards(trial, HEALTHY, events=[began(1, 27)])
     _, found = facts()
     assert states(found) == {5: "good", 15: "good", 25: "candidate", 30: "condemned", 38: "condemned"}
-    assert found["damage"]["onset_step"] == 27 and found["damage"]["first_damaged_checkpoint"] == 26
+    assert found["damage"]["onset_step"] == 27
+    assert found["damage"]["first_damaged_checkpoint"] == 26
     lines = tool()[1].splitlines()
     assert "the last good checkpoint is of step 15" in lines[0]
     assert lines[1].startswith("damage from about step 27 on (incident 1, reward_collapse: it fell)")
@@ -122,15 +123,18 @@ def test_a_torn_one_is_seen_without_reading_it_and_a_flipped_one_by_verify(tool,
     truncate(folder / "epoch0epochstep25globalstep25" / "model.safetensors")
     flip(folder / "epoch0epochstep15globalstep15" / "training_state.tensors")
     code, found = facts()
-    assert code == 0 and found["last_good"] == 15
+    assert code == 0
+    assert found["last_good"] == 15
     assert states(found)[25] == "unverified"
     assert "model.safetensors has" in found["checkpoints"][2]["problem"]
     code, found = facts("--verify")
-    assert code == 1 and found["last_good"] == 5
+    assert code == 1
+    assert found["last_good"] == 5
     assert [one["verified"] for one in found["checkpoints"]] == [True, False, False, True, True]
     assert "training_state.tensors was changed" in found["checkpoints"][1]["problems"][0]
     code, out = tool("--verify")
-    assert code == 1 and "training_state.tensors was changed" in out
+    assert code == 1
+    assert "training_state.tensors was changed" in out
 
 
 def test_numbers_that_are_not_finite_are_seen_only_by_verify(facts, trial):
@@ -155,7 +159,8 @@ def test_half_a_manifest_and_an_empty_folder_are_listed_and_never_good(facts, tr
         38: "candidate",
     }
     problems = {one["step"]: one["problem"] for one in found["checkpoints"]}
-    assert "is empty" in problems[20] and "manifest.json is not a complete manifest" in problems[25]
+    assert "is empty" in problems[20]
+    assert "manifest.json is not a complete manifest" in problems[25]
 
 
 def test_recover_info_says_what_the_next_launch_takes(tool, facts, trial):
@@ -169,8 +174,10 @@ def test_recover_info_says_what_the_next_launch_takes(tool, facts, trial):
 
 def test_wrong_names_are_one_message_and_exit_code_2(tool, trial):
     code, said = tool(names=("--experiment-name", "expo", "--trial-name", TRIAL, "--user", USER))
-    assert code == 2 and said.startswith("error: ")
-    assert "--experiment-name expo: there is no such folder" in said and "which holds exp" in said
+    assert code == 2
+    assert said.startswith("error: ")
+    assert "--experiment-name expo: there is no such folder" in said
+    assert "which holds exp" in said
 
 
 @pytest.mark.parametrize("flags", [["--max-step", "x"], ["--max-step", "1", "--before-step", "2"], ["--nope"]])
@@ -193,7 +200,8 @@ def areal(root):
 @pytest.mark.slow
 def test_an_areal_folder_is_listed_and_marked_as_unverified(tool, facts, areal):
     code, found = facts("--recover-info")
-    assert code == 0 and found["made_by"] == "AReaL"
+    assert code == 0
+    assert found["made_by"] == "AReaL"
     assert states(found) == {20: "unverified", 40: "unverified", 60: "unverified", 99: "condemned"}
     assert found["damage"]["onset_step"] == 70
     told = found["recover"]["areal"]
@@ -222,7 +230,8 @@ def test_a_cut_export_is_seen(facts, areal):
 def test_the_older_layouts(root, tool, layout):
     make_areal(root, [20], recover_step=20, layout=layout)
     code, out = tool("--recover-info")
-    assert code == 0 and "recover_info is of step 20" in out
+    assert code == 0
+    assert "recover_info is of step 20" in out
 
 
 def test_nothing_is_ever_unpickled(root, tool, tmp_path):
@@ -248,4 +257,5 @@ def test_nothing_is_ever_unpickled(root, tool, tmp_path):
 def test_recover_files_that_areal_could_not_use_name_themselves(root, tool, damage, told):
     damage(*make_areal(root, [20], recover_step=20))
     out = tool("--recover-info")[1]
-    assert "it can NOT resume" in out and told in out
+    assert "it can NOT resume" in out
+    assert told in out

@@ -98,7 +98,8 @@ def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, fol
     became, said = tool("--yes")
     assert became == launched(folder)
     assert said.splitlines()[0] == "exp/t1: resumes from step 38, the newest; no damage is known"
-    assert "last good   step 25: " in said and "settings    fit the checkpoint" in said
+    assert "last good   step 25: " in said
+    assert "settings    fit the checkpoint" in said
     assert "\nnot read: 1 line of metrics.jsonl is no record of a run (line 41: " in said
     assert f"command     cd {folder} && {python()} -m launcher {' '.join(SETTINGS)}" in said
     assert not paths.recover_checkpoint.exists()
@@ -119,7 +120,8 @@ def test_the_shown_command_sets_up_what_it_says_that_it_resumes_from(tool, folde
     """Pasted after a no, it resumed from the newest checkpoint, which holds the damage."""
     tell(paths, began(1, 27))
     command = shown(tool)
-    assert command.startswith(f"{python()} -m scripts.setup_recovery ") and " --good && cd " in command
+    assert command.startswith(f"{python()} -m scripts.setup_recovery ")
+    assert " --good && cd " in command
     setup, _, launch = command.partition(" && ")
     assert launch == f"cd {folder} && {python()} -m launcher {' '.join(SETTINGS)}"
     assert setup_recovery.main(shlex.split(setup)[3:]) == 0
@@ -161,7 +163,8 @@ def test_it_asks_and_a_no_changes_nothing(tool, folder, paths):
     tell(paths, began(1, 27))
     before = snapshot(paths.checkpoints)
     code, said = tool(answer="n")
-    assert code == 1 and "nothing was changed, nothing was started" in said
+    assert code == 1
+    assert "nothing was changed, nothing was started" in said
     assert snapshot(paths.checkpoints) == before
     assert tool(answer="y")[0] == launched(folder)
 
@@ -181,7 +184,8 @@ def test_each_difference_is_told_with_both_values_and_what_it_means(tool, folder
     assert code == 2
     batch = compose(SETTINGS).train_dataset.batch_size
     assert f"train_dataset.batch_size was {batch}, is 7: the data position counts batches of another size" in said
-    assert "gconfig.n_samples was" in said and "is 3: advantages are normalised within groups of another size" in said
+    assert "gconfig.n_samples was" in said
+    assert "is 3: advantages are normalised within groups of another size" in said
     assert "cluster.n_nodes was 1, is 2: the saved state was split over another number of nodes" in said
     assert "nothing was started" in said
 
@@ -191,46 +195,58 @@ def test_torn_ones_are_passed_over_and_nothing_left_says_why(tool, folder, paths
     store = CheckpointStore(paths.default_checkpoints)
     flip(store.find(38).path / "position.json")
     became, said = tool("--yes")
-    assert became == launched(folder) and "resumes from step 30, the newest" in said
-    assert "passed over" in said and "position.json was changed" in said
+    assert became == launched(folder)
+    assert "resumes from step 30, the newest" in said
+    assert "passed over" in said
+    assert "position.json was changed" in said
     for checkpoint in store.list():
         flip(checkpoint.path / "model.safetensors")
     code, said = tool("--yes")
-    assert code == 1 and "has no complete checkpoint to resume from" in said and "model.safetensors was changed" in said
+    assert code == 1
+    assert "has no complete checkpoint to resume from" in said
+    assert "model.safetensors was changed" in said
 
 
 @pytest.mark.slow
 def test_nothing_good_says_why(tool, folder, paths):
     tell(paths, rewards=HEALTHY[:3])
     code, said = tool("--good", "--yes")
-    assert code == 1 and "step 38 is candidate (0 healthy steps after it" in said
+    assert code == 1
+    assert "step 38 is candidate (0 healthy steps after it" in said
 
 
 @pytest.mark.slow
 def test_a_run_that_is_over_or_running_is_left_alone(tool, folder, paths):
     with RunLock(paths):
         code, said = tool("--yes")
-    assert code == 2 and "is already running" in said
+    assert code == 2
+    assert "is already running" in said
     config = compose(SETTINGS)
     lengths = {"total_train_steps": config.total_train_steps, "total_train_epochs": config.total_train_epochs}
     tell(paths, {"event": "run.finished", "time": 2000.0, "reason": "all steps"} | lengths)
     code, said = tool("--yes")
-    assert code == 0 and "is FINISHED (all steps); nothing to do" in said
+    assert code == 0
+    assert "is FINISHED (all steps); nothing to do" in said
 
 
 @pytest.mark.slow
 def test_a_command_with_an_open_quote_is_named(tool, folder, paths):
     code, said = tool("--command", "python -m launcher 'conf=x")
-    assert code == 2 and "--command" in said and "no closing quotation" in said
+    assert code == 2
+    assert "--command" in said
+    assert "no closing quotation" in said
 
 
 @pytest.mark.slow
 def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
     write_rewards(paths, HEALTHY)
     code, said = tool("--yes")
-    assert code == 2 and "--command 'python -m launcher" in said and "config.yaml" in said
+    assert code == 2
+    assert "--command 'python -m launcher" in said
+    assert "config.yaml" in said
     became, _ = tool("--yes", "--command", f"python -m launcher {' '.join(SETTINGS[:-1])} cluster.fileroot=run/root")
-    assert became[0] == str(folder.parent) and became[-1] == "cluster.fileroot=run/root"
+    assert became[0] == str(folder.parent)
+    assert became[-1] == "cluster.fileroot=run/root"
 
 
 @pytest.mark.slow
@@ -245,7 +261,9 @@ def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
 )
 def test_wrong_input_is_one_message(tool, paths, flags, told):
     code, said = tool("--yes", *flags)
-    assert code == 2 and told in said and "Traceback" not in said
+    assert code == 2
+    assert told in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow
@@ -257,7 +275,8 @@ def test_the_run_really_takes_over(folder, paths):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, "prompts was 3, is 3664" in done.stderr) == (2, True), done.stderr
-    assert "resumes from step 38" in done.stdout and "arithmetic" in done.stdout.partition("dry_run=true")[2]
+    assert "resumes from step 38" in done.stdout
+    assert "arithmetic" in done.stdout.partition("dry_run=true")[2]
 
 
 # ── AReaL's ──
@@ -305,17 +324,22 @@ def test_without_its_logs_the_newest_is_taken_only_if_it_is_named(tool, folder, 
     hide(log)
     before = snapshot(folder / "root")
     code, said = tool("--yes", "--command", AREAL)
-    assert code == 1 and "which checkpoint of exp/t1 is healthy can't be seen" in said and "--before-step N" in said
+    assert code == 1
+    assert "which checkpoint of exp/t1 is healthy can't be seen" in said
+    assert "--before-step N" in said
     assert snapshot(folder / "root") == before
     became, said = tool("--yes", "--before-step", "100", "--command", AREAL)
-    assert became[-1] == "recover.mode=auto" and "health      not seen: " in said
+    assert became[-1] == "recover.mode=auto"
+    assert "health      not seen: " in said
 
 
 def test_areal_s_differences_and_a_command_that_is_not_known(tool, folder, areal):
     code, said = tool("--yes", "--command", AREAL.replace("=4", "=8"))
-    assert code == 2 and "gconfig.n_samples was '4', is '8'" in said
+    assert code == 2
+    assert "gconfig.n_samples was '4', is '8'" in said
     code, said = tool("--yes")
-    assert code == 2 and "--command" in said
+    assert code == 2
+    assert "--command" in said
 
 
 def test_the_command_is_taken_from_areals_own_log(tool, folder, areal):
@@ -335,7 +359,9 @@ def test_a_script_that_hands_no_arguments_on(tool, folder, areal, last):
     if "@" in last:
         assert found[-1] == "recover.no_load_optim=true"
         return
-    assert found == 2 and "run.sh hands no arguments on, so recover.mode=auto" in said and 'write "$@"' in said
+    assert found == 2
+    assert "run.sh hands no arguments on, so recover.mode=auto" in said
+    assert 'write "$@"' in said
     assert snapshot(folder / "root") == before
     assert "warning     " in tool("--command", "bash run.sh")[1]
 

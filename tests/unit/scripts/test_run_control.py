@@ -187,7 +187,8 @@ def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, 
     where = ["--fileroot", str(paths.fileroot), "--user", "me"]
     assert run_control.main(["status", "--experiment-name", "other", *where]) == 2
     said = capsys.readouterr().err
-    assert "--experiment-name other: there is no such folder in" in said and "which holds e" in said
+    assert "--experiment-name other: there is no such folder in" in said
+    assert "which holds e" in said
     assert control(paths, "status", "--json") == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["state"], said["servers"]) == ("FINISHED", []), "none of them serves any more"
@@ -201,7 +202,8 @@ def test_a_run_that_was_cut_off_says_what_goes_on_with_it(paths, journal, capsys
     assert "--user me" in said
     assert control(paths, "status") == 1
     said = capsys.readouterr().out
-    assert "is not running: its driver is gone and did not write how it ended" in said and "resume_training" in said
+    assert "is not running: its driver is gone and did not write how it ended" in said
+    assert "resume_training" in said
 
 
 def test_a_run_is_named_by_its_folder_by_a_name_with_a_slash_or_not_at_all(paths, journal, capsys, monkeypatch):

@@ -25,9 +25,11 @@ def step_of(trial):
 )
 def test_the_newest_that_fits(tool, trial, flags, step):
     code, said = tool(*flags)
-    assert code == 0 and step_of(trial) == step
+    assert code == 0
+    assert step_of(trial) == step
     assert said.splitlines()[0] == f"exp/t1: the next launch resumes from step {step}, at step {step + 1}"
-    assert "(hard link)" in said and "continue with: " in said
+    assert "(hard link)" in said
+    assert "continue with: " in said
 
 
 def test_a_path(tool, trial):
@@ -48,7 +50,8 @@ def test_undo(tool, trial, refused):
     before = snapshot(trial.checkpoints)
     tool("--good")
     code, said = tool("--undo")
-    assert code == 0 and "undone" in said
+    assert code == 0
+    assert "undone" in said
     assert snapshot(trial.checkpoints) == before
     assert "nothing is prepared" in refused("--undo", code=2)
 
@@ -57,10 +60,13 @@ def test_a_torn_one_is_passed_over_and_refused_by_its_path_whatever_is_forced(to
     store = CheckpointStore(trial.default_checkpoints)
     flip(store.find(25).path / "training_state.tensors")
     refusal = refused("--checkpoint-path", store.find(25).path, "--force")
-    assert "training_state.tensors was changed" in refusal and "never set up" in refusal
+    assert "training_state.tensors was changed" in refusal
+    assert "never set up" in refusal
     code, said = tool("--good")
-    assert code == 0 and step_of(trial) == 15
-    assert "passed over: step 25: " in said and "training_state.tensors was changed" in said
+    assert code == 0
+    assert step_of(trial) == 15
+    assert "passed over: step 25: " in said
+    assert "training_state.tensors was changed" in said
 
 
 def test_one_with_nan_in_it_is_torn_too(tool, trial):
@@ -73,7 +79,8 @@ def test_one_with_nan_in_it_is_torn_too(tool, trial):
 def test_an_export_in_a_run_of_ours_is_nothing_to_go_on_from(tool, trial, refused):
     folder = make_export(trial.default_checkpoints / str(name_of(27)))
     assert "without optimizer and data position" in refused("--checkpoint-path", folder)
-    assert tool("--good")[0] == 0 and step_of(trial) == 25
+    assert tool("--good")[0] == 0
+    assert step_of(trial) == 25
 
 
 def test_one_from_after_the_onset_only_by_force(tool, trial, refused):
@@ -81,13 +88,17 @@ def test_one_from_after_the_onset_only_by_force(tool, trial, refused):
     folder = CheckpointStore(trial.default_checkpoints).find(25).path
     assert "holds damage" in refused("--checkpoint-path", folder)
     code, said = tool("--before-step", "30")
-    assert code == 0 and step_of(trial) == 15
+    assert code == 0
+    assert step_of(trial) == 15
     assert "damage from about step 20 on" in said
     assert read_record(trial.recover_checkpoint).first_damaged == 19
     code, said = tool("--checkpoint-path", folder, "--force")
-    assert code == 0 and "FORCED although: checkpoints from step 19 on hold the damage" in said
-    assert step_of(trial) == 25 and read_record(trial.recover_checkpoint).first_damaged is None
-    assert tool("--before-step", "39", "--force")[0] == 0 and step_of(trial) == 38
+    assert code == 0
+    assert "FORCED although: checkpoints from step 19 on hold the damage" in said
+    assert step_of(trial) == 25
+    assert read_record(trial.recover_checkpoint).first_damaged is None
+    assert tool("--before-step", "39", "--force")[0] == 0
+    assert step_of(trial) == 38
 
 
 def test_what_was_condemned_only_by_its_path_and_by_force(tool, trial, refused):
@@ -110,7 +121,8 @@ def test_nothing_fits_says_why(trial, refused):
 def test_a_run_that_is_running_is_left_alone(trial, refused):
     with RunLock(trial):
         said = refused("--good", code=2)
-        assert "is already running" in said and "trial_name" not in said, "that would not set it up"
+        assert "is already running" in said, "that would not set it up"
+        assert "trial_name" not in said, "that would not set it up"
     with RunLock(trial, tool="resume_training"):
         assert "is being worked on by resume_training: pid" in refused("--good", code=2)
 

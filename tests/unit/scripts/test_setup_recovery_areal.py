@@ -40,7 +40,9 @@ def test_two_tools_at_once_on_areals(areal, root, tool):
         before = snapshot(root)
         for choice in ("--good", "--undo"):
             code, said = tool(choice)
-            assert code == 2 and "is being worked on: another tool holds" in said and ".recovery.lock" in said
+            assert code == 2
+            assert "is being worked on: another tool holds" in said
+            assert ".recovery.lock" in said
         assert snapshot(root) == before
     assert tool("--good")[0] == 0
 
@@ -111,7 +113,8 @@ def test_a_loader_that_reads_as_areal_s_does_takes_them(tool, areal):
             assert state[part]["last_steps"] <= state[part]["steps"]
     assert json.loads((info / "stats_logger_info.json").read_text())["last_commit_step"] == step.global_step - 1
     ranks = pickle.loads((info / "dataloader_info.pkl").read_bytes())
-    assert isinstance(ranks, list) and len(ranks) == 1
+    assert isinstance(ranks, list)
+    assert len(ranks) == 1
 
 
 def test_the_weights_are_those_of_the_export(tool, areal):
@@ -153,7 +156,8 @@ def test_areal_s_own_recover_folder_is_better_than_an_export(root, tool):
     make_areal(root, [20, 40], recover_step=45, rewards=REWARDS)
     before = snapshot(root)
     code, said = tool("--before-step", "60")
-    assert code == 0 and "nothing to do: AReaL's own recover folder fits, of step 45, with its optimizer" in said
+    assert code == 0
+    assert "nothing to do: AReaL's own recover folder fits, of step 45, with its optimizer" in said
     assert snapshot(root) == before
     assert "resumes from step 20" in tool("--before-step", "40")[1]
 
@@ -162,7 +166,8 @@ def test_without_a_data_position_areal_can_not_resume_and_nothing_is_made(root, 
     _, info = areal
     truncate(info / "dataloader_info.pkl")
     said = refused("--good")
-    assert "dataloader_info.pkl is not a complete pickle" in said and "actor.path=" in said
+    assert "dataloader_info.pkl is not a complete pickle" in said
+    assert "actor.path=" in said
     shutil.rmtree(info)
     assert "AReaL can't resume without dataloader_info.pkl" in refused("--good")
 
@@ -171,7 +176,9 @@ def test_a_torn_export_is_passed_over(areal, tool):
     top, _ = areal
     truncate(top / "default" / str(name_of(40)) / "model.safetensors")
     code, said = tool("--before-step", "50")
-    assert code == 0 and "resumes from step 20" in said and "passed over: step 40" in said
+    assert code == 0
+    assert "resumes from step 20" in said
+    assert "passed over: step 40" in said
 
 
 def test_the_form_of_before_1_0_is_not_made_up(areal, refused):

@@ -154,7 +154,8 @@ def test_a_folder_that_can_t_be_read_and_a_full_disk_are_one_message(capsys, num
 
     assert ended(fails) == WRONG
     said = capsys.readouterr().err
-    assert said.startswith(f"error: /data/logs: {os.strerror(number)}\n") and remedy in said
+    assert said.startswith(f"error: /data/logs: {os.strerror(number)}\n")
+    assert remedy in said
 
 
 def test_settings_that_are_a_link_to_nothing_are_named(paths, capsys):

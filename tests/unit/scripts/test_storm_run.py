@@ -57,11 +57,13 @@ def test_a_storm_of_which_something_is_lost_or_not_known_was_not_survived(tmp_pa
     run = finished(tmp_path, 30)
     shutil.rmtree(run.paths.default_checkpoints)
     result = read_result(run.paths, seed=1, asked=0, exit_code=0, seconds=1.0)
-    assert not result.survived and "\n  not known: whether steps or prompts are missing" in table(result)
+    assert not result.survived
+    assert "\n  not known: whether steps or prompts are missing" in table(result)
     run = finished(tmp_path / "another", 30)
     run.change(run.paths.ledger, lambda lines: lines[:-1])
     result = read_result(run.paths, seed=1, asked=0, exit_code=0, seconds=1.0)
-    assert not result.survived and "\n  29 of the run's 30 steps\n" in table(result)
+    assert not result.survived
+    assert "\n  29 of the run's 30 steps\n" in table(result)
 
 
 def finished(root, steps):

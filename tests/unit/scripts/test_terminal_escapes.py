@@ -94,7 +94,7 @@ TYPED = {
 def test_nothing_of_a_file_commands_the_terminal(name, request):
     fixture, words = READ[name]
     command = [sys.executable, "-m", *words(request.getfixturevalue(fixture))]
-    done = subprocess.run(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True)
+    done = subprocess.run(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     printed = (done.stdout + done.stderr).decode()
     assert SHOWN in printed.replace("\n", ""), printed
     assert not obeyed(printed), printed
@@ -145,7 +145,8 @@ def on_a_terminal(*words):
 def test_on_a_terminal_colours_are_the_tools_own(ended):
     """As a table is laid out that holds it."""
     printed = on_a_terminal("scripts.check_health", *names_of(ended))
-    assert "\x1b[1" in printed and SHOWN in "".join(printed.splitlines())
+    assert "\x1b[1" in printed
+    assert SHOWN in "".join(printed.splitlines())
     assert not obeyed(printed), printed
 
 
@@ -162,7 +163,11 @@ def test_a_reward_module_that_cant_be_imported(tmp_path):
     (tmp_path / "hostile_reward.py").write_text(MODULE)
     command = [sys.executable, "-m", "launcher", "conf=arithmetic_cpu", "dry_run=true", "reward.fn=hostile_reward:f"]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}, capture_output=True
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
+        capture_output=True,
+        check=False,
     )
     assert SHOWN in done.stderr.decode()
     assert not obeyed((done.stdout + done.stderr).decode())
@@ -195,7 +200,7 @@ def console(tmp_path, monkeypatch):
 
 
 def test_the_lines_of_a_run(console):
-    done = subprocess.run([sys.executable, "-m", console], cwd=REPOSITORY, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", console], cwd=REPOSITORY, capture_output=True, check=False)
     printed = (done.stdout + done.stderr).decode()
     assert printed.count(SHOWN) >= 5, done.stderr.decode()
     assert not obeyed(printed)
@@ -204,6 +209,7 @@ def test_the_lines_of_a_run(console):
 @pytest.mark.slow
 def test_the_panel_of_a_run(console):
     printed = on_a_terminal(console)
-    assert "╭" in printed and printed.count(r"\u001b]0;owned") >= 4, printed
+    assert "╭" in printed, printed
+    assert printed.count(r"\u001b]0;owned") >= 4, printed
     assert not obeyed(printed, allowed=FROM_RICH), obeyed(printed, allowed=FROM_RICH)
     assert MARKUP in "".join(printed.splitlines())

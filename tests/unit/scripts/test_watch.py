@@ -72,7 +72,9 @@ def test_a_port_that_is_taken(paths, capsys):
         port = holder.getsockname()[1]
         assert watch.main(["--fileroot", str(paths.fileroot), "--port", str(port)]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and f"port {port} of 127.0.0.1 is taken" in said.err and "--port" in said.err
+    assert said.out == ""
+    assert f"port {port} of 127.0.0.1 is taken" in said.err
+    assert "--port" in said.err
     assert len(said.err.splitlines()) == 2
 
 

@@ -14,7 +14,8 @@ async def test_an_answer_that_comes_after_that_to_a_later_question_is_dropped():
     probe = ActorProbe(lambda: questions.pop(0), heard=heard.append)
     asked = [asyncio.create_task(probe.refresh()) for _ in range(2)]
     await asyncio.sleep(0)
-    assert probe.is_waiting and not probe.is_fresh(1e9)
+    assert probe.is_waiting
+    assert not probe.is_fresh(1e9)
     second.set_result("new")
     first.set_result("old")
     await asyncio.gather(*asked)
@@ -39,13 +40,12 @@ async def test_an_actor_that_does_not_answer_is_not_an_error_of_the_owner():
 
 
 async def test_a_defect_ends_the_questions_and_is_raised_to_the_owner():
+    async def ask():
+        raise KeyError("a defect")
+
+    probe = ActorProbe(ask)
+    probe.begin(lambda: 0.0)
     with pytest.raises(KeyError, match="a defect"):
-
-        async def ask():
-            raise KeyError("a defect")
-
-        probe = ActorProbe(ask)
-        probe.begin(lambda: 0.0)
         probe.tasks.check()
         for _ in range(5):
             await asyncio.sleep(0)

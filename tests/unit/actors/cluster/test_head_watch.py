@@ -30,7 +30,8 @@ def head(monkeypatch):
 def watch(head):
     now = [0.0]
     found = HeadWatch(clock=lambda: now[0])
-    assert head.acquire(timeout=30) and head.acquire(timeout=30)  # the first was answered
+    assert head.acquire(timeout=30)
+    assert head.acquire(timeout=30)
     return found, now
 
 

@@ -33,7 +33,8 @@ def cause_of(end):
 def test_an_xid_error_names_its_gpu_as_the_cause(gpus, monkeypatch):
     gpus(gpus=4)
     end = explained(monkeypatch, ended(), xids="2:95,0:45")
-    assert "NVML reports Xid 95 of GPU 2" in end.reason and cause_of(end) is Cause.GPU_FAULT
+    assert "NVML reports Xid 95 of GPU 2" in end.reason
+    assert cause_of(end) is Cause.GPU_FAULT
 
 
 def test_a_gpu_that_is_lost_is_the_cause_without_a_word_in_the_log(gpus, monkeypatch):
@@ -63,6 +64,6 @@ async def test_an_incarnation_is_not_blamed_for_what_was_before_it(gpus, monkeyp
     monkeypatch.setenv("NVML_XIDS", "0:79")
     first = await gpus.explained(ended())
     await gpus.watch()
-    (first, second) = first, await gpus.explained(ended())
+    second = await gpus.explained(ended())
     assert "NVML reports Xid 79 of GPU 0" in first.reason
     assert second == ended()

@@ -59,8 +59,10 @@ def test_a_system_prompt_that_the_template_refuses_or_leaves_out_is_accused_and_
     for more in ({}, {"bad": bad}):
         with pytest.raises(ConfigError, match=said) as error:
             texts(tokenizer, records, ChatConfig(system_prompt="Hi"), **more)
-        assert "leave chat.system_prompt out" in error.value.hint and "d.jsonl" not in str(error.value)
-    assert bad.count == 0 and texts(tokenizer, records) == ["0+1?", "1+1?"]
+        assert "leave chat.system_prompt out" in error.value.hint
+        assert "d.jsonl" not in str(error.value)
+    assert bad.count == 0
+    assert texts(tokenizer, records) == ["0+1?", "1+1?"]
     tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"chat.system_prompt='Hi': the chat template of .* writes no system message"):
         texts(tokenizer, records, ChatConfig(system_prompt="Hi"))

@@ -205,7 +205,8 @@ def test_a_line_that_is_no_json(tmp_path, line):
 def test_a_file_in_another_encoding_is_called_so(tmp_path, encoding):
     (tmp_path / "d.jsonl").write_text('{"question": "fünf?", "answer": 5}\n', encoding=encoding)
     message = refused(tmp_path / "d.jsonl")
-    assert f"{tmp_path / 'd.jsonl'}:1 is not valid JSON: no UTF-8" in message and "as UTF-8" in message
+    assert f"{tmp_path / 'd.jsonl'}:1 is not valid JSON: no UTF-8" in message
+    assert "as UTF-8" in message
 
 
 def test_a_list_that_is_no_json(tmp_path):

@@ -61,7 +61,8 @@ def test_an_epoch_has_each_record_as_itself_before_it_has_one_as_a_copy():
     queue = mixture({"d": (1.25, 8)})
     for epoch in range(3):
         ids = queue.prompt_order.ids_of(epoch)
-        assert {f"d:{n}" for n in range(8)} <= {*ids} and len(ids) == 10
+        assert {f"d:{n}" for n in range(8)} <= {*ids}
+        assert len(ids) == 10
 
 
 def test_every_epoch_is_as_long_and_has_no_prompt_twice():

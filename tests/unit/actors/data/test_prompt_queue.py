@@ -329,7 +329,8 @@ def test_what_a_state_costs_does_not_grow_with_the_data_set(monkeypatch):
     queue = PromptQueue([f"p{i}" for i in range(100)], seed=1, shuffle=True)
     monkeypatch.setattr(prompt_order, "_digest", lambda *parts: hashed.append(len(parts)) or digest(*parts))
     states = [queue.state_dict() for _ in range(5)]
-    assert hashed == [102] and states == [states[0]] * 5
+    assert hashed == [102]
+    assert states == [states[0]] * 5
 
 
 def test_only_what_was_given_back_is_brought_forward():

@@ -55,7 +55,8 @@ def test_packed_text_is_read_with_its_lines_and_one_that_is_torn_is_refused(tmp_
     assert questions(load(as_list)) == questions(load(table)) == questions(loaded)
     path.write_bytes(path.read_bytes()[:-9])
     assert f"{path} can't be read" in (message := refused(path))
-    assert "write the file again" in message and "permissions" not in message
+    assert "write the file again" in message
+    assert "permissions" not in message
 
 
 def test_what_is_packed_and_no_text_and_a_packed_file_that_is_not_there(tmp_path):

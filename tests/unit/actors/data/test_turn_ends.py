@@ -62,7 +62,8 @@ def test_no_end_at_all_is_told(notes):
 )
 def test_templates_that_begin_or_end_no_answer_are_told(notes, template, said):
     found = notes(template)
-    assert len(found) == len(said) and all(part in note for part, note in zip(said, found, strict=True))
+    assert len(found) == len(said)
+    assert all(part in note for part, note in zip(said, found, strict=True))
 
 
 TURNS = "{% for m in messages %}{{ {'user': '<|im_end|>', 'assistant': '<|im_start|>'}[m.role] }}{{ m.content }}"

@@ -70,7 +70,8 @@ async def test_a_message_is_sent_whole_however_often_its_episode_is_cancelled(mo
     for _ in range(3):
         playing.cancel()
         await all_turns()
-    assert not playing.done() and process._sending.locked()
+    assert not playing.done()
+    assert process._sending.locked()
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await playing

@@ -305,7 +305,8 @@ def test_episodes_are_played_ahead_of_the_trainer_and_anew_after_a_resume(server
                 queue, items, n_samples=2, sampling=SAMPLING, concurrent_prompts=4, ahead=1, newest=lambda: 0
             )
             first = await stream.next_batch(2, version=0)
-            assert first.prompt_ids == ("p0", "p1") and queue.in_flight == ("p0", "p1", "p2", "p3")
+            assert first.prompt_ids == ("p0", "p1")
+            assert queue.in_flight == ("p0", "p1", "p2", "p3")
             while not all(task.done() for task in stream._running):
                 await asyncio.sleep(0.01)
             state = queue.state_dict()
@@ -317,4 +318,5 @@ def test_episodes_are_played_ahead_of_the_trainer_and_anew_after_a_resume(server
     first, second, state = asyncio.run(scenario())
     assert second.prompt_ids == ("p2", "p3")
     assert all(rollout.turns == 2 for rollout in (*first.rollouts, *second.rollouts))
-    assert state["first"] == ["p0", "p1", "p2", "p3"] and "kept" not in state
+    assert state["first"] == ["p0", "p1", "p2", "p3"]
+    assert "kept" not in state

@@ -56,7 +56,8 @@ def test_a_collapse_says_whether_the_completions_changed_too(paths, tokens, said
         steps.take(StepSeen(step=step, reward=0.0 if is_broken else 0.6), float(step))
         fault = watch.find(steps.lines, float(step)) or fault
     steps.write()
-    assert fault is not None and fault.cause is Cause.REWARD_COLLAPSE
+    assert fault is not None
+    assert fault.cause is Cause.REWARD_COLLAPSE
     assert fault.reason.endswith(f"; its completions meanwhile: {said}" if said else fault.incident.reason)
     assert ("its completions" in fault.reason) == bool(said)
     assert [("door/tokens/avg" in line) for line in read_lines(paths.metrics)] == [tokens is not None] * 40

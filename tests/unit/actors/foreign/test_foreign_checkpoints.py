@@ -65,7 +65,9 @@ def test_after_a_crash_the_recover_folder_is_taken_although_an_export_is_newer(t
     asyncio.run(found.prepare(step, lines(16)))
     asyncio.run(found.clear(after=step, is_condemned=False))
     aside = [path.name for path in (top / "default" / "set_aside").iterdir()]
-    assert len(aside) == 1 and aside[0].startswith("epoch") and aside[0].endswith(".superseded-1")
+    assert len(aside) == 1
+    assert aside[0].startswith("epoch")
+    assert aside[0].endswith(".superseded-1")
 
 
 def before_1_0(tmp_path):
@@ -86,8 +88,10 @@ def test_exports_that_a_run_would_write_over_from_step_0_on_are_refused(tmp_path
     found = checkpoints(tmp_path, history, made_by=before_1_0, are_ours=False)
     with pytest.raises(RunError) as caught:
         asyncio.run(found.resume_from([], None))
-    assert str(name_of(14)) in str(caught.value) and "would begin at step 0 and write over it" in str(caught.value)
-    assert "another trial_name" in caught.value.hint and not (top / "default" / "set_aside").exists()
+    assert str(name_of(14)) in str(caught.value)
+    assert "would begin at step 0 and write over it" in str(caught.value)
+    assert "another trial_name" in caught.value.hint
+    assert not (top / "default" / "set_aside").exists()
 
 
 @pytest.mark.slow

@@ -111,7 +111,9 @@ def saved(step, is_whole, changed_at):
 def test_a_checkpoint_that_does_not_become_whole_is_told_of():
     torn, later = saved(5, False, 100.0), saved(10, False, 200.0)
     said = torn_in([torn, later], older_than=150.0)
-    assert "step-5 is not whole" in said and "state.json" in said and "trainer.checkpoint_file" in said
+    assert "step-5 is not whole" in said
+    assert "state.json" in said
+    assert "trainer.checkpoint_file" in said
     assert torn_in([torn, later], older_than=50.0) == "", "it may still be written"
     assert torn_in([torn], older_than=150.0) == "", "a save takes as long as it takes"
     assert torn_in([saved(5, True, 100.0), saved(7, None, 100.0), later], older_than=150.0) == ""

@@ -44,7 +44,8 @@ def test_whoever_replaces_a_killed_door_finds_them(tmp_path):
     kept.take(give(tmp_path / "update", 7))
     kept.note(ports=[4711], paused="abort", serves=True)
     again = KeptWeights(tmp_path / "kept")
-    assert again.state == kept.state and again.state.ports == [4711]
+    assert again.state == kept.state
+    assert again.state.ports == [4711]
     assert (held(again), again.newest.version) == (7, 1)
 
 

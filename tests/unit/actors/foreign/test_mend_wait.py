@@ -80,7 +80,8 @@ def events(paths, *names):
 async def until(holds, running):
     give_up_at = time.monotonic() + scaled(120)
     while not (found := holds()):
-        assert time.monotonic() < give_up_at and not running.done()
+        assert time.monotonic() < give_up_at
+        assert not running.done()
         await asyncio.sleep(0.05)
     return found
 
@@ -103,7 +104,7 @@ async def waiting(config, paths, tmp_path):
 
 def as_killed():
     """One that is cancelled leaves what one that was killed leaves: it ends no incident."""
-    return mock.patch.object(IncidentTracker, "close", lambda *_: None)
+    return mock.patch.object(IncidentTracker, "close", return_value=None)
 
 
 def resume(paths, at=1.0):
@@ -131,7 +132,8 @@ def assert_sound(outcome, paths, tmp_path):
     for step in range(1, STEPS + 1):
         weight = (weight * 31 + step) % 1_000_003
     assert json.loads((tmp_path / "out" / f"step-{STEPS}" / "state.json").read_text())["weight"] == weight
-    assert bearing(mark_of(paths)) == [] and not events(paths, "checkpoint.damaged")
+    assert bearing(mark_of(paths)) == []
+    assert not events(paths, "checkpoint.damaged")
 
 
 @pytest.mark.slow
@@ -189,7 +191,8 @@ def test_where_one_step_shows_too_little_several_decide_and_none_of_them_is_writ
     assert re.search(r"earn 0 now in \d steps", why), why
     restored = [event["time"] for event in events(paths, "trainer.restored")]
     written = [line["time"] for line in read_lines(paths.metrics)]
-    assert len(restored) == 2 and not [moment for moment in written if restored[0] < moment < restored[1]]
+    assert len(restored) == 2
+    assert not [moment for moment in written if restored[0] < moment < restored[1]]
 
 
 @pytest.mark.slow
@@ -236,9 +239,11 @@ def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass_and_shows_nothin
         why="trainer.reward_check ended with exit code 1: 4 is not 4", is_known=True
     )
     for not_run, exit_code in (("no-such-program", "127"), ("sh -c 'kill -9 $$'", "-9")):
-        assert f"ended with exit code {exit_code}" in found(not_run).why and not found(not_run).is_known
+        assert f"ended with exit code {exit_code}" in found(not_run).why
+        assert not found(not_run).is_known
     its_path = "sh -c 'test $PYTHONPATH = of/the/trainer'"
-    assert found(its_path, PYTHONPATH="of/the/trainer") is None and found(its_path).is_known
+    assert found(its_path, PYTHONPATH="of/the/trainer") is None
+    assert found(its_path).is_known
 
 
 @pytest.mark.slow

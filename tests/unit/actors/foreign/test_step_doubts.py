@@ -56,7 +56,9 @@ def test_one_that_resumes_from_something_else_is_told_of_once(doubts, told, rest
     for _ in range(2):
         doubts.begin(restored, lines(*range(40)))
         look(doubts, first, first + 1)
-    assert len(told) == 1 and told[0].startswith(said) and told[0].endswith("check trainer.resume")
+    assert len(told) == 1
+    assert told[0].startswith(said)
+    assert told[0].endswith("check trainer.resume")
 
 
 def test_steps_without_any_reward_are_told_of(doubts, told):
@@ -64,7 +66,9 @@ def test_steps_without_any_reward_are_told_of(doubts, told):
     look(doubts, *range(1, WITHOUT_REWARD), reward=None)
     assert told == []
     look(doubts, *range(WITHOUT_REWARD, 30), reward=None)
-    assert len(told) == 1 and "no reward" in told[0] and told[0].endswith("check trainer.pattern")
+    assert len(told) == 1
+    assert "no reward" in told[0]
+    assert told[0].endswith("check trainer.pattern")
 
 
 @pytest.mark.parametrize("more", [{"reward": 0.0}, {"reward": None, "nonfinite": ("reward",)}])

@@ -96,7 +96,8 @@ def test_a_supervisor_that_is_killed_before_it_restores_leaves_no_restore_that_c
         await asyncio.gather(follower, return_exceptions=True)
 
     asyncio.run(run())
-    assert events(paths, "trainer.restored") and not events(paths, "health.outside_weights")
+    assert events(paths, "trainer.restored")
+    assert not events(paths, "health.outside_weights")
 
 
 @pytest.mark.slow
@@ -166,7 +167,8 @@ def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_pat
         return await running
 
     assert asyncio.run(run()).status is TerminalStatus.ABORTED
-    assert not events(paths, "checkpoint.condemned") and not (tmp_path / "out" / "set_aside").exists()
+    assert not events(paths, "checkpoint.condemned")
+    assert not (tmp_path / "out" / "set_aside").exists()
 
 
 def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
@@ -179,11 +181,14 @@ def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
         return watch.find(steps.lines, float(step))
 
     damage = [earn(step, 0.0 if step >= 37 else 0.6) for step in range(40)]
-    assert damage[-1] is not None and len(events(paths, "reward.alert")) == 1
+    assert damage[-1] is not None
+    assert len(events(paths, "reward.alert")) == 1
     steps.begin(30)
     watch.restored(30, 37)
-    assert earn(31, 0.0) is None and not events(paths, "reward.alert_over")
-    assert earn(32, 0.6) is None and len(events(paths, "reward.alert_over")) == 1
+    assert earn(31, 0.0) is None
+    assert not events(paths, "reward.alert_over")
+    assert earn(32, 0.6) is None
+    assert len(events(paths, "reward.alert_over")) == 1
 
 
 COLLAPSE = {"event": "health.reward_collapse", "onset_step": 24}

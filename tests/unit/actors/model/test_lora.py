@@ -55,7 +55,8 @@ def test_only_matrices_with_an_adapter_move(folder):
     assert moved == {name for name in before if name.endswith(("o_proj.weight", "down_proj.weight"))}
     facts, tensors = model.training_state()
     learning = {name.removeprefix("master.") for name in tensors if name.startswith("master.")}
-    assert learning == set(facts["optimizer_steps"]) and all("lora_" in name for name in learning)
+    assert learning == set(facts["optimizer_steps"])
+    assert all("lora_" in name for name in learning)
     count = sum(tensors[f"master.{name}"].numel() for name in learning)
     assert count == read_shape(folder).adapter_parameters(["o_proj", "down_proj"], 4)
 
@@ -130,5 +131,6 @@ def test_the_adapters_are_on_every_matrix_that_is_not_left_out(folder, tmp_path)
     model = policy(folder)
     model.save(tmp_path / "saved")
     config = json.loads((tmp_path / "saved" / "adapter" / "adapter_config.json").read_text())
-    assert set(config["target_modules"]) == {*MATRICES, *FUSED} and config["base_model_name_or_path"] == str(folder)
+    assert set(config["target_modules"]) == {*MATRICES, *FUSED}
+    assert config["base_model_name_or_path"] == str(folder)
     assert (config["r"], config["lora_alpha"]) == (4, 8.0)

@@ -55,7 +55,7 @@ class Plain(torch.optim.Optimizer):
                     state.setdefault("signs", torch.zeros_like(one, dtype=torch.uint8))
                     state["step"] += 1
                     state["signs"] ^= (one.grad > 0).to(torch.uint8)
-                    one -= group["lr"] / [1, 2, 3, 4, 5, 6][state["step"]] * (state["signs"] - 0.5)
+                    one.sub_(group["lr"] / [1, 2, 3, 4, 5, 6][state["step"]] * (state["signs"] - 0.5))
 
 
 @pytest.fixture(scope="module")

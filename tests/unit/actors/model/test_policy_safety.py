@@ -115,7 +115,8 @@ def test_a_group_that_is_only_compared_changes_no_bit_of_the_gradients(folder):
     assert dataclasses.replace(stats, logprob_distance=alone.logprob_distance) == alone
     here = groups[0].rollouts[0].completion.server
     far = stats.logprob_distance.by_server
-    assert far[here] == alone.logprob_distance.mean and far["http://other"] > 0
+    assert far[here] == alone.logprob_distance.mean
+    assert far["http://other"] > 0
 
 
 @pytest.mark.slow

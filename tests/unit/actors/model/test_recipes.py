@@ -94,8 +94,8 @@ def naive(folders, groups, config):
         counted = torch.cat([one[3] for one in made if one[5]])
         made = [(*one[:3], (one[3] - counted.mean()) / (counted.std() + config.adv_norm.eps), *one[4:]) for one in made]
     loss, n_tokens = torch.zeros(()), sum(len(one[0]) for one in made if one[5])
-    for logprobs, old, ref_logprobs, advantages, entropy, is_in, weight in made:
-        log_ratio = logprobs - old
+    for logprobs, old, ref_logprobs, by_token, entropy, is_in, weight in made:
+        log_ratio, advantages = logprobs - old, by_token
         if config.importance_sampling_level == "sequence":
             log_ratio, advantages = log_ratio.mean().expand_as(log_ratio), advantages.mean().expand_as(advantages)
         ratio = log_ratio.exp()

@@ -83,7 +83,8 @@ def test_a_fall_that_old_prompts_do_not_show_is_of_the_new_prompts_and_training_
 
     use(world, work)
     (event,) = world.events("reward.rebased")
-    assert event["global_step"] == 45 and "new ones are harder" in event["reason"]
+    assert event["global_step"] == 45
+    assert "new ones are harder" in event["reason"]
 
 
 def test_prompts_of_weaker_weights_do_not_vouch_for_a_policy_that_fell_back_to_what_it_was(world):

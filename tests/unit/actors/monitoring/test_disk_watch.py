@@ -52,7 +52,8 @@ def fill(folder) -> Path:
 def test_a_probe_leaves_nothing_and_finds_room(tmp_path):
     found = probe(tmp_path, 5.0)
     assert (found.fault, found.last_began_at, list(tmp_path.iterdir())) == (None, 5.0, [])
-    assert found.room is not None and found.room.free > 0
+    assert found.room is not None
+    assert found.room.free > 0
 
 
 def test_a_folder_that_is_not_there_is_unknown_and_no_trouble(tmp_path):
@@ -108,7 +109,8 @@ def test_the_end_of_a_checkpoint_or_of_a_pause_of_this_process_makes_no_slow_pro
         assert watch.trouble(now + 101) is None, "it has been waiting for the checkpoint"
         assert watch.trouble(now + 500) is None, "nobody looked for minutes"
         found = [watch.trouble(now + 500 + second) for second in range(33)]
-        assert found[29] is None and found[-1].fault is DiskFault.STALLED
+        assert found[29] is None
+        assert found[-1].fault is DiskFault.STALLED
         found = [watch.trouble(now + 533 + second, patient=True) for second in range(100)]
         assert all(found), "a checkpoint that begins on a stalled disk does not end the trouble"
         released.set()
@@ -121,7 +123,8 @@ def test_a_refusal_on_the_clock_of_another_machine_neither_waits_for_it_nor_ends
             watch.refused(told)
             began = time.monotonic()
             trouble = watch.trouble(began)
-            assert trouble is not None and abs(trouble.since - began) < deadline_s()
+            assert trouble is not None
+            assert abs(trouble.since - began) < deadline_s()
             until(lambda: watch.trouble(time.monotonic()) is None)
             watch.refused(told)
             assert watch.trouble(time.monotonic()) is None, "told again, it is no new one"

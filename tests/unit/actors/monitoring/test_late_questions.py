@@ -55,7 +55,8 @@ def test_the_same_question_after_another_one_counts_no_second_time(world):
         assert monitor.admit(batch(45, question="a")) == first
         assert monitor.admit(batch(46, question="b", weight_versions=(45,))) == bad
         assert (bad.admitted, bad.cause, monitor._series.next_step) == (False, Cause.SERVER_STALE, 47)
-        assert monitor.admit(batch(47)).admitted and monitor.admit(batch(48)).admitted, "without a name each one counts"
+        assert monitor.admit(batch(47)).admitted, "without a name each one counts"
+        assert monitor.admit(batch(48)).admitted, "without a name each one counts"
         assert monitor._series.next_step == 49
 
     use(world, work)

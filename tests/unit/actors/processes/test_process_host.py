@@ -341,7 +341,8 @@ async def test_a_memory_limit_is_the_kernels_own(run):
     await run.launch(sys.executable, "-S", "-c", script, memory_limit=2**28)
     await run.nothing_left([])
     said = run.log.read_text()
-    assert said.startswith("1000000\n") and said.endswith("MemoryError\n")
+    assert said.startswith("1000000\n")
+    assert said.endswith("MemoryError\n")
 
 
 async def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):

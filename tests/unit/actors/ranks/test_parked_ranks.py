@@ -199,7 +199,8 @@ def test_a_rank_that_was_not_asked_yet_is_not_forgotten(monkeypatch):
     monkeypatch.setattr(trainer_rank, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: next(clock)))
     monkeypatch.setattr(trainer_rank.os, "_exit", ends.append)
     rank._end_when_forgotten()
-    assert rank._asked_at == 0.0 and ends == [trainer_rank.FORGOTTEN]
+    assert rank._asked_at == 0.0
+    assert ends == [trainer_rank.FORGOTTEN]
 
 
 def test_ranks_of_which_one_was_lost_before_they_meet_do_not_wait_for_it(monkeypatch):

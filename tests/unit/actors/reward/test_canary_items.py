@@ -96,7 +96,8 @@ def test_a_judge_that_compares_the_ends_of_answers_is_named(world):
     """No wrong answer ended with the right one, so it scored each known answer as it should be."""
     canaries = world.make()
     verdict = world.verdict(canaries, "suffix")
-    assert verdict.is_broken and "that ends with the right one" in verdict.reason
+    assert verdict.is_broken
+    assert "that ends with the right one" in verdict.reason
     assert not world.verdict(canaries, "sound").is_broken
     assert world.make() == canaries, "kept for later attempts"
 

@@ -111,7 +111,9 @@ def test_options_of_ones_own_are_no_foreign_arguments(fn):
 
 
 def test_an_object_whose_call_is_async_is_awaited():
-    assert is_async(Judge()) and not is_async(Scorer()) and not is_async(max)
+    assert is_async(Judge())
+    assert not is_async(Scorer())
+    assert not is_async(max)
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,13 @@ def test_what_was_noted_is_scored_and_answered_again(made):
     assert record.is_enough
     rescored, replayed = record.check(100, 9)
     assert (rescored.expected, rescored.got) == (1.0, 1.0)
-    assert asked == [(sorted(IDS), 9)] and replayed.name == "4 prompts of healthy steps"
+    assert asked == [(sorted(IDS), 9)]
+    assert replayed.name == "4 prompts of healthy steps"
     scorer.value = 0.0
     rescored, replayed = record.check(100, 9)
-    assert rescored.is_low and replayed is None and len(asked) == 1, "what new answers earn shows nothing then"
+    assert rescored.is_low, "what new answers earn shows nothing then"
+    assert replayed is None, "what new answers earn shows nothing then"
+    assert len(asked) == 1, "what new answers earn shows nothing then"
     scorer.value = RewardError("no process")
     assert (record.rescore().got, record.rescore().error) == (None, "no process")
 
@@ -83,7 +86,8 @@ def test_what_was_noted_is_scored_and_answered_again(made):
 def test_only_steps_from_before_the_onset_are_asked_and_too_few_say_nothing(made):
     make, _, asked = made
     record = noted(make())
-    assert record.check(1, 9) == (None, None) and asked == []
+    assert record.check(1, 9) == (None, None)
+    assert asked == []
     assert record.rescore() is None, "the same as at the last check"
 
 
@@ -96,7 +100,9 @@ def test_nobody_waits_for_a_function_that_hangs_and_a_slow_one_is_not_called_bro
     assert (some.name, some.got) == ("8 completions of healthy steps", 1.0)
     scorer.quick = LEAST - 1
     rescored, replayed = record.check(100, 9)
-    assert rescored is None and replayed is not None and len(asked) == 1
+    assert rescored is None
+    assert replayed is not None
+    assert len(asked) == 1
     scorer.quick = 0
     none = record.rescore()
     assert (none.got, none.error) == (None, recorded_answers.LATE)
@@ -124,7 +130,8 @@ def test_the_count_is_kept_with_some_old_ones_among_them_and_0_keeps_none(made):
     make, _, _ = made
     record = noted(make(count=12), range(0, 400, 5))
     steps = sorted(one.step for one in record._known)
-    assert len(steps) == 12 and steps[0] < 380 <= steps[-1]
+    assert len(steps) == 12
+    assert steps[0] < 380 <= steps[-1]
     assert not noted(make(count=0)).is_enough
 
 

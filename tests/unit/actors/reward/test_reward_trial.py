@@ -116,7 +116,8 @@ def test_answers_without_a_number_have_another_records_answer_for_a_wrong_one():
 @pytest.mark.parametrize("answer", [None, "", {"tests": [1], "inputs": [2]}, "assert f(1) == 2\n" * 500, []])
 def test_what_can_t_be_asked_is_said_to_be_unchecked(answer):
     said, asked = tried(lambda c, a: 1.0, records(*[answer] * 4))
-    assert "could not be checked, as no right and wrong completion can be made of its answers" in said and asked == 0
+    assert "could not be checked, as no right and wrong completion can be made of its answers" in said
+    assert asked == 0
     said, _ = tried(lambda c, a: 1.0, records("yes", "yes"))
     assert "could not be checked" in said
 
@@ -188,6 +189,8 @@ def test_what_is_no_reward_is_refused_also_where_only_some_forms_get_it():
 
 def test_the_text_of_an_answer():
     assert text_of({"style": "rule", "ground_truth": {"target": 98}}) == "98"
-    assert text_of('{"ground_truth": "4"}') == "4" and text_of("[1, 2") == "[1, 2"
-    assert text_of(True) == "True" and text_of(0.5) == "0.5"
+    assert text_of('{"ground_truth": "4"}') == "4"
+    assert text_of("[1, 2") == "[1, 2"
+    assert text_of(True) == "True"
+    assert text_of(0.5) == "0.5"
     assert pairs_of("#### 1,200", [])["#### …"].right == "#### 1,200"

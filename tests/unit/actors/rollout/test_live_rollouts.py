@@ -66,7 +66,8 @@ def test_a_stop_ends_the_wait_for_a_server_that_never_comes(held, what):
     assert trainer.is_alive(), "it waits"
     rollouts.stop()
     trainer.join(deadline_s())
-    assert not trainer.is_alive() and len(ended) == 1
+    assert not trainer.is_alive()
+    assert len(ended) == 1
     queue.load_state_dict(queue.state_dict())  # as the loop does when it goes on
     assert queue.waiting == 4, "no prompt was lost"
 

@@ -230,9 +230,9 @@ async def test_a_server_whose_weights_are_damaged_is_asked_no_more_until_somebod
 @pytest.mark.slow
 async def test_a_prompt_that_always_fails_halts_with_its_name(servers):
     items = prompts(3)
-    with pytest.raises(RolloutError, match=r"prompt p\d+ failed 2 times"):
-        config = dataclasses.replace(QUICK, request_retries=0, prompt_attempts=2)
-        async with FaultProxy(servers[0], share=1.0, seed=1) as proxy, engine([proxy.url], config=config) as (r, _):
+    config = dataclasses.replace(QUICK, request_retries=0, prompt_attempts=2)
+    async with FaultProxy(servers[0], share=1.0, seed=1) as proxy, engine([proxy.url], config=config) as (r, _):
+        with pytest.raises(RolloutError, match=r"prompt p\d+ failed 2 times"):
             await collect(r, queue_of(items), items, 3)
 
 

@@ -31,7 +31,8 @@ def test_nothing_is_said_before_enough_was_seen_of_both():
     clients = Clients()
     clients.rounds(LATELY, name="server-1")
     clients.rounds(LATELY - 1, tokens=100)
-    assert list(clients.book.paces()) == ["server-1"] and clients.verdict() is None
+    assert list(clients.book.paces()) == ["server-1"]
+    assert clients.verdict() is None
     clients.rounds(1, tokens=100)
     assert clients.verdict() is not None
 
@@ -78,7 +79,8 @@ def test_where_all_are_slower_it_is_the_machine():
     for tokens in (1000, 248):
         for name in ("server-0", "server-1"):
             clients.rounds(LATELY, name=name, tokens=tokens)
-    assert clients.verdict() is None and clients.verdict("server-1") is None
+    assert clients.verdict() is None
+    assert clients.verdict("server-1") is None
 
 
 def test_another_life_begins_with_no_past():

@@ -255,8 +255,10 @@ async def test_a_bucket_is_one_request_with_a_handle_for_each_rank_and_the_last_
     async def answer(_, url, path, timeout_s, body=None, **rest):
         paths.append(path.partition("?")[0])
         if body:
-            assert path == "/update_weights_from_tensor" and body["load_format"] == "flattened_bucket"
-            assert body["abort_all_requests"] and not body["flush_cache"]
+            assert path == "/update_weights_from_tensor"
+            assert body["load_format"] == "flattened_bucket"
+            assert body["abort_all_requests"]
+            assert not body["flush_cache"]
             asked.append((body["serialized_named_tensors"], body["weight_version"]))
         return json.dumps({"model_path": "m", "weight_version": asked[-1][1]}).encode()
 

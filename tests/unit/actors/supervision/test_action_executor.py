@@ -204,24 +204,22 @@ async def test_a_server_starts_from_a_checkpoint_that_the_trainer_sets_aside_mea
 
 
 async def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
-    with pytest.raises(KeyError, match="a defect"):
-        trial = Trial(tmp_path)
+    trial = Trial(tmp_path)
 
-        def defect():
-            raise KeyError("a defect")
+    def defect():
+        raise KeyError("a defect")
 
-        trial.newest_model = defect
+    trial.newest_model = defect
+    with pytest.raises(KeyError, match="a defect"):  # as soon as it is begun, or at the next look
         await trial.begun()
         await trial.hands.look()
 
 
 async def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
-    with pytest.raises(ResourceError, match="port 30000"):
-        refused = ResourceError("port 30000 is in use", "choose another sglang.port")
-        trial = Trial(
-            tmp_path, trainer=FakeTrainer(TrainerView(pid=0), start=refused), actor=FakeActor(wait_exit=never)
-        )
-        trial.history.started_server("server-0", 0, 0, 1)
+    refused = ResourceError("port 30000 is in use", "choose another sglang.port")
+    trial = Trial(tmp_path, trainer=FakeTrainer(TrainerView(pid=0), start=refused), actor=FakeActor(wait_exit=never))
+    trial.history.started_server("server-0", 0, 0, 1)
+    with pytest.raises(ResourceError, match="port 30000"):  # as soon as it is begun, or at the next look
         await trial.begun()
         await trial.hands.look()
 

@@ -65,7 +65,8 @@ async def test_while_the_disk_stalls_the_loop_runs_and_nothing_is_chosen_from_wh
         disk.turns.set()
         await asyncio.wait([scan._reading])
         assert (first, stalled, set(again), turns > 0, await scan.read()) == (old, None, {None}, True, new)
-    assert len(disk.told) == 1 and "no answer from its disk" in disk.told[0]
+    assert len(disk.told) == 1
+    assert "no answer from its disk" in disk.told[0]
     assert disk.reads == 2, "a disk that stalls is not asked again before it has answered"
 
 

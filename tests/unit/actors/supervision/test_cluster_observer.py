@@ -88,7 +88,8 @@ def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing_and_is_not_empty(t
     trial.save(9)
     assert trial.standing() == [9]
     back = away(trial)
-    assert trial.standing() is None and trial.standing() is None
+    assert trial.standing() is None
+    assert trial.standing() is None
     back()
     trial.save(19)
     assert trial.standing() == [9, 19]
@@ -138,7 +139,8 @@ def test_no_checkpoint_is_called_damaged_while_the_disk_can_not_be_read(trial):
     back = away(trial)
     asyncio.run(trial.restore_fails(19))
     back()
-    assert trial.standing() == [19] and not trial.events("checkpoint.damaged")
+    assert trial.standing() == [19]
+    assert not trial.events("checkpoint.damaged")
 
 
 async def test_a_defect_in_telling_the_trainer_of_a_lost_server_is_raised_and_nothing_is_left_after_close(
@@ -313,7 +315,8 @@ async def test_a_memory_that_the_disk_refuses_is_trouble_of_the_disk(trial, monk
     trial.paths.run_memory.rmdir()
     trial.history.save()
     await trial.eyes.close()
-    assert seen.disk is not None and seen.disk.path == str(trial.paths.run_memory)
+    assert seen.disk is not None
+    assert seen.disk.path == str(trial.paths.run_memory)
     assert trial.history.refusal is None
 
 

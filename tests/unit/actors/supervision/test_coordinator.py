@@ -112,7 +112,8 @@ async def test_the_checkpoints_are_read_for_a_plan_that_needs_them_and_for_no_ot
         await trial.turns(2)
     trial.run.kill_server("server-1")
     await trial.turns()
-    assert trial.did(RestartServer) and trial.hands.reads == 1, "at the beginning"
+    assert trial.did(RestartServer), "at the beginning"
+    assert trial.hands.reads == 1, "at the beginning"
     trial.run.checkpoints = (CheckpointFacts(global_step=2, status=CheckpointStatus.CANDIDATE),)
     trial.run.kill_trainer()
     await trial.turns()

@@ -68,6 +68,8 @@ async def test_a_pause_does_not_end_because_its_file_can_not_be_read(paths, monk
             await asyncio.sleep(0.001)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    assert len(refused) == 3 and set(coordinator.holds) == {"a pause asked by somebody"}
+    assert len(refused) == 3
+    assert set(coordinator.holds) == {"a pause asked by somebody"}
     (said,) = read_lines(paths.events)
-    assert said["event"] == "request.failed" and "Stale file handle" in said["reason"]
+    assert said["event"] == "request.failed"
+    assert "Stale file handle" in said["reason"]

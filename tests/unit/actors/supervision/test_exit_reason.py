@@ -62,5 +62,6 @@ def test_a_log_is_read_once_for_a_life(tmp_path):
 
 def test_the_part_of_a_life_ends_the_log():
     text = f"{BEGIN.format(1)}\none\n{BEGIN.format(11)}\neleven\n"
-    assert part_of(text, 11).endswith("eleven\n") and "one\n" not in part_of(text, 11).partition("\n")[2]
+    assert part_of(text, 11).endswith("eleven\n")
+    assert "one\n" not in part_of(text, 11).partition("\n")[2]
     assert part_of("no beginning left", 3) == "no beginning left"

@@ -69,7 +69,8 @@ def test_while_weights_are_handed_out_the_others_serve_with_those_they_have():
 def test_one_that_leaves_is_neither_mended_nor_counted_on():
     for leaving in (dead(0), fresh(0), server(0, weight_version=3), server(0, ServerState.STALE)):
         made = decide(observed(leaving, server(1), **ONE))
-        assert kinds(made) == [LeaveServer] and made.attempts == ()
+        assert kinds(made) == [LeaveServer]
+        assert made.attempts == ()
 
     used_up = attempts(*[Rung.SERVER] * 50, cause=Cause.SERVER_CRASH, subject="s1")
     last = decide(observed(server(0), dead(1), **ONE), used_up)
@@ -193,7 +194,8 @@ class Fleet:
         self.actor = actor or FakeActor(info=never, stop=None)
 
         async def call(method, name, drain_s, *, within_s):
-            assert method == "drain_server" and within_s > drain_s
+            assert method == "drain_server"
+            assert within_s > drain_s
             self.drains.append((name, drain_s))
             if drain is not None:
                 raise drain
@@ -234,7 +236,8 @@ async def test_one_that_comes_is_watched_once_it_has_an_actor_and_one_that_leave
     assert await fleet.hands.slot_of("server-4") is slot, "one that is there is that one"
     assert await fleet.hands.leave("server-4") == {"moved": 2, "servers": 0}
     assert fleet.drains == [("server-4", 60.0)]
-    assert fleet.actor is None and fleet.eyes.slots == {}
+    assert fleet.actor is None
+    assert fleet.eyes.slots == {}
 
 
 async def test_a_server_leaves_also_where_trainer_and_actor_are_away(tmp_path):
@@ -255,7 +258,8 @@ async def test_one_whose_actor_does_not_end_is_ordered_to_leave_again(tmp_path):
     fleet.hands._end, ended = lambda actor: ended.set(), threading.Event()
     leaving = asyncio.create_task(fleet.hands.leave("server-4"))
     await asyncio.to_thread(ended.wait, 10)
-    assert ended.is_set() and not leaving.done()
+    assert ended.is_set()
+    assert not leaving.done()
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     assert fleet.eyes.slots == {"server-4": slot}

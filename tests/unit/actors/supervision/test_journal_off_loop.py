@@ -51,7 +51,8 @@ async def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monk
             await asyncio.sleep(0.005)
     on_disk = [event["event"] for event in read_lines(path)]
     await coordinator._drop_tasks()
-    assert begun > 0 and done_while_stalled == []
+    assert begun > 0
+    assert done_while_stalled == []
     assert "trainer.restoring" in on_disk, "an action was carried out before it was on the disk"
 
 
@@ -144,4 +145,5 @@ async def test_what_a_successor_would_not_know_of_is_not_begun_and_the_run_can_b
     repairs = [RestartServer] if is_repaired else []
     assert [type(action) for action in hands.done] == [PauseTrainer, *repairs, Halt]
     failed = [event["reason"] for event in read_lines(path) if event["event"] == "server.restarting_failed"]
-    assert len(failed) == 1 - len(repairs) and all("memory.json can't be written" in reason for reason in failed)
+    assert len(failed) == 1 - len(repairs)
+    assert all("memory.json can't be written" in reason for reason in failed)

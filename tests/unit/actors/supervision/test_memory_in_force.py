@@ -88,7 +88,8 @@ def test_the_next_attempt_begins_with_what_was_learnt_and_says_how_to_forget(tmp
     assert second.history.started_server("server-0", 0, 0, 1) == {POOL_TOKENS: 10000}
     assert second.history.memory.tried == first.history.memory.tried
     (event,) = [e for e in read_lines(second.events) if e["event"] == "memory.remembered"]
-    assert str(second.book.path) in event["reason"] and "memory.remember=false" in event["reason"]
+    assert str(second.book.path) in event["reason"]
+    assert "memory.remember=false" in event["reason"]
     second.come_back()
     assert second.names().count("memory.remembered") == 1, "read once in an attempt"
     assert second.history.memory.overrides == {POOL_TOKENS: 10000}
@@ -110,7 +111,8 @@ def test_a_damaged_book_costs_one_event(tmp_path):
     first.book.path.write_text("{")
     second = Attempt(tmp_path, 2)
     (event,) = read_lines(second.events)
-    assert event["event"] == "memory.book_damaged" and str(first.book.path) in event["reason"]
+    assert event["event"] == "memory.book_damaged"
+    assert str(first.book.path) in event["reason"]
     assert second.history.memory.overrides == {}
 
 

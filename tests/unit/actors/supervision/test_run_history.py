@@ -278,7 +278,8 @@ async def test_nothing_is_begun_that_the_disk_does_not_know_of(events, monkeypat
         with pytest.raises(DiskError, match=r"memory\.json can't be written: No space left on device"):
             await history.secure()
         refusal = history.refusal
-        assert refusal is not None and (refusal.path, refusal.fault) == (str(events.parent), DiskFault.FULL)
+        assert refusal is not None
+        assert (refusal.path, refusal.fault) == (str(events.parent), DiskFault.FULL)
     await history.secure()
     assert history.refusal is None
 

@@ -89,7 +89,8 @@ async def test_it_says_what_the_driver_said_of_itself_and_what_the_trainer_does(
     assert now.status == at_step(3)
     leader.seen = None  # it is being restarted: what was seen last stays
     later = await trial.until(lambda later: later.beat > now.beat + 2)
-    assert later.status == at_step(3) and later.elapsed_s > now.elapsed_s
+    assert later.status == at_step(3)
+    assert later.elapsed_s > now.elapsed_s
     await trial.kill(leader)
 
 
@@ -101,7 +102,8 @@ async def test_a_successor_goes_on_with_the_beat_and_keeps_what_was_seen(trial):
     left = read_now(trial.paths)
     second = trial.leader()
     now = await trial.until(lambda now: now.beat > left.beat)
-    assert now.status == at_step(3) and now.elapsed_s >= left.elapsed_s
+    assert now.status == at_step(3)
+    assert now.elapsed_s >= left.elapsed_s
     await trial.kill(second)
 
 

@@ -112,7 +112,8 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
     assert all(options["max_restarts"] == -1 for _, options, _ in created)
     assert [options["name"] for _, options, _ in created] == ["server-0", TRAINERS[0], MONITOR, COORDINATOR]
     asked = {kind: named for kind, _, named in created}
-    assert asked[Trainer]["has_monitor"] and asked[CoordinatorActor]["has_monitor"]
+    assert asked[Trainer]["has_monitor"]
+    assert asked[CoordinatorActor]["has_monitor"]
 
 
 NOT_CALLED_YET = frozenset[str]()

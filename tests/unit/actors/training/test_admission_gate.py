@@ -69,7 +69,10 @@ def test_it_asks_until_it_is_answered_and_records_it_once(journal):
     gate = gate_of(journal, ask)
     assert admitted(gate) == YES
     assert admitted(gate) == YES
-    assert len(questions) == 4 and len(set(questions[:3])) == 1 and questions[3] not in questions[:3] and all(questions)
+    assert len(questions) == 4
+    assert len(set(questions[:3])) == 1
+    assert questions[3] not in questions[:3]
+    assert all(questions)
     events = [(e["event"], e["reason"], e["global_step"]) for e in read_lines(journal.path)]
     assert events == [("gate.waiting", "restarting", 7), ("gate.answered", "", 7)]
 

@@ -29,7 +29,8 @@ def test_a_full_disk_at_a_save_stops_the_loop_which_saves_when_it_may_go_on(tmp_
     refusal = trial.loop.refusal
     assert (refusal.fault, refusal.path) == (DiskFault.FULL, str(trial.store.root))
     stopped = trial.loop.next_step
-    assert 4 <= stopped <= 8 and not trial.store.list(), "once the writer has met it: at the latest at the next save"
+    assert 4 <= stopped <= 8, "once the writer has met it: at the latest at the next save"
+    assert not trial.store.list(), "once the writer has met it: at the latest at the next save"
     trial.loop.allow()
     assert not trial.run(), "it is still full"
     assert trial.loop.next_step == stopped, "no step is taken before the save"
@@ -51,7 +52,8 @@ def test_a_full_disk_at_the_last_save_is_waited_for(tmp_path, monkeypatch):
         return save(self, folder, state)
 
     monkeypatch.setattr(PolicyModel, "save", refuse)
-    assert not trial.run() and trial.loop.next_step == 3
+    assert not trial.run()
+    assert trial.loop.next_step == 3
     trial.loop.allow()
     assert trial.run()
     assert [c.global_step for c in trial.store.list()] == [2]
@@ -65,7 +67,8 @@ def test_a_disk_that_refuses_a_step_s_lines_stops_the_loop_after_it(tmp_path):
     assert not trial.run()
     assert (trial.loop.refusal, trial.loop.next_step) == (refusal, 2)
     trial.loop.allow()
-    assert trial.run() and len(trial.reports) == 5
+    assert trial.run()
+    assert len(trial.reports) == 5
 
 
 def test_no_checkpoint_is_committed_of_a_step_whose_lines_are_not_on_the_disk(tmp_path):
@@ -73,7 +76,8 @@ def test_no_checkpoint_is_committed_of_a_step_whose_lines_are_not_on_the_disk(tm
     taken = trial.loop._record
     refusal = Refusal(path=str(tmp_path), fault=DiskFault.FULL, at=1.0)
     trial.loop._record = lambda report, batch: taken(report, batch) or (refusal if report.global_step == 3 else None)
-    assert not trial.run() and trial.loop.next_step == 4
+    assert not trial.run()
+    assert trial.loop.next_step == 4
     assert not trial.store.list(), "a checkpoint of step 3 was due, and a kill would leave the step out of the ledger"
     trial.loop.allow()
     assert trial.run()

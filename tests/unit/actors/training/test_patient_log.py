@@ -32,5 +32,6 @@ def test_a_line_that_can_not_be_made_is_not_blamed_on_the_disk(logs, capsys):
     path.parent.mkdir()
     logger.warning("%d steps", "many")
     logger.warning("after")
-    assert handler.lost == 0 and path.read_text() == "after\n"
+    assert handler.lost == 0
+    assert path.read_text() == "after\n"
     assert "TypeError" in capsys.readouterr().err, "a defect is shown as any other handler shows it"

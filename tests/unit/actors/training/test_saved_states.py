@@ -41,7 +41,7 @@ class OnlyNorms(torch.optim.SGD):
             if parameter.grad is not None and parameter.ndim == 1:
                 state.setdefault("step", 0)
                 state["step"] += 1
-                parameter -= 0.01 / state["step"] * parameter.grad
+                parameter.sub_(0.01 / state["step"] * parameter.grad)
 
 
 RECIPES = {

@@ -95,7 +95,8 @@ def test_a_state_of_another_data_set_or_seed_is_not_damaged_and_stays(tmp_path):
     other = PromptQueue([f"new {index}" for index in range(len(trial.queue))], seed=0, shuffle=True)
     with pytest.raises(DataError, match=r"the data set, its order or the seed is not the checkpoint's: .*fingerprint"):
         trial.loop._checkpointer.load_step(6, trial.model, other)
-    assert newest(trial).global_step == 6 and trial.events("state.damaged") == []
+    assert newest(trial).global_step == 6
+    assert trial.events("state.damaged") == []
     restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
     assert restored.last == trial.reports[6]
 

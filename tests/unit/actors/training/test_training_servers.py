@@ -134,7 +134,8 @@ def test_one_whose_machine_is_gone_is_not_waited_for(trials):
     assert trial.asked.wait(deadline_s())
     trial.tell(DEAD)
     asking.join(deadline_s())
-    assert ended and trial.pool.servers() == (DEAD,)
+    assert ended
+    assert trial.pool.servers() == (DEAD,)
 
 
 def test_one_that_died_after_its_answer_is_not_brought_back(trials):

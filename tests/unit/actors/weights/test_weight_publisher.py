@@ -36,7 +36,12 @@ async def publishing_to(urls, folders, *, timeout_s):
     async with SGLangClient() as client:
         pool = await pool_of(urls)
         publisher = WeightPublisher(
-            client, pool, folders=folders, weights=lambda: {"w": torch.zeros(3)}.items(), tp_size=1, timeout_s=timeout_s
+            client,
+            pool,
+            folders=folders,
+            weights=lambda: {"w": torch.zeros(3)}.items(),
+            tp_size=1,
+            timeout_s=timeout_s,
         )
         yield publisher, pool
         await publisher.close()

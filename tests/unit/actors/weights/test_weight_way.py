@@ -22,7 +22,8 @@ def test_two_failures_in_a_row_of_one_server_take_files():
     assert not way.failed("a"), "not in a row"
     assert not way.by_files
     assert way.failed("b")
-    assert way.by_files and way.n_failures == 4
+    assert way.by_files
+    assert way.n_failures == 4
     assert not way.failed("b"), "what was sent before says nothing of files"
 
 
@@ -50,7 +51,8 @@ def test_where_files_were_asked_for_nothing_changes():
     way = WeightWay(by_files=True, may_change=False)
     for _ in range(2 * AGAIN_AFTER):
         way.published()
-    assert way.by_files and not way.failed("a")
+    assert way.by_files
+    assert not way.failed("a")
 
 
 def test_a_late_answer_from_before_files_does_not_end_them():

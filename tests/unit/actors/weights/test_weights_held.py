@@ -128,7 +128,8 @@ async def test_what_a_late_server_loads_is_held_for_it(sent, monkeypatch):
     client.update_weights_from_tensor = update
     pool, publisher = await publisher_to(2, client, Weights())
     await publisher.publish(1)
-    assert sent.now == N_TENSORS * SIZE and publisher.loading() == ("server-0",)
+    assert sent.now == N_TENSORS * SIZE
+    assert publisher.loading() == ("server-0",)
     late.set()
     while publisher.loading():
         await asyncio.sleep(0)

@@ -87,7 +87,8 @@ def test_records_of_a_trainer_that_was_killed_are_removed_before_the_next_one(tm
     removes = adapter_of(trainer(tmp_path, *overrides, **ours)).command(None).removes
     assert removes == (root / login_name() / EXPERIMENT / TRIAL, left)
     (refused,) = missing(trainer(tmp_path, "+cluster.name_resolve.type=etcd3", **ours))
-    assert "cluster.name_resolve.type=etcd3" in refused and "cluster.name_resolve.type=nfs" in refused
+    assert "cluster.name_resolve.type=etcd3" in refused
+    assert "cluster.name_resolve.type=nfs" in refused
     assert adapter_of(trainer(tmp_path)).command(None).removes == (), "AReaL's own launcher does"
 
 
@@ -107,7 +108,8 @@ def test_where_its_records_are_its_own_source_says(tmp_path):
 def test_weights_that_a_restarted_server_could_not_get_are_refused(tmp_path):
     ours = {"rung": "servers", "addresses_env": "AREAL_LLM_SERVER_ADDRS"}
     (refused,) = missing(trainer(tmp_path, "actor.weight_update_mode=xccl", **ours))
-    assert "their.yaml: actor.weight_update_mode=xccl" in refused and "actor.weight_update_mode=disk" in refused
+    assert "their.yaml: actor.weight_update_mode=xccl" in refused
+    assert "actor.weight_update_mode=disk" in refused
     assert missing(trainer(tmp_path, rung="servers")), "a variable that AReaL does not read"
 
 
@@ -162,8 +164,10 @@ def test_what_is_torn_is_not_whole_and_an_export_alone_is_nothing_to_resume_from
     top, info = make_areal(tmp_path / "out", [4], recover_step=9)
     (info / "dataloader_info.pkl").unlink()
     export, own = adapter_of(given).checkpoints()
-    assert not own.is_whole and "dataloader_info.pkl" in own.problem
-    assert export.is_whole and "can't resume from an export alone" in export.no_resume
+    assert not own.is_whole
+    assert "dataloader_info.pkl" in own.problem
+    assert export.is_whole
+    assert "can't resume from an export alone" in export.no_resume
     copied(top, tmp_path / "copy")
     truncate(top / "default" / "recover_checkpoint" / ".metadata")
     assert not adapter_of(given).checkpoints()[-1].is_whole
@@ -205,7 +209,9 @@ def test_a_recover_folder_that_is_written_again_while_it_is_read_is_not_whole(tm
 
     monkeypatch.setattr(Path, "read_bytes", removed_after)
     (own,) = adapter_of(given).checkpoints()
-    assert asked and not own.is_whole and ".metadata" in own.problem
+    assert asked
+    assert not own.is_whole
+    assert ".metadata" in own.problem
 
 
 def test_its_folders_are_below_the_one_that_it_runs_in(tmp_path):
@@ -276,6 +282,8 @@ def test_a_version_that_was_not_run_is_told(tmp_path):
 
 def test_looking_makes_nothing(tmp_path):
     adapter = adapter_of(trainer(tmp_path))
-    assert adapter.checkpoints() == [] and missing(trainer(tmp_path)) == [] and [*adapter.plan()]
+    assert adapter.checkpoints() == []
+    assert missing(trainer(tmp_path)) == []
+    assert [*adapter.plan()]
     assert not (tmp_path / "out").exists()
     assert adapter.source == tmp_path / "out" / "logs" / login_name() / EXPERIMENT / TRIAL / "trainer.log"

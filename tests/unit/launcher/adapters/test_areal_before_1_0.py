@@ -37,7 +37,8 @@ def test_its_own_launcher_is_started_and_finds_its_recover_folder_itself(tmp_pat
     assert made.words[1:4] == ("-m", "areal.launcher.local", "train.py")
     assert "AREAL_RECOVER_RUN" not in made.variables
     said = plan(given)
-    assert "AReaL 0.3.4: its trial" in said and "was not run under this launcher" in said
+    assert "AReaL 0.3.4: its trial" in said
+    assert "was not run under this launcher" in said
     assert "after a collapse only its recover folder may be sound" in said
 
 
@@ -73,8 +74,11 @@ def test_the_tables_of_all_minibatches_are_one_step(tmp_path):
 def test_an_export_is_whole_and_still_nothing_to_resume_from(tmp_path):
     make_areal(tmp_path / "out", [4], recover_step=9)
     export, own = adapter_of(older(tmp_path, AUTO)).checkpoints()
-    assert export.is_whole and "AReaL 0.3.4 loads an optimizer too" in export.no_resume
-    assert own.is_whole and own.has_optimizer and not own.no_resume
+    assert export.is_whole
+    assert "AReaL 0.3.4 loads an optimizer too" in export.no_resume
+    assert own.is_whole
+    assert own.has_optimizer
+    assert not own.no_resume
 
 
 def hugging_face_form(tmp_path, ranks=2):
@@ -114,7 +118,8 @@ def test_what_is_torn_of_it_is_not_whole(tmp_path, damage, said):
     folder, info = hugging_face_form(tmp_path)
     damage(folder, info)
     (own,) = adapter_of(older(tmp_path, AUTO)).checkpoints()
-    assert not own.is_whole and said in own.problem
+    assert not own.is_whole
+    assert said in own.problem
 
 
 def made_before(info):

@@ -107,7 +107,8 @@ def test_checkpoints_are_found_by_their_step_and_whole_with_their_last_file(tmp_
         (9, True, ""),
         (10, False, "done is not there yet"),
     ]
-    assert math.isfinite(found[0].changed_at) and found[0].changed_at > 0
+    assert math.isfinite(found[0].changed_at)
+    assert found[0].changed_at > 0
     (undecided, _) = adapter(tmp_path, checkpoints="out/step-*").checkpoints()
     assert undecided.is_whole is None
 

@@ -49,7 +49,8 @@ def test_a_line_holds_what_was_seen_and_nothing_else():
         "time": 5.0,
     }
     line = metrics_line(StepSeen(step=3, nonfinite=("reward",)), attempt=2, time=5.0, step_s=0.5)
-    assert math.isnan(line["rollout/reward"]) and line["trainer/nonfinite"] == 1
+    assert math.isnan(line["rollout/reward"])
+    assert line["trainer/nonfinite"] == 1
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,8 @@ def each_tenth(lines):
 def test_of_a_trainer_that_reports_each_tenth_step_no_checkpoint_since_the_last_sound_report_is_trusted():
     rewards = [*noisy(0.6, 10), 0.1, *[0.0] * 10]  # it broke in the midst of the ten steps of report 110
     found = damage_of(each_tenth(lines_of(rewards)))
-    assert found.cause is Cause.REWARD_COLLAPSE and first_damaged(found) <= 100
+    assert found.cause is Cause.REWARD_COLLAPSE
+    assert first_damaged(found) <= 100
     saved = [CheckpointFacts(global_step=step, status=CheckpointStatus.GOOD) for step in range(5, 215, 5)]
     chosen = choose(saved, found, [], RunConfig().restore).global_step
     assert 80 <= chosen <= 100

@@ -22,7 +22,8 @@ def test_a_package_registers_an_adapter_by_an_entry_point(tmp_path, monkeypatch)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     made = adapter_of(ForeignTrainerConfig(adapter="theirs", command="x", pattern="(?P<step>1)"))
-    assert type(made).__name__ == "TheirAdapter" and isinstance(made, CommandAdapter)
+    assert type(made).__name__ == "TheirAdapter"
+    assert isinstance(made, CommandAdapter)
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():

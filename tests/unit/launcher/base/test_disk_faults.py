@@ -43,7 +43,8 @@ def test_of_a_filesystem_without_inodes_that_is_what_a_refusal_says(few_inodes):
         while True:
             os.close(os.open(few_inodes / str(made), os.O_CREAT | os.O_WRONLY))
             made += 1
-    assert refused.value.errno == errno.ENOSPC and room(few_inodes).free >= LEAST_FREE
+    assert refused.value.errno == errno.ENOSPC
+    assert room(few_inodes).free >= LEAST_FREE
     told = refusal_of(few_inodes, fault_of(refused.value))
     assert (told.path, told.fault, told.needed) == (str(few_inodes), DiskFault.NO_INODES, 0)
 

@@ -48,11 +48,14 @@ def test_after_a_recovery_the_later_line_stands(read):
 
 def test_a_step_without_rewards_and_numbers_that_are_none(read):
     found = read(step(1, (0.5, 0, 1)), step(2), step(3, ("nan", "nan", "inf")))
-    assert found[0] == (0, 0.5) and [number for number, _ in found] == [0, 1, 2]
-    assert math.isnan(found[1][1]) and math.isnan(found[2][1])
+    assert found[0] == (0, 0.5)
+    assert [number for number, _ in found] == [0, 1, 2]
+    assert math.isnan(found[1][1])
+    assert math.isnan(found[2][1])
 
 
 def test_other_names_of_the_log_and_none_at_all(read, tmp_path):
-    assert len(read_catalog(trial(tmp_path)).health.seen) == 0 and read_steps_per_epoch(tmp_path) is None
+    assert len(read_catalog(trial(tmp_path)).health.seen) == 0
+    assert read_steps_per_epoch(tmp_path) is None
     assert read(step(1, (0.5, 0, 1)), name="merged.log") == [(0, 0.5)]
     assert read_steps_per_epoch(tmp_path) == 80

@@ -38,9 +38,11 @@ def test_what_stands_is_read_once(store, monkeypatch):
     looks = Looks(store.root, monkeypatch)
     first = looks.look()
     assert looks.read == 5
-    assert looks.look() == first and looks.read == 0
+    assert looks.look() == first
+    assert looks.read == 0
     save(store, 5)
-    assert [one.global_step for one in looks.look()] == [0, 1, 2, 3, 4, 5] and looks.read == 1
+    assert [one.global_step for one in looks.look()] == [0, 1, 2, 3, 4, 5]
+    assert looks.read == 1
 
 
 def test_what_was_changed_a_moment_ago_is_read_again(store, monkeypatch):

@@ -96,7 +96,8 @@ def test_a_checkpoint_that_was_moved_to_another_disk_is_forgotten_there_and_keep
     first.symlink_to(elsewhere)
     assert [one.global_step for one in store.prune(keep_last=2)] == [0]
     save(store, 3)
-    assert steps_of(store) == [1, 2, 3] and hidden(store) == []
+    assert steps_of(store) == [1, 2, 3]
+    assert hidden(store) == []
     assert (elsewhere / "manifest.json").exists(), "who moved it may still want it"
 
 
@@ -114,7 +115,8 @@ def test_a_folder_that_can_not_be_removed_keeps_no_checkpoint_from_being_saved(s
     monkeypatch.setattr(shutil, "rmtree", busy)
     store.prune(keep_last=2)
     save(store, 3)
-    assert steps_of(store) == [1, 2, 3] and len(hidden(store)) == 1
+    assert steps_of(store) == [1, 2, 3]
+    assert len(hidden(store)) == 1
     assert "Device or resource busy" in caplog.text
     monkeypatch.undo()
     save(store, 4)
@@ -130,7 +132,8 @@ def test_a_failing_writer_leaves_nothing_and_becomes_a_checkpoint_error(store):
         (staged / "model.safetensors").write_bytes(b"half")
         raise RuntimeError("serializer broke")
     assert isinstance(caught.value.__cause__, RuntimeError)
-    assert steps_of(store) == [0] and hidden(store) == []
+    assert steps_of(store) == [0]
+    assert hidden(store) == []
 
 
 def test_an_interrupt_in_a_save_stays_an_interrupt(store):
@@ -148,7 +151,8 @@ def test_a_full_disk_costs_the_new_checkpoint_and_no_old_one(tiny_disk, room):
     with pytest.raises(CheckpointError, match=r"globalstep1 was not written.*No space left") as caught:
         save(store, 1)
     assert "make room" in caught.value.hint
-    assert hidden(store) == [] and steps_of(store) == [0]
+    assert hidden(store) == []
+    assert steps_of(store) == [0]
     ballast.unlink()
     save(store, 1)
     assert store.latest_complete().checkpoint.global_step == 1

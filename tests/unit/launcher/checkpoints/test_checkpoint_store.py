@@ -163,7 +163,9 @@ def test_neither_what_another_store_staged_nor_any_other_folder_is_committed(sto
     fill(notes, 2)
     with pytest.raises(CheckpointError, match="notes was not staged here for step 2"):
         commit(store, notes, 2)
-    assert steps_of(store) == [1] and (notes / "model.safetensors").exists() and other.exists()
+    assert steps_of(store) == [1]
+    assert (notes / "model.safetensors").exists()
+    assert other.exists()
 
 
 # ── what is hashed: gigabytes, while the run waits ──
@@ -173,7 +175,8 @@ def test_what_this_process_committed_is_not_hashed_again_to_prune(store, hashed)
     for step in range(3):
         save(store, step)
     store.prune(keep_last=1)
-    assert hashed == [] and steps_of(store) == [2]
+    assert hashed == []
+    assert steps_of(store) == [2]
 
 
 def test_what_was_verified_is_not_hashed_again_to_prune(store, hashed):
@@ -182,14 +185,16 @@ def test_what_was_verified_is_not_hashed_again_to_prune(store, hashed):
     later = CheckpointStore(store.root)
     later.verify(later.find(2))
     later.prune(keep_last=1)
-    assert hashed == [2] and steps_of(store) == [2]
+    assert hashed == [2]
+    assert steps_of(store) == [2]
 
 
 def test_of_those_that_stay_the_newest_alone_is_hashed(store, hashed):
     for step in range(4):
         save(store, step)
     CheckpointStore(store.root).prune(keep_last=3)
-    assert hashed == [3] and steps_of(store) == [1, 2, 3]
+    assert hashed == [3]
+    assert steps_of(store) == [1, 2, 3]
 
 
 def test_an_older_one_that_is_short_of_bytes_does_not_count_as_kept(store):
@@ -224,7 +229,8 @@ def test_another_one_in_the_place_of_one_that_was_set_aside_is_not_trusted(store
 
 def test_what_is_not_committed_is_not_found(store):
     lose_manifest(save(store, 3).path)
-    assert steps_of(store) == [3] and store.find(3) is None
+    assert steps_of(store) == [3]
+    assert store.find(3) is None
 
 
 def test_of_two_with_one_step_the_last_of_the_list_is_found(store):
@@ -301,7 +307,8 @@ def test_a_file_with_such_a_name_is_nobody_s_and_is_not_complained_about(store, 
     save(store, 0)
     (store.root / ".trash-notes").write_text("a person's")
     assert store.clean() == ()
-    assert caplog.text == "" and hidden(store) == [".trash-notes"]
+    assert caplog.text == ""
+    assert hidden(store) == [".trash-notes"]
 
 
 def test_of_what_restores_set_aside_the_last_written_stays_not_that_of_the_highest_step(tmp_path):

@@ -66,7 +66,8 @@ def test_a_checkpoint_is_where_areal_looks_for_it_and_says_what_it_is(store):
         "config_fingerprint",
         "health",
     }
-    assert manifest["global_step"] == 13 and manifest["policy_version"] == 14
+    assert manifest["global_step"] == 13
+    assert manifest["policy_version"] == 14
     assert manifest["config_fingerprint"] == FINGERPRINT
     assert set(manifest["files"]) == set(FILES)
     content = FILES["config.json"] + b"13"
@@ -76,7 +77,9 @@ def test_a_checkpoint_is_where_areal_looks_for_it_and_says_what_it_is(store):
 
 
 def test_asking_creates_nothing(store):
-    assert store.list() == () and store.latest_complete().checkpoint is None and store.prune(1) == ()
+    assert store.list() == ()
+    assert store.latest_complete().checkpoint is None
+    assert store.prune(1) == ()
     assert not store.root.parent.joinpath("default").exists()
 
 
@@ -91,7 +94,8 @@ def test_list_is_by_step_not_by_text(store):
     for step in (9, 100, 20):
         save(store, step)
     assert steps_of(store) == [9, 20, 100]
-    assert store.find(20).global_step == 20 and store.find(21) is None
+    assert store.find(20).global_step == 20
+    assert store.find(21) is None
 
 
 def test_everything_is_on_the_disk_before_the_name_is(store, monkeypatch):
@@ -122,7 +126,8 @@ def test_a_commit_never_overwrites_a_whole_checkpoint(store):
     first = save(store, 3)
     with pytest.raises(CheckpointError, match="epoch0epochstep3globalstep3 is committed already and complete"):
         save(store, 3)
-    assert store.verify(first) == () and hidden(store) == []
+    assert store.verify(first) == ()
+    assert hidden(store) == []
 
 
 def test_a_damaged_checkpoint_of_the_same_name_is_set_aside_not_lost(store):
@@ -132,7 +137,8 @@ def test_a_damaged_checkpoint_of_the_same_name_is_set_aside_not_lost(store):
     assert store.verify(second) == ()
     (aside,) = (store.root / "set_aside").iterdir()
     assert aside.name == "epoch0epochstep3globalstep3.damaged-1"
-    assert (aside / "model.safetensors").exists() and not (aside / "config.json").exists()
+    assert (aside / "model.safetensors").exists()
+    assert not (aside / "config.json").exists()
 
 
 def test_what_a_restore_threw_away_makes_room_for_the_same_steps(store):
@@ -175,7 +181,8 @@ def test_an_empty_folder_or_a_link_is_not_a_checkpoint(store, tmp_path):
     (staged / "model.safetensors").symlink_to(tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is not a plain file"):
         commit(store, staged, 0)
-    assert hidden(store) == [] and store.list() == ()
+    assert hidden(store) == []
+    assert store.list() == ()
 
 
 def truncate(path):
@@ -259,7 +266,8 @@ def test_every_damage_is_refused_by_name_and_the_older_one_is_used(store, damage
     newest = CheckpointStore(store.root).latest_complete()
     assert newest.checkpoint.global_step == 6
     (skipped,) = newest.skipped
-    assert damaged.path.name in skipped and re.search(message, skipped)
+    assert damaged.path.name in skipped
+    assert re.search(message, skipped)
 
 
 def test_extra_files_are_said_not_refused(store):
@@ -276,9 +284,11 @@ def test_areals_own_folders_are_listed_as_unverified(store):
     (store.root / "weight_update_v3").mkdir()
     (store.root / "epoch0epochstep1globalstep1").write_text("a file, not a folder")
     (checkpoint,) = store.list()
-    assert checkpoint.state is CheckpointState.UNVERIFIED and checkpoint.manifest is None
+    assert checkpoint.state is CheckpointState.UNVERIFIED
+    assert checkpoint.manifest is None
     newest = store.latest_complete()
-    assert newest.checkpoint is None and "no manifest.json" in newest.skipped[0]
+    assert newest.checkpoint is None
+    assert "no manifest.json" in newest.skipped[0]
 
 
 def test_a_manifest_survives_its_own_encoding(store):

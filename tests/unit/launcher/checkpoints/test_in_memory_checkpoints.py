@@ -93,7 +93,8 @@ def run(tmp_path):
 
 
 def test_the_older_of_two_slots_is_overwritten(run):
-    assert run.current() == [] and run.newest_complete() is None
+    assert run.current() == []
+    assert run.newest_complete() is None
     folders = [run.keep(step) for step in range(5)]
     assert run.current() == [3, 4]
     assert folders[0] == folders[2] == folders[4] != folders[1] == folders[3]
@@ -136,7 +137,8 @@ def test_a_step_that_another_machine_has_undone_does_not_come_back(run):
         run.step(step, attempt=1)
     for step in (96, 97):
         append_line(run.paths.ledger, {"global_step": step, "attempt": 2})
-    assert run.current() == [] and run.facts() == [(95, False)]
+    assert run.current() == []
+    assert run.facts() == [(95, False)]
     assert resume_point(run.config, run.paths).global_step == 95
     for step in (98, 99, 100):
         append_line(run.paths.ledger, {"global_step": step, "attempt": 2})

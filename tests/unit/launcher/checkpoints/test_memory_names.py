@@ -79,7 +79,9 @@ def test_the_mounts_of_this_process_are_the_same_twice_and_others_elsewhere():
     here = in_memory_checkpoints.mounts()
     assert here == in_memory_checkpoints.mounts()
     told = "from launcher.checkpoints.in_memory_checkpoints import mounts; print(mounts())"
-    done = subprocess.run(["unshare", "--mount", sys.executable, "-c", told], capture_output=True, text=True)
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", told], capture_output=True, text=True, check=False
+    )
     if "unshare" in done.stderr:
         pytest.skip(f"no mount namespace: {done.stderr[-200:]}")
     assert done.stdout.strip() not in ("", here)

@@ -110,7 +110,8 @@ def test_one_of_another_run_is_refused(paths, store):
     reseal(store.find(15).path, config_fingerprint={"experiment_name": "another"})
     with pytest.raises(CheckpointError, match="experiment_name is 'another'"):
         prepare(paths, store.find(15))
-    assert not paths.recover_checkpoint.exists() and hidden(paths) == []
+    assert not paths.recover_checkpoint.exists()
+    assert hidden(paths) == []
 
 
 def test_where_there_are_no_links_the_bytes_are_copied(paths, store, tmp_path, monkeypatch):
@@ -188,10 +189,12 @@ def test_what_is_in_memory_does_not_bring_it_forward_again(trial):
 @pytest.mark.slow
 def test_it_is_taken_once(trial):
     go_back(trial, 3)
-    assert not trial.paths.recover_checkpoint.exists() and hidden(trial.paths) == []
+    assert not trial.paths.recover_checkpoint.exists()
+    assert hidden(trial.paths) == []
     assert find_prepared(trial.config, trial.paths) is None
     (event,) = trial.events("recovery.taken")
-    assert event["global_step"] == 3 and len(event["set_aside"]) == 2
+    assert event["global_step"] == 3
+    assert len(event["set_aside"]) == 2
 
 
 @pytest.mark.slow
@@ -200,7 +203,8 @@ def test_a_link_that_a_person_made_is_taken_once_too(trial):
     trial.paths.recover_checkpoint.symlink_to(trial.store.find(3).path)
     taken = take(find_prepared(trial.config, trial.paths), trial.paths, journal_of(trial))
     assert (taken.global_step, steps_of(trial.store)) == (3, [3])
-    assert find_prepared(trial.config, trial.paths) is None and hidden(trial.paths) == []
+    assert find_prepared(trial.config, trial.paths) is None
+    assert hidden(trial.paths) == []
 
 
 @pytest.mark.slow

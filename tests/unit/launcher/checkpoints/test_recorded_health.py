@@ -82,7 +82,8 @@ def test_an_incident_whose_prompts_were_never_trained_on_is_no_damage(paths):
     unscored = [began(1, 40, cause="verifier_broken", at=1040.0), ended(1, mended=False, at=1070.0)]
     write_rewards(paths, HEALTHY, events=[committed(39, at=1039.5), *unscored])
     past = read_health(paths)
-    assert past.damage is None and past.last_good_step == past.last_step == 39
+    assert past.damage is None
+    assert past.last_good_step == past.last_step == 39
 
 
 @pytest.mark.parametrize(("rewards", "more"), [([*HEALTHY, 0.5], []), (HEALTHY, [committed(40)]), ([], [])])
@@ -121,7 +122,8 @@ def test_a_clock_that_is_set_around_a_restore_hides_no_damage_and_brings_none_ba
 def test_what_no_detector_watched_is_found_in_the_rewards(paths):
     write_rewards(paths, [*HEALTHY, *[0.0] * 12])
     damage = read_health(paths).damage
-    assert damage.onset_step == 40 and damage.first_step == 39
+    assert damage.onset_step == 40
+    assert damage.first_step == 39
     assert damage.source == "the rewards, as read now"
 
 
@@ -132,7 +134,8 @@ def test_a_fall_of_new_prompts_is_no_damage_and_one_after_it_is(paths):
     assert read_health(paths).damage is not None
     write_rewards(paths, [*HEALTHY, *harder], events=[rebased])
     past = read_health(paths)
-    assert past.damage is None and past.last_step == 79
+    assert past.damage is None
+    assert past.last_step == 79
     write_rewards(paths, [*HEALTHY, *harder, *[0.0] * 12], events=[rebased])
     assert read_health(paths).damage.onset_step == 80
 
@@ -158,7 +161,8 @@ def damage_in(rewards):
 def test_a_collapse_of_long_ago_is_found_too(after):
     """At the end of such a series everything has been flat, or well, for a long time."""
     damage = damage_in([*HEALTHY, *after])
-    assert damage is not None and abs(damage.onset_step - 40) <= 2
+    assert damage is not None
+    assert abs(damage.onset_step - 40) <= 2
 
 
 def test_a_healthy_series_stays_one_however_it_is_cut():

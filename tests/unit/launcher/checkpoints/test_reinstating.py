@@ -31,7 +31,8 @@ def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(path
     save(store, 9)
 
     names = set_aside_by_restore(paths)
-    assert len(names) == 3 and earlier.name not in names
+    assert len(names) == 3
+    assert earlier.name not in names
     assert [path.name.rpartition("step")[2] for path in store.reinstate(4, names)] == ["19", "14", "9"]
     assert steps_of(store) == [4, 9, 14, 19]
     assert earlier.exists()

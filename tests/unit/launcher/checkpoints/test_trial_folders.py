@@ -34,7 +34,8 @@ def test_found_where_it_is(root):
 
 def test_the_layout_without_the_user(root):
     trial = find_trial(root, "ann", "forked", "t1")
-    assert trial.root == root / "checkpoints/forked/t1" and not trial.is_ours
+    assert trial.root == root / "checkpoints/forked/t1"
+    assert not trial.is_ours
 
 
 @pytest.mark.parametrize("layout", ["user", "plain", "recover"])
@@ -53,15 +54,20 @@ def test_what_is_directly_in_the_recover_folder_counts_too(tmp_path):
 
 def test_each_wrong_name_is_named_with_what_there_is(root):
     said = refusal(root / "no" / "where", "ann", "exp", "t1")
-    assert f"there is no folder {root}/no/where; {root} holds checkpoints" in said and "--fileroot" in said
+    assert f"there is no folder {root}/no/where; {root} holds checkpoints" in said
+    assert "--fileroot" in said
     said = refusal(root / "checkpoints", "ann", "exp", "t1")
     assert "has no folder checkpoints; it holds ann, bob, forked" in said
     said = refusal(root, "anne", "exp", "t9")
-    assert "--user anne" in said and "which holds ann" in said and "it is there as bob/exp/t9" in said
+    assert "--user anne" in said
+    assert "which holds ann" in said
+    assert "it is there as bob/exp/t9" in said
     said = refusal(root, "ann", "expp", "t1")
-    assert "--experiment-name expp" in said and "which holds exp, other" in said
+    assert "--experiment-name expp" in said
+    assert "which holds exp, other" in said
     said = refusal(root, "ann", "exp", "t3")
-    assert "--trial-name t3" in said and "which holds t2, t1" in said
+    assert "--trial-name t3" in said
+    assert "which holds t2, t1" in said
 
 
 def test_a_name_not_given_lists_what_there_is(root):

@@ -58,7 +58,8 @@ def test_one_that_alone_can_not_be_read_is_damaged(store, unread):
     save(store, 1)
     unread.append(save(store, 2).path)
     newest = store.latest_complete()
-    assert newest.checkpoint.global_step == 1 and "Input/output error" in newest.skipped[0]
+    assert newest.checkpoint.global_step == 1
+    assert "Input/output error" in newest.skipped[0]
 
 
 def test_one_that_is_torn_or_short_of_a_file_is_no_fault_of_the_disk(store):

@@ -24,7 +24,8 @@ def test_every_checkpoint_is_copied_once_and_said(machine):
     assert [one.keep for one in machine.remote.list()] == [False, True]
     told = machine.events("checkpoint.uploaded")
     assert [event["global_step"] for event in told] == [1, 0], "the newest first"
-    assert told[0]["bytes"] > 3000 and told[0]["to"] == machine.remote.where
+    assert told[0]["bytes"] > 3000
+    assert told[0]["to"] == machine.remote.where
 
 
 def test_a_fetched_one_is_the_same_and_goes_on_the_same(machine, tmp_path, url):
@@ -32,7 +33,8 @@ def test_a_fetched_one_is_the_same_and_goes_on_the_same(machine, tmp_path, url):
     machine.copy()
     other = Machine(tmp_path / "elsewhere", url)
     fetched = other.fetch()
-    assert fetched.global_step == 4 and fetched.keep
+    assert fetched.global_step == 4
+    assert fetched.keep
     assert fetched.manifest.files == saved.manifest.files
     assert fetched.manifest.config_fingerprint == saved.manifest.config_fingerprint
     other.store.verify(fetched)
@@ -152,7 +154,8 @@ def test_a_failure_is_said_once_tried_again_and_made_up_for(machine, monkeypatch
     monkeypatch.setattr("launcher.checkpoints.uploads.WAIT_FIRST_S", 0.01)
     machine.copy()
     (failed,) = machine.events("checkpoint.upload_failed")
-    assert "PermissionError: denied" in failed["reason"] and failed["global_step"] == 0
+    assert "PermissionError: denied" in failed["reason"]
+    assert failed["global_step"] == 0
     assert machine.there() == [0]
 
 
@@ -165,7 +168,8 @@ def test_what_can_not_be_copied_in_time_is_said_and_ends(machine, monkeypatch):
 def test_the_thread_copies_beside_the_run_and_not_before_the_run_knows_from_where_it_goes_on(machine):
     save(machine.store, 0)
     machine.uploader.committed()
-    assert machine.uploader._thread is None and machine.there() == []
+    assert machine.uploader._thread is None
+    assert machine.there() == []
     steps, copied = set(), threading.Event()
     record = machine.uploader._journal.record
 
@@ -212,7 +216,8 @@ def test_a_kill_in_the_middle_leaves_nothing_that_is_listed_and_the_next_copies_
     machine = Machine(tmp_path / "here", url)
     save(machine.store, 0)
     killed_after(files, tmp_path / "here", url)
-    assert far(folder, 0).is_dir() and machine.there() == []
+    assert far(folder, 0).is_dir()
+    assert machine.there() == []
     assert Machine(tmp_path / "elsewhere", url).fetch() is None
     machine.copy()
     assert machine.there() == [0]

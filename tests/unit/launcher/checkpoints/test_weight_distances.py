@@ -93,7 +93,8 @@ def test_a_bias_of_zeros_and_a_norm_of_ones_are_weights(exports):
 def test_what_training_made_is_near_its_neighbours(verified, step):
     found = verified(step)
     near = {20: "40 and 60", 40: "20 and 60", 60: "40 and 80", 80: "40 and 60"}[step]
-    assert found.is_complete and found.checked == ["shapes", "numbers", f"near steps {near}"]
+    assert found.is_complete
+    assert found.checked == ["shapes", "numbers", f"near steps {near}"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,8 @@ def test_what_training_made_is_near_its_neighbours(verified, step):
 def test_what_is_far_from_both_neighbours_is_not_verified(exports, verified, change, step):
     edited(exports / str(name_of(step)), change)
     why = verified(step).why_not
-    assert "far from steps 40 and" in why and "something else than training changed it" in why
+    assert "far from steps 40 and" in why
+    assert "something else than training changed it" in why
     assert all(verified(other).is_complete for other in STEPS if other != step), "the others are as they were"
 
 

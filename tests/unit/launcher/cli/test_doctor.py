@@ -73,7 +73,8 @@ def test_a_table_that_nobody_reads_or_no_disk_takes(monkeypatch, capfd, place, c
         writing = os.open(place, os.O_WRONLY)
     monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w"))
     assert main() == code
-    assert said in (told := capfd.readouterr().err) and "Traceback" not in told
+    assert said in (told := capfd.readouterr().err)
+    assert "Traceback" not in told
 
 
 def test_a_command_that_can_not_be_understood(capsys):

@@ -81,4 +81,5 @@ def test_what_is_started_before_it_listens_hears_of_no_closed_terminal():
         assert interrupts.asked, "it had waited"
     blocked = re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/{child.pid}/status").read_text())
     child.communicate(b"\n")
-    assert blocked is not None and int(blocked[1], 16) >> (signal.SIGHUP - 1) & 1
+    assert blocked is not None
+    assert int(blocked[1], 16) >> (signal.SIGHUP - 1) & 1

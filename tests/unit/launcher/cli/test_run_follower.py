@@ -69,7 +69,8 @@ def test_each_step_and_event_is_shown_once_and_those_of_before_are_not(shown):
     shown.follower.show()
     shown.follower.show()
     said = shown.out.getvalue()
-    assert said.count("step 2/9") == 1 and said.count("the run resumes") == 1
+    assert said.count("step 2/9") == 1
+    assert said.count("the run resumes") == 1
     assert [line["global_step"] for line in shown.lines] == [1]
     assert shown.steps_seen == [0, 1, 1]
 
@@ -78,7 +79,8 @@ def test_figures_that_are_no_numbers_in_json_are_numbers_again(shown):
     shown.step(1, **{"grpo_actor/loss": math.nan, "grpo_actor/grad_norm": math.inf, "note": "NaN or not"})
     shown.follower.show()
     (line,) = shown.lines
-    assert math.isnan(line["grpo_actor/loss"]) and line["grpo_actor/grad_norm"] == math.inf
+    assert math.isnan(line["grpo_actor/loss"])
+    assert line["grpo_actor/grad_norm"] == math.inf
     assert line["note"] == "NaN or not"
 
 

@@ -61,9 +61,8 @@ def test_where_others_may_read_it_the_link_has_no_token_and_a_later_attempt_has_
         page = WatchProcess(port, paths, said.put, is_attended=False)
         line = said.get(timeout=WAIT_S)
         token = read_watch_token(paths.keys)
-        assert (
-            line.startswith(f"watch it: http://127.0.0.1:{port}/ (its token is in {paths.keys}") and token not in line
-        )
+        assert line.startswith(f"watch it: http://127.0.0.1:{port}/ (its token is in {paths.keys}")
+        assert token not in line
         assert answers(port, token)
         page.close()
 
@@ -91,7 +90,8 @@ def test_a_port_that_is_taken_is_one_message(paths, port):
         "the watch page has ended, with code 2; the run continues",
         f"error: port {port} of 127.0.0.1 is taken",
     ]
-    assert "watch.port" in line and said.empty()
+    assert "watch.port" in line
+    assert said.empty()
 
 
 def test_keys_that_can_not_be_written_are_one_message(paths, port):

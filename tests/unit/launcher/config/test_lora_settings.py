@@ -8,7 +8,7 @@ from launcher.config.schema import ActorConfig, RunConfig
 
 
 @pytest.mark.parametrize(
-    "settings, key, said",
+    ("settings", "key", "said"),
     [
         ({"lora_rank": 8}, "actor.lora_rank", "not given without actor.use_lora=true"),
         ({"lora_alpha": 1.0}, "actor.lora_alpha", "not given without"),
@@ -19,7 +19,8 @@ from launcher.config.schema import ActorConfig, RunConfig
 )
 def test_one_line_names_the_key_and_what_is_allowed(settings, key, said):
     ((found, line),) = find_lora_problems(LoraConfig(**settings))
-    assert found == key and said in line
+    assert found == key
+    assert said in line
 
 
 def test_all_matrices_are_meant_where_none_is_named():

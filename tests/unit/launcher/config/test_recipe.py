@@ -73,7 +73,8 @@ def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):
 def test_what_a_name_of_another_launcher_leads_to_is_a_setting_here_and_the_name_is_not(other):
     known = {setting.key for setting in settings_of(RunConfig)}
     named = re.findall(r"^\w+$|(?:[a-z_]+\.)+[a-z_]+", name_here(other).partition(" (")[0])
-    assert named and all(one in known or any(name.startswith(f"{one}.") for name in known) for one in named)
+    assert named
+    assert all(one in known or any(name.startswith(f"{one}.") for name in known) for one in named)
     assert other not in {name.rpartition(".")[2] for name in known} | known
 
 

@@ -43,7 +43,8 @@ def cause_of(folder):
 
 def test_a_server_that_hung_minutes_before_somebody_killed_the_trainer_is_a_server_hang(tmp_path):
     causes = cause_of(run_that_stops(tmp_path / "run", trainer=[("10:03:00", line) for line in KILLED]))
-    assert causes.first.guess is Guess.SERVER_HANG and causes.is_sure
+    assert causes.first.guess is Guess.SERVER_HANG
+    assert causes.is_sure
     crash = next(one for one in causes.ranked if one.guess is Guess.TRAINER_CRASH)
     assert any(e.text == "it began 3 min after the server hang" for e in crash.opposing)
 
@@ -52,7 +53,8 @@ def test_a_trainer_that_fails_while_its_server_waits_for_it_is_no_server_hang(tm
     """What the launcher wrote for an hour afterwards makes the server's silence no longer than it was before."""
     lines = [("10:00:30", line) for line in KILLED]
     causes = cause_of(run_that_stops(tmp_path / "run", trainer=lines, talks_until="11:00:00"))
-    assert causes.first.guess is Guess.TRAINER_CRASH and causes.is_sure
+    assert causes.first.guess is Guess.TRAINER_CRASH
+    assert causes.is_sure
 
 
 def test_a_scheduler_that_raised_is_a_crash_also_where_requests_then_time_out(tmp_path):
@@ -60,7 +62,8 @@ def test_a_scheduler_that_raised_is_a_crash_also_where_requests_then_time_out(tm
         tmp_path / "run", trainer=[("10:30:00", TIMEOUT)] * 8, server=[("10:00:00", EXCEPTION)], talks_until="11:00:00"
     )
     causes = cause_of(folder)
-    assert causes.first.guess is Guess.SERVER_CRASH and causes.is_sure
+    assert causes.first.guess is Guess.SERVER_CRASH
+    assert causes.is_sure
     assert any("exception ended a server" in e.text for e in causes.first.supporting)
 
 

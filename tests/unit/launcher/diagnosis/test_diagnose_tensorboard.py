@@ -71,7 +71,8 @@ def test_scalars_of_each_form_are_the_steps(tmp_path, as_tensor):
     rewards = [0.25, 0.5, 0.75]
     path = event_file(tmp_path / "events.out.tfevents.1790000000.host.1.0", steps(rewards, as_tensor=as_tensor))
     found = read(path)
-    assert found.steps.tolist() == [0, 1, 2] and found.column(REWARD).tolist() == rewards
+    assert found.steps.tolist() == [0, 1, 2]
+    assert found.column(REWARD).tolist() == rewards
 
 
 def test_a_run_s_fall_is_found_and_its_starts_are_joined(tmp_path):
@@ -81,7 +82,8 @@ def test_a_run_s_fall_is_found_and_its_starts_are_joined(tmp_path):
     event_file(tmp_path / "events.out.tfevents.1790000000.host.1.0", steps(rewards[:70]))
     event_file(tmp_path / "events.out.tfevents.1790000070.host.2.0", steps(rewards[70:], first=70))
     found = diagnosis_of(tmp_path)
-    assert found.condition is RunCondition.FELL and found.onset.step == 120
+    assert found.condition is RunCondition.FELL
+    assert found.onset.step == 120
     assert len(found.contents.steps) == 150
 
 

@@ -19,10 +19,10 @@ def read(folder, rewards):
 def test_one_step_with_reward_0_is_no_fine_run(tmp_path, capsys):
     """The field report's excerpt of step 940: "FINE: no failure found in 1 steps" was said of it."""
     found = read(tmp_path, {939: 0.0})
-    assert found.condition is RunCondition.UNCLEAR and not found.is_failure
-    assert (
-        "only 1 step with a reward" in found.headline and "reward 0 since the first of them, step 939" in found.headline
-    )
+    assert found.condition is RunCondition.UNCLEAR
+    assert not found.is_failure
+    assert "only 1 step with a reward" in found.headline
+    assert "reward 0 since the first of them, step 939" in found.headline
     assert diagnose.main([str(tmp_path)]) == diagnose.UNCLEAR == 3
     assert capsys.readouterr().out.startswith("UNCLEAR: ")
 
@@ -58,7 +58,8 @@ def test_a_table_with_other_characters_is_no_fine_run(tmp_path):
 def test_a_log_without_a_step_is_no_fine_run(tmp_path):
     (tmp_path / "trainer.log").write_text("20251111-09:00:00.000 StatsLogger INFO: hello\n" * 50)
     found = diagnosis_of(tmp_path)
-    assert found.condition is RunCondition.UNCLEAR and "no step was understood" in found.headline
+    assert found.condition is RunCondition.UNCLEAR
+    assert "no step was understood" in found.headline
 
 
 @pytest.fixture
@@ -83,7 +84,8 @@ def slow_step(tmp_path):
 
 def test_an_hour_without_a_step_is_a_stall_also_where_the_run_continued(slow_step):
     found = slow_step()
-    assert found.condition is RunCondition.STALLED and found.is_failure
+    assert found.condition is RunCondition.STALLED
+    assert found.is_failure
     assert found.headline.startswith("no step for 61 min after global step 29, one usually takes 60 s; it continued")
 
 

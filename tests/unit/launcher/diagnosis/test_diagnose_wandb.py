@@ -119,5 +119,6 @@ def test_a_table_whose_reward_is_called_otherwise_is_no_healthy_run(tmp_path):
     path = csv(tmp_path, "global_step,mean_score\n0,0.5\n1,0.6\n")
     with pytest.raises(DataError) as refused:
         read(path)
-    assert "no step in" in refused.value.message and "--metric KEY, of mean_score" in refused.value.hint
+    assert "no step in" in refused.value.message
+    assert "--metric KEY, of mean_score" in refused.value.hint
     assert len(read(path, metric="mean_score").steps) == 2

@@ -42,7 +42,8 @@ def look(fault=None, *, free=100 * MIB, inodes=1000, is_read_only=False, **more)
 )
 def test_each_trouble_is_named_with_its_path_and_what_is_missing(seen, reason):
     found = find_trouble([WELL, seen], [], settings=SETTINGS, now=NOW)
-    assert found is not None and found.reason == reason
+    assert found is not None
+    assert found.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -71,13 +72,15 @@ def test_what_is_no_trouble(seen):
 )
 def test_a_trouble_is_as_old_as_the_probe_that_met_it(seen, since):
     found = find_trouble([seen], [], settings=SETTINGS, now=NOW)
-    assert found is not None and found.since == since
+    assert found is not None
+    assert found.since == since
 
 
 def test_where_nothing_is_known_of_the_room_nothing_is_said_to_be_missing():
     seen = DiskLook(path="/run", last_began_at=NOW - 1, fault=DiskFault.FULL)
     found = find_trouble([seen], [], settings=SETTINGS, now=NOW)
-    assert found is not None and (found.missing, found.free) == (0, None)
+    assert found is not None
+    assert (found.missing, found.free) == (0, None)
 
 
 def test_a_probe_that_waited_for_something_else_has_its_whole_time_afterwards():
@@ -86,13 +89,15 @@ def test_a_probe_that_waited_for_something_else_has_its_whole_time_afterwards():
     for excused_at in (NOW, NOW - 29):
         assert find_trouble([slow], [], settings=SETTINGS, now=NOW, excused_at=excused_at) is None
     found = find_trouble([slow], [], settings=SETTINGS, now=NOW, excused_at=NOW - 31)
-    assert found is not None and (found.fault, found.since, found.first) == (DiskFault.STALLED, NOW - 31, NOW - 31)
+    assert found is not None
+    assert (found.fault, found.since, found.first) == (DiskFault.STALLED, NOW - 31, NOW - 31)
 
 
 def test_of_a_disk_without_a_size_nothing_is_said_to_be_free_or_missing():
     seen = look(DiskFault.IO_ERROR, free=UNLIMITED)
     found = find_trouble([seen], [], settings=SETTINGS, now=NOW)
-    assert found is not None and found.reason == "/run: input/output errors"
+    assert found is not None
+    assert found.reason == "/run: input/output errors"
     assert find_trouble([look(free=UNLIMITED, inodes=None)], [], settings=SETTINGS, now=NOW) is None
 
 
@@ -119,7 +124,8 @@ def test_a_refused_write_stands_until_a_later_probe_finds_room_for_it(fault, nee
     if found is not None and seen.path == "/elsewhere":
         assert (found.free, found.missing) == (None, 0), "nobody has looked at its room"
     if needed == 200 * MIB and found is not None and seen.path == "/run":
-        assert found.missing == 100 * MIB and found.free == 100 * MIB
+        assert found.missing == 100 * MIB
+        assert found.free == 100 * MIB
 
 
 @pytest.mark.parametrize(

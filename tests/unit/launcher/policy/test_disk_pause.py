@@ -61,7 +61,9 @@ def test_without_the_look_at_the_disk_a_budget_would_be_used_up(look):
 def test_a_person_who_never_comes_or_makes_too_little_room_each_time_is_not_waited_for_without_end():
     again = dataclasses.replace(FULL, first=NOW - CONFIG.disk.patience_s)
     (halt,) = decide(observed(disk=again)).actions
-    assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED and "disk.patience_s" in halt.reason
+    assert isinstance(halt, Halt)
+    assert halt.word is TerminalStatus.ERRORED
+    assert "disk.patience_s" in halt.reason
     old = dataclasses.replace(again, first=again.first + 1)
     made = decide(observed(disk=old))
     assert (kinds(made), made.wake_at) == ([PauseTrainer], NOW + 1)
@@ -69,7 +71,8 @@ def test_a_person_who_never_comes_or_makes_too_little_room_each_time_is_not_wait
 
 def test_an_abort_needs_no_disk():
     (halt,) = decide(observed(disk=FULL, abort_reason="enough")).actions
-    assert isinstance(halt, Halt) and halt.word is TerminalStatus.ABORTED
+    assert isinstance(halt, Halt)
+    assert halt.word is TerminalStatus.ABORTED
 
 
 def test_it_is_one_incident_with_path_and_missing_bytes_and_ends_when_training_continues():
@@ -97,7 +100,8 @@ def test_it_is_one_incident_with_path_and_missing_bytes_and_ends_when_training_c
 def test_what_failed_a_moment_ago_waits_and_is_not_counted(look, failed):
     assert failed[0] in kinds(decide(look))
     waits = decide(dataclasses.replace(look, not_before={failed: NOW + 3}))
-    assert failed[0] not in kinds(waits) and waits.attempts == ()
+    assert failed[0] not in kinds(waits)
+    assert waits.attempts == ()
     assert waits.wake_at == NOW + 3
     assert failed[0] in kinds(decide(dataclasses.replace(look, not_before={failed: NOW})))
 

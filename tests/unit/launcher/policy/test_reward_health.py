@@ -92,9 +92,11 @@ def test_a_function_that_was_never_seen_to_reward_anything():
     right = CanaryRound(step=0, scores=[CanaryScore(name="right", expected=1.0, got=1.0)])
     wrong = CanaryRound(step=0, scores=[CanaryScore(name="right", expected=1.0, got=0.0)])
     late = CanaryRound(step=0, scores=[CanaryScore(name="right", expected=1.0, got=None)])
-    assert never_rewarded(zeros, []) and never_rewarded(zeros, [wrong, late])
+    assert never_rewarded(zeros, [])
+    assert never_rewarded(zeros, [wrong, late])
     assert not never_rewarded(zeros, [late, right])
-    assert not never_rewarded(zeros[1:], []) and not never_rewarded([], [])
+    assert not never_rewarded(zeros[1:], [])
+    assert not never_rewarded([], [])
     assert not never_rewarded([replace(zeros[0], mean=0.1, high=1.0), *zeros[1:]], [])
 
 

@@ -80,7 +80,8 @@ def test_every_figure_is_that_of_the_files(paths):
     write_run(paths)
     facts = read_facts(paths)
     assert (len(facts.steps), sum(map(len, facts.taken_back))) == (30, 5)
-    assert facts.reward_first == pytest.approx(0.1) and facts.reward_last == pytest.approx(0.9)
+    assert facts.reward_first == pytest.approx(0.1)
+    assert facts.reward_last == pytest.approx(0.9)
     assert [(report.sampled, report.greedy) for report in facts.evals] == [(0.25, 0.5), (0.75, 0.875)]
     assert (facts.tokens_per_s, facts.losses.usual_step_s) == (2000.0, 2.0)
     assert (facts.rollouts_failed, facts.rollouts_retried, facts.rejected) == (1, 35, 1)
@@ -122,7 +123,8 @@ def test_a_run_that_did_not_get_to_a_step_says_what_to_do_next(paths):
     )
     text = write_summary(paths, outcome)
     assert text.startswith("ERRORED  exp / t0: server 0 did not start\n")
-    assert "no step was committed" in text and "  next        python -m launcher conf=x" in text
+    assert "no step was committed" in text
+    assert "  next        python -m launcher conf=x" in text
     assert paths.summary.read_text() == text + "\n"
     assert paths.curve.read_bytes().startswith(b"\x89PNG")
 
@@ -132,7 +134,8 @@ def test_numbers_that_are_none_are_left_out_of_the_means(paths):
         write_step(paths, step, reward)
     append_line(paths.metrics, {"global_step": 4, "rollout/reward": "broken"})
     facts = read_facts(paths)
-    assert len(facts.steps) == 5 and facts.reward_last == pytest.approx(0.5)
+    assert len(facts.steps) == 5
+    assert facts.reward_last == pytest.approx(0.5)
     assert "  reward      0.500 (mean of 2 steps)" in write_summary(paths, FINISHED), (
         "and not of the first and last ten"
     )
@@ -144,8 +147,10 @@ def test_a_full_disk_costs_the_picture_not_the_word(tiny_disk):
     write_step(paths, 0, 0.5)
     (tiny_disk / "ballast").write_bytes(b"\0" * tiny_disk.free())
     text = write_summary(paths, FINISHED)
-    assert text.startswith("FINISHED") and "reward_curve.png was not written: [Errno 28] No space left" in text
-    assert not paths.curve.exists() and not paths.summary.exists()
+    assert text.startswith("FINISHED")
+    assert "reward_curve.png was not written: [Errno 28] No space left" in text
+    assert not paths.curve.exists()
+    assert not paths.summary.exists()
     assert [path.name for path in paths.logs.iterdir() if path.name.startswith(".")] == []
 
 
@@ -188,9 +193,11 @@ def test_the_picture_shows_rewards_and_trouble_in_their_colours(tmp_path):
     incident = ("incident.began", {"incident": 1, "cause": "server_crash", "onset_step": 7})
     troubled = picture_of(tmp_path / "troubled.png", rewards=rewards, events=[incident])
     taken_back = picture_of(tmp_path / "taken_back.png", rewards=rewards, taken_back=[0.5] * 20)
-    assert has_colour(healthy, REWARD_COLOUR) and not has_colour(healthy, TROUBLE_COLOUR)
+    assert has_colour(healthy, REWARD_COLOUR)
+    assert not has_colour(healthy, TROUBLE_COLOUR)
     assert has_colour(troubled, TROUBLE_COLOUR)
-    assert has_colour(taken_back, TAKEN_BACK) and not has_colour(healthy, TAKEN_BACK)
+    assert has_colour(taken_back, TAKEN_BACK)
+    assert not has_colour(healthy, TAKEN_BACK)
     assert matplotlib.image.imread(healthy).shape[:2] == (780, 1500)
 
 
@@ -223,7 +230,8 @@ def test_records_that_cant_be_read_cost_the_figures_not_the_word(paths):
         paths, RunOutcome(status=TerminalStatus.ABORTED, reason="by the user", next_command="python -m launcher")
     )
     assert text.startswith("ABORTED  exp / t0: by the user\n")
-    assert "metrics.jsonl can't be read" in text and text.endswith("python -m launcher")
+    assert "metrics.jsonl can't be read" in text
+    assert text.endswith("python -m launcher")
 
 
 def test_without_matplotlib_the_run_still_ends(paths, monkeypatch):

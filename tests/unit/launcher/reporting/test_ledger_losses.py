@@ -295,7 +295,8 @@ def test_without_a_checkpoint_nobody_knows_what_is_lost_at_the_end(run):
     found = audited(run)
     assert (found.problems, found.is_loss_known) == ((), False)
     end, data = found.not_known
-    assert "missing at the ledger's end: " in end and "has no complete checkpoint" in end
+    assert "missing at the ledger's end: " in end
+    assert "has no complete checkpoint" in end
     assert "those of the data set, in its order: the data set may have changed since" in data
     run.change(run.paths.ledger, of_line(53, one_less))
     assert audited(run).problems == ("epoch 5: 159 prompts used up, not 160",)

@@ -149,7 +149,9 @@ def test_in_a_terminal_the_panel_is_redrawn_in_place_and_given_back(terminal):
     display.close()
     display.line("FINISHED")
     rest = screen.until("FINISHED")
-    assert "server 0: READY" in first and "1/200" in first and HIDE_CURSOR in first
+    assert "server 0: READY" in first
+    assert "1/200" in first
+    assert HIDE_CURSOR in first
     assert rest.count("\x1b[1A") >= 7  # up over the panel, instead of a second one below
     assert rest.index("server.died") < rest.rindex("2/200") < rest.index(SHOW_CURSOR) < rest.index("FINISHED")
 
@@ -167,7 +169,8 @@ def test_what_others_print_goes_above_the_panel(terminal, monkeypatch):
         print("and on stderr", file=sys.stderr)
         after += screen.until("and on stderr")
         assert "37/200" in after.partition("and on stderr")[0]
-    assert sys.stdout is stream and sys.stderr is stream
+    assert sys.stdout is stream
+    assert sys.stderr is stream
 
 
 def test_stderr_that_is_a_file_stays_in_its_file(terminal, monkeypatch, tmp_path):

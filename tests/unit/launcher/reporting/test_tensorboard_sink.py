@@ -71,7 +71,9 @@ def test_what_the_disk_refuses_is_said_once_and_counted(paths, tmp_path):
     (tmp_path / "tb").write_text("a file, no folder")
     sink, said = written(paths, tmp_path / "tb", [line(step, 0.5) for step in range(3)])
     assert sink.missed == 3
-    assert len(said) == 1 and "TensorBoard misses steps: " in said[0] and str(tmp_path / "tb") in said[0]
+    assert len(said) == 1
+    assert "TensorBoard misses steps: " in said[0]
+    assert str(tmp_path / "tb") in said[0]
 
 
 def test_without_the_package_it_is_refused_before_anything_starts(monkeypatch):
@@ -94,7 +96,8 @@ def test_off_it_imports_nothing_and_makes_no_folder(paths):
     sink = TensorBoardSink(None, paths, say=print)
     sink.log(line(0, 0.5))
     sink.finish()
-    assert sink.folder is None and sink.missed == 0
+    assert sink.folder is None
+    assert sink.missed == 0
 
 
 def test_the_screen_of_a_run_gives_it_each_step(paths, tmp_path):

@@ -59,7 +59,8 @@ def test_markup_in_a_reason_is_text():
 def test_before_the_first_step():
     early = view(steps_done=0, rewards=(), step_seconds=(), tokens_per_s=None, servers=(), last_event="")
     text = "\n".join(drawn(early, 80))
-    assert "none yet" in text and "left" not in text
+    assert "none yet" in text
+    assert "left" not in text
     assert "servers: none yet" in render_line(early)
 
 
@@ -94,7 +95,8 @@ def test_a_server_that_loads_the_weights_of_each_step_is_not_called_stale(phase,
 def test_a_long_reason_is_cut():
     said = render_line(view(servers=(server(0, ServerState.DEAD, 3, "did not become ready: " + "x" * 300),)))
     assert "0 DEAD v3 (did not become ready: xxx" in said
-    assert "…)" in said and len(said) < 250
+    assert "…)" in said
+    assert len(said) < 250
 
 
 def test_a_line_for_a_log():
@@ -109,7 +111,8 @@ def test_where_the_steps_of_an_epoch_are_not_known_no_epoch_is_told():
     foreign = dataclasses.replace(foreign, status=dataclasses.replace(foreign.status, steps_per_epoch=0))
     assert render_line(foreign).startswith("step 37/200  reward 0.660")
     text = "\n".join(drawn(foreign, 80))
-    assert "37/200" in text and "epoch " not in text
+    assert "37/200" in text
+    assert "epoch " not in text
 
 
 @pytest.mark.parametrize(

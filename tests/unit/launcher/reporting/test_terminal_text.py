@@ -46,7 +46,7 @@ def names(tmp_path_factory):
 
 
 def run(tool, *words, **more):
-    return subprocess.run([*PYTHON, f"scripts.{tool}", *words], stderr=subprocess.PIPE, text=True, **more)
+    return subprocess.run([*PYTHON, f"scripts.{tool}", *words], stderr=subprocess.PIPE, text=True, **more, check=False)
 
 
 @pytest.mark.slow
@@ -80,9 +80,10 @@ def test_a_reader_that_takes_ascii_alone(tool, names):
 def test_the_launcher_at_an_ascii_terminal(tmp_path):
     command = [*PYTHON, "launcher", "conf=arithmetic_cpu", "dry_run=true", f"cluster.fileroot={tmp_path}"]
     ascii_alone = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, text=True, env=ascii_alone)
+    done = subprocess.run(command, capture_output=True, text=True, env=ascii_alone, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.isascii() and "UnicodeEncodeError" not in done.stderr
+    assert done.stdout.isascii()
+    assert "UnicodeEncodeError" not in done.stderr
 
 
 @pytest.mark.slow
@@ -99,15 +100,16 @@ def test_ctrl_c_while_its_libraries_are_read():
     begins = (
         f"{as_in_a_terminal}; import os, sys; sys.argv = ['-m']; import scripts; os.kill(os.getpid(), signal.SIGINT)"
     )
-    done = subprocess.run([sys.executable, "-c", begins], stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([sys.executable, "-c", begins], stderr=subprocess.PIPE, text=True, check=False)
     assert done.stderr == "interrupted\n"
     assert done.returncode == -signal.SIGINT
 
 
 def test_another_error_while_its_libraries_are_read_keeps_its_traceback():
     begins = "import sys; sys.argv = ['-m']; import scripts; 1 / 0"
-    done = subprocess.run([sys.executable, "-c", begins], stderr=subprocess.PIPE, text=True)
-    assert "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
+    done = subprocess.run([sys.executable, "-c", begins], stderr=subprocess.PIPE, text=True, check=False)
+    assert "Traceback" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
 
 
 def raising(error):
@@ -151,7 +153,7 @@ def test_a_stream_that_the_caller_has_closed_changes_no_exit_code():
     )
     for closed in ("2>&-", ">&-", ">&- 2>&-"):
         command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2, (closed, done.stderr)
         assert done.stdout == ("printed\n" if closed == "2>&-" else "")
 

@@ -57,7 +57,8 @@ def offline_file(paths):
 )
 def test_the_id_is_areals_where_wandb_accepts_it(names, run_id):
     found = wandb_run_id(*names)
-    assert found.startswith(run_id) and len(found) <= 128
+    assert found.startswith(run_id)
+    assert len(found) <= 128
     assert (found == run_id) == (not run_id.endswith("-"))
 
 
@@ -111,7 +112,8 @@ def test_without_a_key_it_says_so_once_and_goes_on_offline(paths):
     wandb.log(line(0, 0.5))
     wandb.finish()
     assert wandb.mode == "offline"
-    assert len(said) == 1 and "offline: no API key" in said[0]
+    assert len(said) == 1
+    assert "offline: no API key" in said[0]
     assert list(history(offline_file(paths))) == [line(0, 0.5)]
 
 
@@ -127,7 +129,9 @@ def test_without_a_server_it_says_so_once_and_goes_on_offline(paths, monkeypatch
         wandb.log(line(0, 0.5))
         wandb.finish()
     assert wandb.mode == "offline"
-    assert len(said) == 1 and "WandB continues offline" in said[0] and "\n" not in said[0]
+    assert len(said) == 1
+    assert "WandB continues offline" in said[0]
+    assert "\n" not in said[0]
     assert list(history(offline_file(paths))) == [line(0, 0.5)]
 
 
@@ -147,7 +151,9 @@ def test_a_wandb_that_fails_at_every_line_is_counted_and_said_once(paths, monkey
         wandb.log(line(step, 0.5))
     wandb.finish()
     assert wandb.missed == 5
-    assert len(said) == 2 and "misses steps: service is gone" in said[0] and "WandB is off" in said[1]
+    assert len(said) == 2
+    assert "misses steps: service is gone" in said[0]
+    assert "WandB is off" in said[1]
 
 
 def test_a_wandb_that_cant_be_imported_is_off(paths, monkeypatch):
@@ -156,7 +162,8 @@ def test_a_wandb_that_cant_be_imported_is_off(paths, monkeypatch):
     wandb = sink(paths, mode="offline", said=said)
     wandb.finish()
     wandb.log(line(0, 0.5))
-    assert wandb.mode == "disabled" and "WandB is off" in said[0]
+    assert wandb.mode == "disabled"
+    assert "WandB is off" in said[0]
 
 
 def test_a_wandb_that_hangs_never_makes_the_run_wait(paths, monkeypatch):
@@ -172,7 +179,8 @@ def test_a_wandb_that_hangs_never_makes_the_run_wait(paths, monkeypatch):
     wandb.finish()
     released.set()
     assert wandb.missed == 2
-    assert "takes no lines" in said[0] and "wandb sync" in said[1]
+    assert "takes no lines" in said[0]
+    assert "wandb sync" in said[1]
 
 
 HANG_THE_SERVICE = """
@@ -202,5 +210,6 @@ def test_a_stopped_service_delays_neither_the_end_of_the_run_nor_the_exit(paths)
     said, last = done.stdout.splitlines()
     assert "did not finish in time" in said
     pid, word = last.split()
-    assert word == "over" and not psutil.pid_exists(int(pid))
+    assert word == "over"
+    assert not psutil.pid_exists(int(pid))
     assert (done.returncode, done.stderr) == (0, "")

@@ -67,7 +67,8 @@ def test_servers_of_another_sglang_are_refused_and_a_command_alone_needs_none(tm
         "sglang.max_total_tokens=20000",
     ]
     (said,) = missing(tmp_path, *asks_servers)
-    assert said.startswith("packages: sglang ") and said.endswith("works with sglang==0.1 alone")
+    assert said.startswith("packages: sglang ")
+    assert said.endswith("works with sglang==0.1 alone")
     assert missing(tmp_path) == []
 
 

@@ -126,7 +126,8 @@ def test_a_run_is_told_what_mends_a_driver_that_refuses(gpus, config):
     here, checks = find_hardware(), tuple(check_gpus("13.0"))
     (error,) = find_missing(config, here, make_plan(config, here, find_shape(config)), checks)
     assert "but NVML does not answer (RM has detected an NVML/RM version mismatch.)" in error.message
-    assert error.hint.startswith("the driver was upgraded") and "; or run it on a machine with a GPU" in error.hint
+    assert error.hint.startswith("the driver was upgraded")
+    assert "; or run it on a machine with a GPU" in error.hint
 
 
 def test_a_run_for_which_others_left_too_little_is_told_so(gpus, config):

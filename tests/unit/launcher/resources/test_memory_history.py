@@ -100,4 +100,5 @@ def test_a_book_that_can_not_be_written_says_what_follows(tmp_path):
 def test_every_setting_of_the_ladder_has_its_kind():
     values = {int: 5, float: 0.5, bool: True}
     changed = with_overrides(config(), {key: values[kind] for key, kind in KINDS.items()})
-    assert changed.gconfig.n_samples == 5 and changed.sglang.mem_fraction_static == 0.5
+    assert changed.gconfig.n_samples == 5
+    assert changed.sglang.mem_fraction_static == 0.5

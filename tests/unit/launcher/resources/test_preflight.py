@@ -98,7 +98,8 @@ def test_a_reward_function_that_can_be_called_on_no_machine_is_no_missing_one(
     (tmp_path / "my_reward.py").write_text(module)
     config.reward.fn = "my_reward:score"
     message = the_one(config, UnsupportedSetting)
-    assert "my_reward:score" in message and said in message
+    assert "my_reward:score" in message
+    assert said in message
 
 
 @pytest.mark.slow

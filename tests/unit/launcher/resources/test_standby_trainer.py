@@ -36,16 +36,19 @@ def parked(plan):
 def test_where_there_is_room_one_is_planned_and_its_memory_counted(wanted):
     without, plan = plans(ARITHMETIC, NO_GPU, SMALL, wanted)
     (one,) = parked(plan)
-    assert plan.standby_trainers == 1 and host(plan).planned == host(without).planned + one.bytes
+    assert plan.standby_trainers == 1
+    assert host(plan).planned == host(without).planned + one.bytes
     said = printed(ARITHMETIC, plan, width=200)
-    assert "standby trainer: on the CPU" in said and "takes over when the trainer ends" in said
+    assert "standby trainer: on the CPU" in said
+    assert "takes over when the trainer ends" in said
     assert f"recovery.standby_trainers={'null: 1' if wanted is None else 1}" in said
 
 
 def test_beside_a_gpu_it_takes_memory_of_the_host_alone():
     without, plan = plans(GSM8K, LARGE, QWEN)
     (one,) = parked(plan)
-    assert not one.placement.gpus and one.bytes < 2 * GIB
+    assert not one.placement.gpus
+    assert one.bytes < 2 * GIB
     assert [place for place in plan.places if place.gpu is not None] == [
         place for place in without.places if place.gpu is not None
     ]
@@ -72,7 +75,8 @@ def test_a_host_that_is_too_small_for_it_has_none_and_the_run_goes_on_without():
         small = Hardware(gpus=(), cpus=2, memory=there, memory_free=free, no_gpu="none")
         without, plan = plans(ARITHMETIC, small, SMALL)
         assert (plan.standby_trainers, parked(plan), host(plan)) == (0, [], host(without))
-        assert "no trainer stands by: it takes" in plan.notes[-1] and "0.1 GiB are left" in plan.notes[-1]
+        assert "no trainer stands by: it takes" in plan.notes[-1]
+        assert "0.1 GiB are left" in plan.notes[-1]
         assert plans(ARITHMETIC, small, SMALL, 1)[1].standby_trainers == 1, "it was asked for"
 
 
@@ -82,7 +86,8 @@ def test_a_host_too_small_for_the_run_itself_is_short_of_so_much_and_has_nothing
     short = Hardware(gpus=(), cpus=2, memory=64 * GIB, memory_free=host(without).planned - GIB, no_gpu="none")
     _, plan = plans(ARITHMETIC, short, SMALL)
     assert "GiB, and 1.0 GiB are missing without it" in plan.notes[-1]
-    assert "left" not in plan.notes[-1] and "-" not in plan.notes[-1].partition(":")[2].partition("(")[0]
+    assert "left" not in plan.notes[-1]
+    assert "-" not in plan.notes[-1].partition(":")[2].partition("(")[0]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,8 @@ def test_a_host_too_small_for_the_run_itself_is_short_of_so_much_and_has_nothing
 )
 def test_what_can_not_be_parked_or_is_not_known_is_said(config, shape, why):
     _, plan = plans(config, replace(LARGE, gpus=LARGE.gpus * 3), shape)
-    assert plan.standby_trainers == 0 and why in plan.notes[-1]
+    assert plan.standby_trainers == 0
+    assert why in plan.notes[-1]
 
 
 def test_none_is_planned_where_none_is_wanted():

@@ -56,11 +56,13 @@ def test_what_must_be_durable_is_synced_once_it_is_written(file, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", noted)
     append_line(file, {"step": 0})
-    assert LineLog(file).append({"step": 1}) and synced == []
+    assert LineLog(file).append({"step": 1})
+    assert synced == []
     append_line(file, {"step": 2}, durable=True)
     assert synced == [(str(file), '{"step": 0}\n{"step": 1}\n{"step": 2}\n')]
     Journal(file, 1).record("run.began")
-    assert len(synced) == 2 and '"event": "run.began"' in synced[1][1]
+    assert len(synced) == 2
+    assert '"event": "run.began"' in synced[1][1]
 
 
 def test_a_sync_that_fails_is_a_journal_error_and_its_line_waits(file, monkeypatch):
@@ -72,7 +74,8 @@ def test_a_sync_that_fails_is_a_journal_error_and_its_line_waits(file, monkeypat
         broken.setattr(os, "fsync", fails)
         assert not lines.append({"step": 0})
         assert (lines.waiting, lines.fault) == (1, DiskFault.IO_ERROR)
-    assert lines.flush() and (lines.waiting, lines.fault) == (0, None)
+    assert lines.flush()
+    assert (lines.waiting, lines.fault) == (0, None)
     assert steps(file) == [0], "once, although its first write was complete"
 
 
@@ -110,7 +113,8 @@ def test_a_missing_file_has_no_lines_and_is_not_created(file):
 @given(st.dictionaries(st.text(), json_values))
 def test_any_record_is_one_line_of_strict_json(record):
     line = encode(record)
-    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
     json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
 
@@ -137,8 +141,13 @@ def test_values_of_other_types_never_end_a_run(file):
         },
     )
     (line,) = read_lines(file)
-    assert line["path"] == "a/b" and line["state"] == "READY" and line["numpy"] == 0.5 and line["set"] == [1]
-    assert line["nan"] == "NaN" and line["array"] == "[0. 0. 0.]" and line["7"] == "int key"
+    assert line["path"] == "a/b"
+    assert line["state"] == "READY"
+    assert line["numpy"] == 0.5
+    assert line["set"] == [1]
+    assert line["nan"] == "NaN"
+    assert line["array"] == "[0. 0. 0.]"
+    assert line["7"] == "int key"
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 1', b'{"step": 1, "text": "\xe2\x82', b"\0" * 700, b"12", b"[" * 100_000])
@@ -149,14 +158,16 @@ def test_a_line_torn_by_a_crash_costs_only_itself(file, torn):
     append_line(file, {"step": 2})
     lines = read_lines(file)
     assert [line["step"] for line in lines] == [0, 2]
-    assert lines.skipped == 1 and lines.first_skipped.startswith("line 2: ")
+    assert lines.skipped == 1
+    assert lines.first_skipped.startswith("line 2: ")
 
 
 def test_a_line_that_lost_only_its_newline_is_whole(file):
     file.write_bytes(b'{"step": 0}')
     append_line(file, {"step": 1})
     lines = read_lines(file)
-    assert [line["step"] for line in lines] == [0, 1] and lines.skipped == 0
+    assert [line["step"] for line in lines] == [0, 1]
+    assert lines.skipped == 0
 
 
 def test_a_file_that_cant_be_read_is_named(tmp_path):
@@ -238,7 +249,8 @@ def test_a_line_log_outlives_a_full_disk_and_then_writes_what_waited(tiny_disk, 
         assert lines.append({"step": 4})
     assert steps(lines.path) == [0, 1, 2, 3, 4]
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert "No space left" in caplog.messages[0] and "no line was lost" in caplog.messages[1]
+    assert "No space left" in caplog.messages[0]
+    assert "no line was lost" in caplog.messages[1]
 
 
 def test_a_line_log_keeps_a_bounded_number(tmp_path, monkeypatch, caplog):
@@ -248,7 +260,8 @@ def test_a_line_log_keeps_a_bounded_number(tmp_path, monkeypatch, caplog):
     for step in range(5):
         lines.append({"step": step})
     folder.mkdir()
-    assert lines.flush() and lines.lost == 2
+    assert lines.flush()
+    assert lines.lost == 2
     assert steps(lines.path) == [2, 3, 4]
     assert "2 lines were lost" in caplog.text
 

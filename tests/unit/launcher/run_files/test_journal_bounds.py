@@ -54,7 +54,8 @@ def test_a_writer_waits_for_its_turn(file, monkeypatch):
 
         monkeypatch.setattr(journal.time, "sleep", ends_its_line)
         append_line(file, {"step": 1})
-    assert len(waited) == 1 and 0 < waited[0] < 0.1
+    assert len(waited) == 1
+    assert 0 < waited[0] < 0.1
     assert steps(file) == [0, 1]
 
 
@@ -169,7 +170,8 @@ def test_lines_that_were_lost_are_said_only_when_the_disk_has_come_back(tmp_path
     lines.append({"step": 2})
     assert lines.lost == 2
     said = len(caplog.messages)
-    assert lines.append({"step": 3}) and len(caplog.messages) == said
+    assert lines.append({"step": 3})
+    assert len(caplog.messages) == said
 
 
 def test_a_journal_in_the_background_keeps_the_order_and_flush_alone_waits_for_the_disk(file, monkeypatch):
@@ -361,7 +363,8 @@ def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
 
 
 def test_of_a_file_that_is_not_there_no_line_is_current_or_newest(tmp_path):
-    assert current_line(tmp_path / "gone", 0) is None and newest_line(tmp_path / "gone") == {}
+    assert current_line(tmp_path / "gone", 0) is None
+    assert newest_line(tmp_path / "gone") == {}
 
 
 def test_what_has_no_step_is_passed_over_and_the_last_line_needs_no_end(file):

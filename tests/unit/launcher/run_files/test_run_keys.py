@@ -28,7 +28,8 @@ def test_nobody_else_can_read_them_whatever_the_umask(tmp_path, umask):
     assert [mode(file) for file in files] == [0o600, 0o600]
     assert mode(folder) == 0o700
     assert sorted(path.name for path in folder.iterdir()) == ["api_key", "ray_token", "servers.json"], "nothing staged"
-    assert (folder / "api_key").read_text() == ServerKeys.read(folder).api and mode(folder / "api_key") == 0o600
+    assert (folder / "api_key").read_text() == ServerKeys.read(folder).api
+    assert mode(folder / "api_key") == 0o600
 
 
 def test_each_run_has_its_own_and_keeps_them(tmp_path):
@@ -52,7 +53,8 @@ def test_many_at_once_agree(tmp_path):
 
 def test_they_do_not_show_themselves(tmp_path):
     keys = ServerKeys.read_file(ServerKeys.make(tmp_path / "keys"))
-    assert keys.api not in repr(keys) and keys.admin not in f"{keys}"
+    assert keys.api not in repr(keys)
+    assert keys.admin not in f"{keys}"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"api": "SECRET"}', '{"api": "", "admin": ""}', "SECRET"])
@@ -63,7 +65,8 @@ def test_what_is_no_key_is_not_used_and_not_shown(tmp_path, content):
         ServerKeys.read(tmp_path / "keys")
     assert "SECRET" not in str(caught.value)
     shown = "".join(traceback.format_exception(caught.value))
-    assert "SECRET" not in shown and "servers.json holds" in shown
+    assert "SECRET" not in shown
+    assert "servers.json holds" in shown
 
 
 def test_a_file_that_others_may_read_is_not_used(tmp_path):

@@ -76,7 +76,8 @@ def test_prepare_is_repeatable_and_leaves_only_folders(tmp_path):
     paths = paths_in(tmp_path)
     paths.prepare()
     paths.prepare()
-    assert paths.logs.is_dir() and paths.default_checkpoints.is_dir()
+    assert paths.logs.is_dir()
+    assert paths.default_checkpoints.is_dir()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -148,7 +149,8 @@ def test_who_began_in_a_removed_folder_is_seen_by_the_run_that_still_lives(tmp_p
         paths.now.write_text("of the other run")
         file.write_if_due()
         file._writer.join()
-        assert file.another == held_by_another(paths, mine) and paths.now.read_text() == "of the other run"
+        assert file.another == held_by_another(paths, mine)
+        assert paths.now.read_text() == "of the other run"
 
 
 def test_nobody_else_is_seen_where_nobody_holds_the_lock(tmp_path, monkeypatch):
@@ -221,7 +223,8 @@ def test_a_child_process_does_not_keep_the_lock_after_its_parent(tmp_path):
         stdout=subprocess.PIPE,
         close_fds=False,
     )
-    assert child.stdout is not None and child.stdout.readline()  # Popen may return before exec has closed the lock
+    assert child.stdout is not None
+    assert child.stdout.readline()
     lock.release()
     RunLock(paths).release()
     child.communicate(b"\n")

@@ -60,7 +60,8 @@ def test_a_run_that_is_followed_says_what_its_whole_files_say(paths, seed):
     files = [paths.metrics, paths.events]
     content = {path: path.read_bytes() for path in files}
     whole = read_run_log(paths)
-    assert len(whole.restores()) > 3 and len(whole.incidents) == 8
+    assert len(whole.restores()) > 3
+    assert len(whole.incidents) == 8
     draw = random.Random(seed)
     for path in files:
         path.write_bytes(b"")

@@ -20,7 +20,8 @@ def test_each_pair_has_a_block_of_either_kind_and_both_orders_are_drawn():
     for pair in range(SCHEDULE.pairs):
         steps = [SCHEDULE.first + 8 * pair + i for i in range(8)]
         on = [SCHEDULE.is_on(step) for step in steps]
-        assert sum(on) == 4 and len(set(on[:4])) == len(set(on[4:])) == 1
+        assert sum(on) == 4
+        assert len(set(on[:4])) == len(set(on[4:])) == 1
         firsts.add(on[0])
     assert firsts == {True, False}
 
@@ -47,7 +48,8 @@ def test_a_step_in_which_something_is_switched_is_in_no_block():
     pairs = pair_up(*lines(SCHEDULE, 1.01, 1.0), SCHEDULE)
     assert len(pairs) == 20
     for on, off in pairs:
-        assert on.is_on and not off.is_on
+        assert on.is_on
+        assert not off.is_on
         assert on.step_s == pytest.approx((1.01,) * 3)
         assert off.step_s == pytest.approx((1.0,) * 3)
         assert on.gate_s == pytest.approx(0.01)

@@ -192,5 +192,6 @@ def test_a_wrong_command_is_one_message_and_nothing_is_begun(words, said, tmp_pa
     (tmp_path / "full" / "file").touch()
     assert main([word.format(full=tmp_path / "full") for word in words]) == 2
     errors = capsys.readouterr().err
-    assert said in errors and errors.count("error:") == 1
+    assert said in errors
+    assert errors.count("error:") == 1
     assert not (tmp_path / "fault_bench").exists()

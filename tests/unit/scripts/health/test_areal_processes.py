@@ -60,9 +60,11 @@ def test_the_pipeline_of_its_launcher(trial, tool, refused):
     line = f'{sys.executable} -u -c "{WAITS}" train.py 2>&1 | tee -a {trial.logs}/trainer.log'
     with started(line, shell=True) as shell:
         pids = {one.pid for one in areal_processes(trial)}
-        assert pids == {shell.pid, *below(shell.pid)} and len(pids) == 3
+        assert pids == {shell.pid, *below(shell.pid)}
+        assert len(pids) == 3
         said = refused("--before-step", "40", code=2)
-        assert f"{EXPERIMENT}/{TRIAL} is running: " in said and f"end it first: kill {shell.pid}" in said
+        assert f"{EXPERIMENT}/{TRIAL} is running: " in said
+        assert f"end it first: kill {shell.pid}" in said
     refused("--before-step", "30", code=2)  # its log is young, and no server's address says whose machine it was
     os.utime(trial.logs / "trainer.log", (1.79e9, 1.79e9))
     assert tool("--before-step", "30")[0] == 0
@@ -98,12 +100,15 @@ def test_a_young_log_may_be_another_machines(trial, tool, refused):
     log = trial.logs / "trainer.log"
     os.utime(log)
     said = refused("--before-step", "30", code=2)
-    assert "may be running on another machine" in said and "trainer.log was written" in said
+    assert "may be running on another machine" in said
+    assert "trainer.log was written" in said
     with log.open("a") as file:
         file.write("SGLang server launched at: http://192.0.2.7:23239\n")
-    assert is_of_this_machine(trial) is False and refused("--before-step", "30", code=2)
+    assert is_of_this_machine(trial) is False
+    assert refused("--before-step", "30", code=2)
     with log.open("a") as file:
         file.write("LLM inference server launched at: AREAL_LLM_SERVER_ADDRS=127.0.0.1:23239,127.0.0.1:23240\n")
     assert read_servers(trial.logs) == ["http://127.0.0.1:23239", "http://127.0.0.1:23240"]
-    assert is_of_this_machine(trial) and tool("--before-step", "30")[0] == 0, "of this machine, where none runs"
+    assert is_of_this_machine(trial), "of this machine, where none runs"
+    assert tool("--before-step", "30")[0] == 0, "of this machine, where none runs"
     assert time.time() - log.stat().st_mtime < 100

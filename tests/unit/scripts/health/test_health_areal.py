@@ -71,14 +71,17 @@ def test_a_live_run_is_healthy_where_all_of_it_is(logs, trainer, checked, root):
         code, found = checked("--timeout", "30")
         assert found["run", "state"] == ("ok", "RUNNING, 30 of 160 steps are done")
         assert found["run", "reward"] == ("ok", "mean of 0.500 over the last 10 steps")
-        assert found["run", "processes"][0] == "ok" and f"trainer {trainer.pid}" in found["run", "processes"][1]
-        assert found["servers", url][0] == "ok" and found["servers", url][1].startswith("a token in ")
+        assert found["run", "processes"][0] == "ok"
+        assert f"trainer {trainer.pid}" in found["run", "processes"][1]
+        assert found["servers", url][0] == "ok"
+        assert found["servers", url][1].startswith("a token in ")
         assert found["checkpoints", "recovery"] == ("ok", "AReaL would resume after step 40")
         bad = [one for one in found.items() if one[1][0] in ("bad", "unknown") and one[0][0] not in ("memory", "disk")]
         assert bad == []
         told(logs, [0.5] * 20 + [0.0] * 10, ended_s_ago=1.0, servers=[url])
         code, found = checked("--timeout", "30")
-        assert code == 1 and found["run", "reward"] == ("bad", "every reward was 0 for 10 steps in a row")
+        assert code == 1
+        assert found["run", "reward"] == ("bad", "every reward was 0 for 10 steps in a row")
 
 
 def test_a_hung_run_is_seen(logs, trainer, checked):
@@ -87,8 +90,10 @@ def test_a_hung_run_is_seen(logs, trainer, checked):
     trainer.suspend()
     code, found = checked()
     assert code == 1
-    assert found["run", "steps"][0] == "bad" and "one usually takes 1.0 s" in found["run", "steps"][1]
-    assert found["run", "processes"][0] == "bad" and f"trainer {trainer.pid}" in found["run", "processes"][1]
+    assert found["run", "steps"][0] == "bad"
+    assert "one usually takes 1.0 s" in found["run", "steps"][1]
+    assert found["run", "processes"][0] == "bad"
+    assert f"trainer {trainer.pid}" in found["run", "processes"][1]
     assert found["servers", "http://127.0.0.1:9"][0] == "bad", "its server answers nothing"
 
 
@@ -101,24 +106,28 @@ def test_an_orphan_without_its_trainer(logs, trainer, checked):
         psutil.wait_procs([trainer], timeout=10)
         code, found = checked()
         orphan.stdin.close()
-    assert code == 1 and found["run", "processes"][1].startswith("no trainer among them: ")
+    assert code == 1
+    assert found["run", "processes"][1].startswith("no trainer among them: ")
 
 
 @pytest.mark.slow
 def test_a_dead_run_and_a_finished_one(logs, checked, root):
     told(logs, [0.5] * 84, ended_s_ago=3600.0)
     code, found = checked()
-    assert code == 1 and found["run", "state"][0] == "bad"
+    assert code == 1
+    assert found["run", "state"][0] == "bad"
     assert found["run", "state"][1].startswith("ENDED: no process of it is left, after 84 of 160 steps; its log is ")
     assert found["servers", "servers"] == ("absent", "the run has ended")
     told(logs, [0.5] * 84, ended_s_ago=3600.0, total=84)
     assert checked()[1]["run", "state"] == ("ok", "FINISHED: all 84 steps are done, by its log")
     told(logs, [0.5] * 84, ended_s_ago=20.0, servers=["http://192.0.2.7:8000"])
     state = checked("--timeout", "3")[1]["run", "state"]
-    assert state[0] == "unknown" and "it may run on another machine" in state[1]
+    assert state[0] == "unknown"
+    assert "it may run on another machine" in state[1]
     torn = root / "checkpoints" / USER / EXPERIMENT / TRIAL / "recover_info" / "step_info.json"
     torn.write_text(torn.read_text().replace("40", "70"))
     told(logs, [0.5] * 84, ended_s_ago=3600.0, total=84)
     code, found = checked()
-    assert code == 1 and found["checkpoints", "recovery"][0] == "bad"
+    assert code == 1
+    assert found["checkpoints", "recovery"][0] == "bad"
     assert "mixes two steps" in found["checkpoints", "recovery"][1]

@@ -48,7 +48,8 @@ async def browsed(fileroot, *, width=1280, token=TOKEN):
             await page.open(link(port, token))
             yield page
         others = [url for url in page.requests if not url.startswith((f"http://127.0.0.1:{port}/", "data:,"))]
-        assert page.requests and others == []
+        assert page.requests
+        assert others == []
     finally:
         await runner.cleanup()
 
@@ -60,7 +61,8 @@ async def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         await page.until("!!document.querySelector('.sample')")
         assert await page.evaluate("document.documentElement.scrollWidth") == width
         titles = await page.evaluate("[...document.querySelectorAll('#curves h2')].map(one => one.textContent)")
-        assert titles[0] == "Reward" and {
+        assert titles[0] == "Reward"
+        assert {
             "KL of old and new policy in a step nats",
             "Entropy nats",
             "Gradient norm",
@@ -87,7 +89,8 @@ async def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         states = await page.evaluate(
             "[...document.querySelectorAll('#lanes .legend > span')].map(one => one.textContent)"
         )
-        assert "stands by" not in states and "running, ready" in states
+        assert "stands by" not in states
+        assert "running, ready" in states
         flat = "import('/static/charts.js').then(charts => charts.valueSpan(0, 0, false))"
         assert await page.evaluate(flat) == [0, 1], "figures that are all 0 are not shown to a part in a billion"
         assert await page.evaluate("document.querySelector('.asks').hidden"), "nobody is there to be asked"
@@ -143,7 +146,8 @@ async def test_what_was_held_out_after_the_last_step_is_drawn(tmp_path):
         left, top, wide = await page.evaluate(f"(box => [box.left, box.top, box.width])({box})")
         await page.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + wide - 3, y=top + 60)
         said = await page.until("document.querySelector('.lead .readout').textContent")
-        assert said.startswith("step 60 ") and "held-out, sampled 0.9" in said
+        assert said.startswith("step 60 ")
+        assert "held-out, sampled 0.9" in said
 
 
 async def test_runs_side_by_side_with_the_settings_that_differ(fileroot):

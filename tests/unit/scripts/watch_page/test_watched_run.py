@@ -54,8 +54,10 @@ def test_new_steps_alone_are_sent(paths):
     first = run.answer(NOTHING)
     append(paths.metrics, step(5), step(6))
     second = run.answer(seen(first))
-    assert second["curves"]["x"] == [4.0, 5.0, 6.0] and "undone" not in second["curves"]
-    assert second["generation"] == first["generation"] and second["last_step"] >= first["last_step"]
+    assert second["curves"]["x"] == [4.0, 5.0, 6.0]
+    assert "undone" not in second["curves"]
+    assert second["generation"] == first["generation"]
+    assert second["last_step"] >= first["last_step"]
 
 
 def test_after_a_restore_everything_is_sent_again(paths):
@@ -65,7 +67,8 @@ def test_after_a_restore_everything_is_sent_again(paths):
     first = run.answer(NOTHING)
     append(paths.metrics, step(5, reward=0.9))
     second = run.answer(seen(first))
-    assert second["generation"] != first["generation"] and second["curves"]["x"] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert second["generation"] != first["generation"]
+    assert second["curves"]["x"] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert [at for at, _ in second["curves"]["undone"]] == [5.0, 6.0, 7.0]
 
 

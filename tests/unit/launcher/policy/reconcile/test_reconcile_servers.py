@@ -109,18 +109,21 @@ def test_when_restarts_of_one_server_are_spent(servers, history, expected):
 def test_and_when_nothing_helps_the_run_halts_and_another_attempt_begins_everything_anew():
     """One that dies of the weights, or whose weights no restart brings right, has a checkpoint's to try then."""
     (halt,) = decide(observed(dead(0)), attempts(*SPENT)).actions
-    assert halt.word is TerminalStatus.ERRORED and halt.may_pass
+    assert halt.word is TerminalStatus.ERRORED
+    assert halt.may_pass
     assert "server_crash of s0 again, without progress: server 3 times" in halt.reason
     spent = attempts(*SPENT, *[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.SERVER_CORRUPT)
     (halt,) = decide(observed(server(0, verdict=CORRUPT)), spent).actions
-    assert isinstance(halt, Halt) and halt.may_pass
+    assert isinstance(halt, Halt)
+    assert halt.may_pass
 
 
 @pytest.mark.parametrize("cause", [Cause.SERVER_OOM, Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL])
 def test_no_step_is_thrown_away_for_what_no_weights_cause(cause):
     failed = dead(0, Verdict(health=Health.DEAD, reason="no room", cause=cause))
     (halt,) = decide(observed(failed), attempts(*SPENT, cause=cause)).actions
-    assert isinstance(halt, Halt) and "restore" not in halt.reason
+    assert isinstance(halt, Halt)
+    assert "restore" not in halt.reason
 
 
 def test_progress_of_the_server_itself_refills_its_budget():

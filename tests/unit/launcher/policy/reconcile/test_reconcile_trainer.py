@@ -119,7 +119,8 @@ def test_before_the_health_monitor_was_asked_nothing_is_loaded_nor_resumed_but_w
     back = decide(observed(trainer=empty, is_judged=False, incident=COLLAPSE)).actions
     assert [one.global_step for one in back if isinstance(one, RestoreTrainer)] == [19]
     held = decide(observed(trainer=PAUSED, is_judged=False))
-    assert held.actions == () and UNJUDGED in held.reason
+    assert held.actions == ()
+    assert UNJUDGED in held.reason
     assert kinds(decide(observed(trainer=PAUSED))) == [ResumeTrainer]
 
 

@@ -72,7 +72,8 @@ def test_completions_that_are_not_scored_are_no_score_of_0():
     score = compare_rescored(RIGHT, [None] * 12 + [1.0] * 12, "it raised")
     assert (score.got, score.error) == (None, "it raised")
     now_and_then = compare_rescored(RIGHT, [None, *[1.0] * 17, *[0.0] * 6], "it raised")
-    assert now_and_then.got is not None and not is_broken(now_and_then)
+    assert now_and_then.got is not None
+    assert not is_broken(now_and_then)
     assert is_broken(compare_rescored(RIGHT, [1e308] * 24)), "no reading of anything is not as it should be"
 
 
@@ -297,7 +298,8 @@ def test_an_edge_is_sharp_and_a_slope_is_not():
 def test_a_run_that_had_learned_is_never_begun_anew():
     assert choose([saved(61)], fell(), [], RestoreConfig()).global_step == FIRST_WEIGHTS
     halts = choose([saved(61)], fell(had_learned=True), [], RestoreConfig())
-    assert halts.global_step is None and "not thrown away" in halts.reason
+    assert halts.global_step is None
+    assert "not thrown away" in halts.reason
 
 
 def test_what_was_learned_is_seen_in_the_rewards():
@@ -312,13 +314,15 @@ def test_what_was_learned_is_seen_in_the_rewards():
 def test_the_bounds_of_what_was_learned():
     rose = [point(step, 0.25 if step < 5 else 0.5) for step in range(10)]
     slightly = dataclasses.replace(SETTINGS, fall_min_drop=0.24)
-    assert has_learned(rose, None, slightly) and has_learned(rose, 10, slightly)
+    assert has_learned(rose, None, slightly)
+    assert has_learned(rose, 10, slightly)
     assert not has_learned(rose, None, BY_HAND), "as much as the least fall is nothing"
     assert not has_learned(rose, 9, dataclasses.replace(SETTINGS, fall_min_drop=0.1)), "nine steps say nothing"
     longer = [point(step, 0.25 if step < 10 else 0.5) for step in range(15)]
     assert has_learned(longer, None, slightly)
     wide = [dataclasses.replace(one, high=2.0) for one in longer]
-    assert not has_learned(wide, None, slightly) and has_learned(wide, None, SETTINGS)
+    assert not has_learned(wide, None, slightly)
+    assert has_learned(wide, None, SETTINGS)
     flat = [point(step, 0.5) for step in range(30)]
     assert has_learned(flat[5:15], None, BY_HAND)
     assert not has_learned(flat[5:14], None, BY_HAND)

@@ -105,7 +105,8 @@ def test_a_collapse_again_with_nothing_older_takes_the_oldest_from_before_it_and
     shelf = [saved(9), saved(14), saved(19), saved(24)]
     again = dataclasses.replace(incident(22), had_learned=True)
     choice = choose(shelf, again, [restored(20, 4)], SETTINGS)
-    assert choice.global_step == 9 and "step 4 was restored before" in choice.reason
+    assert choice.global_step == 9
+    assert "step 4 was restored before" in choice.reason
     assert choose(shelf, incident(22), [restored(20, 4)], SETTINGS).global_step == FIRST_WEIGHTS, "nothing is lost"
     assert choose(shelf[3:], again, [restored(20, 4)], SETTINGS).global_step is None, "none is from before the onset"
     assert choose(shelf, again, [restored(20, 4), restored(22, 9)], SETTINGS).global_step is None
@@ -116,7 +117,8 @@ def test_a_fall_with_nothing_older_than_the_margin_takes_the_oldest_from_before_
     shelf = [saved(19), saved(24), saved(29)]
     fell = dataclasses.replace(incident(21), had_learned=True)
     choice = choose(shelf, fell, [], SETTINGS)
-    assert choice.global_step == 19 and "close to the onset" in choice.reason
+    assert choice.global_step == 19
+    assert "close to the onset" in choice.reason
     assert choose(shelf, incident(21), [], SETTINGS).global_step == FIRST_WEIGHTS, "nothing is lost"
     assert choose(shelf[1:], fell, [], SETTINGS).global_step is None, "none is from before the onset"
 
@@ -154,7 +156,8 @@ def test_without_looking_at_the_onset_the_damage_would_be_restored(monkeypatch):
 def test_a_state_in_memory_is_one_to_go_back_to_and_nothing_for_retention():
     shelf = [*SHELF, saved(63, in_memory=True), saved(64, in_memory=True)]
     choice = choose(shelf, None, (), SETTINGS)
-    assert choice.global_step == 64 and "the state in memory of step 64" in choice.reason
+    assert choice.global_step == 64
+    assert "the state in memory of step 64" in choice.reason
     assert choose(shelf, incident(64, Cause.VERIFIER_BROKEN), (), SETTINGS).global_step == 63
     assert choose(shelf, incident(64), (), SETTINGS).global_step == 39, "what the estimate may miss is not trusted"
     assert choose(shelf, incident(65, Cause.NONFINITE), (), SETTINGS).global_step == 63

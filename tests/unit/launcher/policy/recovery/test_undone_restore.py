@@ -21,7 +21,8 @@ def test_a_restore_that_changed_nothing_is_undone_and_the_run_ends_for_a_person(
 
     paused = dataclasses.replace(running, trainer=dataclasses.replace(PAUSED, **there))
     (halt,) = decide(paused, [RESTORED]).actions
-    assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED
+    assert isinstance(halt, Halt)
+    assert halt.word is TerminalStatus.ERRORED
     assert halt.reinstate_after == 19
     assert "resumes" not in halt.reason, "nobody knows yet whether anything is put back"
     assert "condemned" not in halt.reason, "of two restores in a row what the first set aside stays where it is"
@@ -36,5 +37,6 @@ def test_what_another_failure_restored_or_a_collapse_restored_elsewhere_is_not_u
     paused = observed(trainer=dataclasses.replace(PAUSED, next_step=20), incident=OUTSIDE)
     history = [dataclasses.replace(RESTORED, restored_step=9), dataclasses.replace(RESTORED, cause=Cause.NONFINITE)]
     (halt,) = decide(paused, history).actions
-    assert isinstance(halt, Halt) and "no checkpoint stays condemned for it" in halt.reason
+    assert isinstance(halt, Halt)
+    assert "no checkpoint stays condemned for it" in halt.reason
     assert halt.reinstate_after is None
