@@ -39,10 +39,10 @@ from launcher.run_log.run_log import read_run_log
 from scripts.ending import ended
 from scripts.faults import areal_rig, trl_rig
 from scripts.faults.foreign_cost import OOM, FaultCost, begins_again, cost_of, fault_cost
-from scripts.faults.run_processes import LiveServer, find_servers
 from scripts.faults.started_run import Driver, started
 from scripts.health.recorded_run import read_view
 from scripts.run_control import send as send_request
+from scripts.run_processes import LiveServer, find_servers
 
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}

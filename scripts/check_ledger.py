@@ -12,8 +12,8 @@ from launcher.reporting.run_facts import RunFacts, read_facts
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser
 from scripts.ending import DONE, ended
-from scripts.faults.run_processes import is_live
 from scripts.run_choice import add_run_arguments, chosen_run
+from scripts.run_processes import is_live
 
 FOUND, NOT_KNOWN = 1, 3
 

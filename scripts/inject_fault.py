@@ -21,9 +21,9 @@ from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.interposer import SETTINGS, interpose
 from scripts.faults.kinds import describe
-from scripts.faults.run_processes import RunProcesses, find_holder, find_run, live_runs, title
 from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import FaultChoice, ScheduledFault, in_order, parse_fault, storm
+from scripts.run_processes import RunProcesses, find_holder, find_run, live_runs, title
 
 FIRED, NOT_ALL_FIRED = 0, 1
 

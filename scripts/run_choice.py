@@ -12,7 +12,7 @@ from launcher.base.wording import some_of
 from launcher.checkpoints.trial_folders import first_missing, folders_in, found_below
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import add_names
-from scripts.faults.run_processes import live_runs
+from scripts.run_processes import live_runs
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

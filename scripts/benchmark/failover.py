@@ -24,9 +24,9 @@ from scripts.benchmark.measured import Measured
 from scripts.benchmark.supervision import SAME_WORK
 from scripts.benchmark.timed_completions import TOKENS
 from scripts.check_ledger import audited_facts
-from scripts.faults.run_processes import find_servers
 from scripts.faults.started_run import Driver, at_s, short_lived, until
 from scripts.health.recorded_run import RecordedRun, read_view
+from scripts.run_processes import find_servers
 
 ARMS = {"other": 2, "alone": 1}
 """Servers."""

@@ -17,9 +17,9 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.failover import BEGUN_WITHIN_S, BETWEEN_S, ENDLESS, SERVED_WITHIN_S, disturbed, served
 from scripts.benchmark.measured import Measured
 from scripts.faults import signals
-from scripts.faults.run_processes import find_servers
 from scripts.faults.started_run import Driver, at_s, until
 from scripts.health.recorded_run import read_view
+from scripts.run_processes import find_servers
 
 SERVERS = 2
 SETTINGS = (

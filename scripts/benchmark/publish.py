@@ -20,8 +20,9 @@ from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
 from scripts.benchmark.measured import Measured, Points, paired_ratio
-from scripts.benchmark.server import pool_of, running_server
+from scripts.benchmark.server import pool_of
 from scripts.faults.started_run import PRESET
+from scripts.running_server import running_server
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

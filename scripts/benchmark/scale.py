@@ -47,8 +47,9 @@ from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_memory import MemoryFile, RunMemory
 from scripts.benchmark.made_data.simulated_ranks import SimulatedController, SimulatedRanks, running_ray
 from scripts.benchmark.measured import Measured
-from scripts.benchmark.server import STAND_IN, running_server
+from scripts.benchmark.server import STAND_IN
 from scripts.faults.started_run import PRESET
+from scripts.running_server import running_server
 
 if TYPE_CHECKING:
     from actors.model.model_part import ModelPart

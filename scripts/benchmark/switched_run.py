@@ -34,7 +34,7 @@ from launcher.policy.admission import Admission
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.timed_completions import run
-from scripts.faults.run_processes import find_run
+from scripts.run_processes import find_run
 
 SCHEDULE = "GRPO_BENCHMARK_SUPERVISION"
 DONE = "supervision.jsonl"

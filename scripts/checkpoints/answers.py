@@ -102,7 +102,7 @@ def _answers(config: RunConfig, folder: Path, count: int) -> tuple[list[str], tu
     from actors.data.prompts import build_prompts
     from actors.model.model_folder import load_tokenizer
     from actors.reward.reward_functions import RewardFunctions
-    from scripts.benchmark.server import running_server
+    from scripts.running_server import running_server
 
     if config.valid_dataset is None:
         raise UsageError(

@@ -23,7 +23,7 @@ from launcher.checkpoints.areal_folders import SUPERVISED
 from launcher.checkpoints.areal_log import read_servers
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.reporting.formats import age
-from scripts.faults.run_processes import all_processes
+from scripts.run_processes import all_processes
 
 YOUNG_S = 120.0
 """A run's log that is younger may be written to on another machine."""

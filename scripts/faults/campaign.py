@@ -14,7 +14,6 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import FaultContext
 from scripts.faults.disk_faults import complete_checkpoints
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.run_processes import NotLive, RunProcesses, find_holder, find_run, is_live
 from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import (
     COPIES_COUNT,
@@ -28,6 +27,7 @@ from scripts.faults.schedule import (
     last_copy,
 )
 from scripts.faults.signals import Missed
+from scripts.run_processes import NotLive, RunProcesses, find_holder, find_run, is_live
 
 LOOK_S = 0.1
 

@@ -13,8 +13,8 @@ from launcher.base.errors import StorageError, UsageError
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
-from scripts.faults.run_processes import LiveServer, RunProcesses
 from scripts.faults.signals import Missed
+from scripts.run_processes import LiveServer, RunProcesses
 
 Value = str | float
 Figures = dict[str, object]

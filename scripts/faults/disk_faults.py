@@ -17,8 +17,8 @@ from launcher.checkpoints.manifest import MANIFEST_NAME, list_files
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults import signals
 from scripts.faults.declaration import FaultContext, Figures, Option, fault, seconds
-from scripts.faults.run_processes import RunProcesses
 from scripts.faults.signals import Missed
+from scripts.run_processes import RunProcesses
 
 SMALL_DISK_BYTES = 2 * 2**30
 CHUNK = 2**20

@@ -20,8 +20,8 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults import signals
 from scripts.faults.declaration import SERVER, FaultContext, Figures, Option, fault, seconds
 from scripts.faults.memory_faults import GPU_FILES, MIB
-from scripts.faults.run_processes import RunProcesses
 from scripts.faults.signals import Missed
+from scripts.run_processes import RunProcesses
 
 HOLDER = """
 import sys, time, torch

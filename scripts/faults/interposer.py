@@ -27,7 +27,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import SO_LONG, FaultContext, Figures, Option, fault, seconds, setting
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.fault_proxy import FaultProxy, Spoil
-from scripts.faults.run_processes import LiveServer, RunProcesses, find_servers
+from scripts.run_processes import LiveServer, RunProcesses, find_servers
 
 RUN_ASKS, SERVER_LISTENS = "127.0.0.2", "127.0.0.1"
 SETTINGS = f"sglang.host={RUN_ASKS} +sglang.extra_args.hos={SERVER_LISTENS}"

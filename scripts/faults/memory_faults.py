@@ -25,9 +25,9 @@ from launcher.policy.exit_cause import find_trainer_cause
 from launcher.resources.hardware import memory_folders_v1, oom_kills_in
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import FaultContext, Figures, Inject, Option, fault, is_alive, seconds
-from scripts.faults.run_processes import RunProcesses
 from scripts.faults.run_progress import LiveProgress
 from scripts.faults.signals import Missed
+from scripts.run_processes import RunProcesses
 
 MIB = 2**20
 LEAST = 16 * MIB

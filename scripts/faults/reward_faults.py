@@ -13,7 +13,7 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
 from scripts.faults.broken_reward import FUNCTION, SOLVE, VARIABLE, fired
 from scripts.faults.declaration import SO_LONG, FaultContext, Figures, Inject, Option, fault, seconds, setting
-from scripts.faults.run_processes import RunProcesses, environment
+from scripts.run_processes import RunProcesses, environment
 
 HOW_TO = (
     f"start the run with {VARIABLE}=<an absolute file name> in its environment and reward.fn={FUNCTION}, or for "

@@ -9,8 +9,8 @@ from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults import signals
 from scripts.faults.declaration import ANY, FaultContext, Figures, Option, fault
-from scripts.faults.run_processes import RunProcesses, title
 from scripts.faults.signals import Missed
+from scripts.run_processes import RunProcesses, title
 
 OF_RAY = {
     "raylet": "raylet",

@@ -6,7 +6,7 @@ from actors.processes.process_tree import started_at
 from launcher.run_files.journal import LineTail
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import RunLogFiles
-from scripts.faults.run_processes import RunProcesses
+from scripts.run_processes import RunProcesses
 
 
 class LiveProgress:

@@ -24,8 +24,8 @@ from scripts.faults.declaration import (
 )
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.memory_faults import limited
-from scripts.faults.run_processes import LiveServer
 from scripts.faults.signals import Missed
+from scripts.run_processes import LiveServer
 
 MIB = 2**20
 PUBLISH_LOOK_S = 0.005

@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.processes.process_tree import Process, identify, send, wait_ended
 from launcher.base.errors import RunError
-from scripts.faults.run_processes import state
+from scripts.run_processes import state
 
 ENDS_WITHIN_S = 10.0
 STOPS_WITHIN_S = 5.0

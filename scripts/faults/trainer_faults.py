@@ -23,8 +23,8 @@ from actors.processes.process_tree import Process, identify
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import ANY, UNTIL_REPLACED, FaultContext, Figures, Option, fault, seconds
-from scripts.faults.run_processes import title
 from scripts.faults.signals import Missed, hold, kill, resume, stop
+from scripts.run_processes import title
 from scripts.run_stacks import py_spy
 
 MOMENTS = (ANY, "rollout", "backward", "optimizer", "publish", "save", "saved")

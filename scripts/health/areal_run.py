@@ -20,10 +20,10 @@ from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.areal_processes import YOUNG_S, areal_processes, is_of_this_machine, newest_log
 from scripts.checkpoints.choosing import read_catalog
-from scripts.faults.run_processes import state
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding
 from scripts.health.log_times import LogTimes
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run_settings
+from scripts.run_processes import state
 
 ROLES = {
     **dict.fromkeys(("launcher.local", "launcher.ray", "launcher.slurm"), "launcher"),

@@ -17,7 +17,6 @@ from launcher.policy.reward_health import Level, judge_zeros
 from launcher.run_files.run_ends import GONE
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer
-from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers, is_live
 from scripts.health.areal_run import (
     ArealRun,
     areal_view,
@@ -29,6 +28,7 @@ from scripts.health.areal_run import (
 )
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run
+from scripts.run_processes import NotLive, RunProcesses, find_run, find_servers, is_live
 
 SUPERVISORS = ("health_monitor", "coordinator")
 STALL_FACTOR, STALL_MIN_S = 10.0, 60.0

@@ -19,9 +19,9 @@ from launcher.run_files.written_settings import foreign_trainer
 from launcher.run_log.last_attempt import ServerRecord
 from launcher.run_log.line_values import as_integer
 from launcher.run_log.run_log import RunLogFiles
-from scripts.faults.run_processes import state
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.run_check import Subject
+from scripts.run_processes import state
 
 SHARE_OF_DEADLINE = 0.8
 """Of the check's: the rest is for what comes after the answer."""

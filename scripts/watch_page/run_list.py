@@ -10,7 +10,7 @@ from launcher.base.wording import some_of
 from launcher.reporting.current_status import read_now
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.run_processes import is_live
+from scripts.run_processes import is_live
 
 MOST = 200
 

@@ -27,8 +27,8 @@ from launcher.base.errors import LauncherError, UsageError
 from launcher.reporting.figures import Window
 from launcher.run_files.journal import encode
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.run_processes import is_live
 from scripts.run_control import send, serving
+from scripts.run_processes import is_live
 from scripts.watch_page.run_list import list_runs, run_of
 from scripts.watch_page.samples import samples_of
 from scripts.watch_page.settings_table import settings_table

@@ -25,7 +25,7 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import check_readable
 from launcher.run_log.incident_facts import IncidentFacts
 from launcher.run_log.step_line import REWARD
-from scripts.faults.run_processes import is_live
+from scripts.run_processes import is_live
 from scripts.watch_page.lanes import lanes_of
 
 PAUSE_FACTOR = 20.0

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from launcher.run_files.journal import read_lines
-from scripts.faults.run_processes import find_servers
+from scripts.run_processes import find_servers
 from tests.support.foreign.foreign_run import ROOT, ForeignRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -20,7 +20,7 @@ from actors.serving.server_incarnation import server_mark
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunLock, RunPaths
-from scripts.faults.run_processes import find_run
+from scripts.run_processes import find_run
 from tests.support.machine import factor
 
 SLEEP = "import ctypes, time\nctypes.CDLL(None).prctl(1, 9)\nwhile True: time.sleep(1000)"

@@ -38,7 +38,7 @@ from launcher.base.addresses import free_port
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.run_processes import all_processes
+from scripts.run_processes import all_processes
 
 PROMISE_S = 10.0
 """P8 (docs/design.md): within this time no process of the server is left."""

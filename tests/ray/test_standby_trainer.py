@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from scripts.faults.run_processes import find_run
+from scripts.run_processes import find_run
 from tests.programs.supervised_run import SupervisedRun
 from tests.support.kept_runs import kill_command
 from tests.support.machine import scaled

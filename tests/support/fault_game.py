@@ -11,8 +11,8 @@ from actors.processes.process_tree import Process, identify, wait_ended
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.run_files.journal import read_lines
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.run_processes import find_run, state
 from scripts.inject_fault import main
+from scripts.run_processes import find_run, state
 from tests.programs.fake_run import run_paths
 from tests.support.machine import scaled
 

@@ -12,8 +12,8 @@ import pytest
 from actors.processes.process_tree import identify
 from launcher.run_files.journal import append_line
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.run_processes import NotLive, find_driver, find_run, live_runs, state, title
 from scripts.inject_fault import main
+from scripts.run_processes import NotLive, find_driver, find_run, live_runs, state, title
 from tests.programs.fake_run import SLEEP
 from tests.support.fault_game import REPOSITORY, deadline_s, gone, wait_for_state
 

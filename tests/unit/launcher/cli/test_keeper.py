@@ -26,7 +26,7 @@ from launcher.run_files.journal import append_line, read_lines
 from launcher.run_files.run_memory import RunMemory, memory_file
 from launcher.run_files.run_paths import RunLock, RunPaths
 from launcher.run_files.written_settings import read_config, write_settings
-from scripts.faults.run_processes import NotLive, find_driver, is_live
+from scripts.run_processes import NotLive, find_driver, is_live
 from tests.support.machine import scaled, wait_until
 
 DRIVER = """

@@ -8,8 +8,8 @@ import pytest
 from actors.processes.process_tree import identify, wait_ended
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from scripts.faults import trainer_faults
-from scripts.faults.run_processes import find_run, state
 from scripts.inject_fault import main
+from scripts.run_processes import find_run, state
 from tests.support.fault_game import deadline_s, gone
 
 # ── signals ──

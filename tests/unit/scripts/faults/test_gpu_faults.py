@@ -7,7 +7,7 @@ import pytest
 
 from launcher.run_files.journal import append_line
 from scripts.faults import gpu_faults
-from scripts.faults.run_processes import find_run
+from scripts.run_processes import find_run
 from tests.support.fault_game import deadline_s, gone
 
 TORCH = """

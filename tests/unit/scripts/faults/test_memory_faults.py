@@ -10,7 +10,7 @@ import pytest
 from actors.processes.process_tree import identify
 from launcher.base.errors import UsageError
 from scripts.faults import memory_faults
-from scripts.faults.run_processes import find_run
+from scripts.run_processes import find_run
 from tests.support.fault_game import FaultGame, gone
 
 
