@@ -33,7 +33,6 @@ from tests.programs.supervised_run import SupervisedRun, command_of
 from tests.support.machine import scaled
 
 pytestmark = [
-    pytest.mark.quick,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account to attack from"),
 ]
