@@ -1,4 +1,4 @@
-"""The settings of what a run shows of itself: WandB, TensorBoard, samples of completions, the page in a browser."""
+"""The settings of what a run shows of itself: WandB, TensorBoard, samples of completions, the page, costs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ class StatsLoggerConfig:
     samples_mib: float = setting(64.0, "upper limit of samples.jsonl and the file before it together, in MiB", POSITIVE)
     wandb: WandbConfig = part(WandbConfig)
     tensorboard: TensorBoardConfig = part(TensorBoardConfig)
+
+
+@dataclass
+class PriceConfig:
+    price_per_hour: float | None = setting(
+        None,
+        "price of all machines of the run for an hour, in any currency; summary and report then show what faults "
+        "cost; null: not shown",
+        NATURAL,
+    )
 
 
 @dataclass

@@ -19,7 +19,7 @@ from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.lora import LoraConfig
 from launcher.config.optimizer import OptimizerConfig
 from launcher.config.recipe import RecipeConfig
-from launcher.config.reporting import StatsLoggerConfig, WatchConfig
+from launcher.config.reporting import PriceConfig, StatsLoggerConfig, WatchConfig
 from launcher.config.settings import (
     COUNT,
     DEADLINE,
@@ -438,6 +438,11 @@ class SweepConfig:
 
 
 @dataclass
+class WholeRunConfig(PriceConfig, DeadlineConfig):
+    """Of the run as a whole: when it has to end, and what its machines cost."""
+
+
+@dataclass
 class RunConfig:
     experiment_name: str = setting(MISSING, "name of the folder that all trials of an experiment share", FOLDER_NAME)
     trial_name: str = setting("trial0", "name of this run's folder below the experiment's", FOLDER_NAME)
@@ -477,7 +482,7 @@ class RunConfig:
     restart: RestartConfig = part(RestartConfig)
     recovery: RecoveryConfig = part(RecoveryConfig)
     restore: RestoreConfig = part(RestoreConfig)
-    run: DeadlineConfig = part(DeadlineConfig)
+    run: WholeRunConfig = part(WholeRunConfig)
     disk: DiskConfig = part(DiskConfig)
     memory: MemoryConfig = part(MemoryConfig)
     sweep: SweepConfig = part(SweepConfig)

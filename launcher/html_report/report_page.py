@@ -101,6 +101,7 @@ def tiles_of(facts: RunFacts) -> Iterator[Tile]:
     yield _learning_tile(facts)
     yield _health_tile(facts)
     yield _loss_tile(facts)
+    yield from _cost_tile(facts)
     total = f" of {facts.total_steps:,}" if facts.total_steps is not None else ""
     yield f"{len(facts.steps):,}{total}", "steps kept", ""
     yield spread([one.repaired_s for one in facts.incidents]).partition(" (")[0], "median time to repair", ""
@@ -140,6 +141,14 @@ def _loss_tile(facts: RunFacts) -> Tile:
     if (per := losses.lost_steps_per_incident) is not None:
         words += f"; {per:.1f} usual steps lost per incident"
     return counted(back, "step"), words, ""
+
+
+def _cost_tile(facts: RunFacts) -> Iterator[Tile]:
+    if facts.cost is not None:
+        of_faults, of_all = facts.cost
+        lost, ran = seconds(facts.losses.faults_s), seconds(facts.losses.wall_s)
+        words = f"what faults cost, of {of_all:,.2f} (at {facts.price_per_hour:g} an hour): {lost} of {ran}"
+        yield f"{of_faults:,.2f}", words, ""
 
 
 def _tokens_tile(facts: RunFacts) -> Tile:

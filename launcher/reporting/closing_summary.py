@@ -58,6 +58,7 @@ def _render(facts: RunFacts, outcome: RunOutcome, paths: RunPaths, checkpoints: 
                      f"{facts.rollouts_failed} failed   {facts.rollouts_retried} retried   "
                      f"rejected batches: {facts.rejected}"),
         ("incidents", _incident_text(facts.incidents)),
+        ("cost", _cost_text(facts)),
         ("checkpoints", checkpoints),
         ("report", str(paths.report) if paths.report.exists() else ""),
         ("curve", str(paths.curve) if paths.curve.exists() else ""),
@@ -149,6 +150,16 @@ def _cause_text(cause: str, count: int, incidents: Sequence[IncidentFacts]) -> s
     if not took:
         return f"{count} {cause}"
     return f"{count} {cause} ({'median ' if len(took) > 1 else ''}{median(took):.1f} s)"
+
+
+def _cost_text(facts: RunFacts) -> str:
+    """`faults 0.42 of 12.30 (3:07 of 1:31:07; run.price_per_hour=8.1)`."""
+    if facts.cost is None:
+        return ""
+    of_faults, of_all = facts.cost
+    times = f"{duration(facts.losses.faults_s)} of {duration(facts.losses.wall_s)}"
+    price = f"run.price_per_hour={facts.price_per_hour:g}"
+    return f"faults {of_faults:,.2f} of {of_all:,.2f} ({times}; {price})"
 
 
 def _checkpoint_text(paths: RunPaths) -> str:

@@ -12,9 +12,10 @@ Measures are those of the field, as far as a run can know them of itself:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -29,8 +30,10 @@ from launcher.reporting.run_audit import QueueReader, audit_of, bounds_of_stalen
 from launcher.reporting.run_reader import MemoryReading, RunData, RunReader, incident_folders
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings, setting_of, settings_of_attempts
 from launcher.run_log.file_follower import check_readable
 from launcher.run_log.incident_facts import IncidentFacts
+from launcher.run_log.line_values import as_float
 from launcher.run_log.lost_time import Losses, losses_of
 from launcher.run_log.run_clock import AttemptSpan, RunClock
 from launcher.run_log.run_log import CheckpointSummary, Restore
@@ -42,7 +45,8 @@ class RunFacts:
     """`steps` are the current ones, in order. `taken_back` were undone: one tuple for each time that steps were.
 
     `figures` grow on with their file. `not_read`: lines that say nothing. `word` is the run's final status, "" while it
-    has none. `audit` is None where there is nothing to audit against.
+    has none. `audit` is None where there is nothing to audit against. `price_per_hour`: run.price_per_hour of the last
+    attempt.
     """
 
     experiment_name: str
@@ -66,6 +70,7 @@ class RunFacts:
     rollouts_retried: int
     audit: Audit | None
     losses: Losses
+    price_per_hour: float | None
     figures: Figures
     not_read: tuple[str, ...]
 
@@ -88,6 +93,13 @@ class RunFacts:
         """Of the time spent in rollouts."""
         seconds = sum(finite(line.seconds.get("rollout", math.nan) for line in self.steps))
         return sum(finite(line.tokens for line in self.steps)) / seconds if seconds > 0 else None
+
+    @property
+    def cost(self) -> tuple[float, float] | None:
+        """Of faults and of all attempts, in the unit of run.price_per_hour; None where that is not given."""
+        if self.price_per_hour is None:
+            return None
+        return self.losses.faults_s / 3600 * self.price_per_hour, self.losses.wall_s / 3600 * self.price_per_hour
 
     def kept_lines(self) -> np.ndarray:
         """Which lines of `figures` are of steps that no restore undid."""
@@ -122,11 +134,20 @@ def facts_of_run(
         trial_name=paths.trial_name,
         staleness=staleness,
         staleness_of=staleness_of,
+        price_per_hour=_price_per_hour(paths, data.log.attempts()),
         folders=incident_folders(paths),
         read_queue=partial(read_queue_state, paths),
         order=order,
         is_live=is_live,
     )
+
+
+def _price_per_hour(paths: RunPaths, attempts: Sequence[AttemptSpan]) -> float | None:
+    """As the last one's settings have it; those are in config.yaml where no other file is of that attempt."""
+    last = attempts[-1].number if attempts else 0
+    file = settings_of_attempts(paths.config).get(last, paths.config)
+    price = as_float(setting_of(read_settings(file), "run.price_per_hour"))
+    return price if math.isfinite(price) else None
 
 
 def facts_of(
@@ -136,6 +157,7 @@ def facts_of(
     trial_name: str,
     staleness: int | None = 0,
     staleness_of: Mapping[int, int | None] = NONE_OF_ITS_OWN,
+    price_per_hour: float | None = None,
     folders: frozenset[int] = frozenset(),
     read_queue: QueueReader = lambda until: NO_CHECKPOINT,
     order: PromptOrder | str = NOT_READ,
@@ -148,7 +170,6 @@ def facts_of(
     word, reason = log.last_word()
     restores = log.restores()
     steps, taken_back = log.standing()
-    until = max((attempt.end for attempt in attempts), default=0.0)
     incidents = log.incident_facts(restores, folders=folders, say=what_happened)
     return RunFacts(
         figures=data.figures,
@@ -181,5 +202,6 @@ def facts_of(
             order=order,
             is_live=is_live,
         ),
-        losses=losses_of(steps, incidents, attempts, until),
+        losses=losses_of(steps, [*chain(*taken_back)], restores, incidents, attempts),
+        price_per_hour=price_per_hour,
     )

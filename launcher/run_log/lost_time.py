@@ -3,26 +3,34 @@
 plain     seconds of the current steps (those not undone) / seconds of all attempts
 strict    the same, where a step during an incident counts as no longer than the usual one: waiting is a loss too
 semantic  plain, with the steps counted as lost that were trained on what turned out to be bad, and were not undone
+
+Beside these shares, the seconds that faults took: not start-up and evaluation, nor what a person undid.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from launcher.run_log.incident_facts import IncidentFacts
 from launcher.run_log.run_clock import AttemptSpan
+from launcher.run_log.run_log import Restore
 from launcher.run_log.step_line import StepLine
+
+Span = tuple[float, float]
+"""Its begin and its end, in unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
     """Shares from 0 to 1, None where there is no time to share. `bad_steps`: None where it can't be known.
 
-    `lost_steps_per_incident` is L = k (1 / ETTR − 1): usual steps of the strict loss for each incident.
+    `lost_steps_per_incident` is L = k (1 / ETTR − 1): usual steps of the strict loss for each incident. `faults_s`:
+    steps that a restore during an incident undid, what a step during an incident took beyond the usual one, and the
+    rest of the time of incidents, in which no step was under way.
     """
 
     wall_s: float
@@ -33,25 +41,29 @@ class Losses:
     semantic: float | None
     bad_steps: int | None
     lost_steps_per_incident: float | None
+    faults_s: float
 
 
 def losses_of(
     steps: Sequence[StepLine],
+    undone: Sequence[StepLine],
+    restores: Sequence[Restore],
     incidents: Sequence[IncidentFacts],
     attempts: Sequence[AttemptSpan],
-    until: float,
 ) -> Losses:
-    """`steps` are the current ones, in order."""
+    """`steps` are the current ones, in order; `undone` all others."""
     wall_s = sum(attempt.seconds for attempt in attempts)
-    timed = [line for line in steps if math.isfinite(line.step_s) and line.step_s >= 0]
+    timed, undone = _timed(steps), _timed(undone)
     usual = median(line.step_s for line in timed) if timed else None
     standing_s = sum(line.step_s for line in timed)
-    spans = _merged([(one.began_at, one.ended_at or until) for one in incidents])
+    spans = _merged([(one.began_at, one.ended_at or _end_of_its_attempt(one, attempts)) for one in incidents])
     strict_s = sum(min(line.step_s, usual or 0.0) if _touches(line, spans) else line.step_s for line in timed)
     bad = _bad_steps(timed, incidents)
     semantic_s = None if bad is None else standing_s - sum(line.step_s for line in bad)
     strict = _share(strict_s, wall_s)
     lost_steps = max(wall_s - strict_s, 0.0) / usual / len(incidents) if incidents and usual and wall_s > 0 else None
+    undone_s = sum(line.step_s for line in _undone_by_faults(undone, restores, spans))
+    idle_s = _idle_s(_within(spans, attempts), [*timed, *undone])
     return Losses(
         wall_s=wall_s,
         standing_s=standing_s,
@@ -61,15 +73,51 @@ def losses_of(
         semantic=None if semantic_s is None else _share(semantic_s, wall_s),
         bad_steps=None if bad is None else len(bad),
         lost_steps_per_incident=lost_steps,
+        faults_s=max(standing_s - strict_s + undone_s + idle_s, 0.0),  # a sum of differences: it may be -1e-13
     )
+
+
+def _end_of_its_attempt(one: IncidentFacts, attempts: Sequence[AttemptSpan]) -> float:
+    """Of one that is open: a driver that was killed leaves it so, whatever later attempts do."""
+    return next((attempt.end for attempt in attempts if attempt.end >= one.reported_at), one.reported_at)
+
+
+def _timed(steps: Sequence[StepLine]) -> list[StepLine]:
+    return [line for line in steps if math.isfinite(line.step_s) and line.step_s >= 0]
+
+
+def _undone_by_faults(
+    undone: Sequence[StepLine], restores: Sequence[Restore], spans: Sequence[Span]
+) -> Iterator[StepLine]:
+    """Those that a restore during an incident took back; any other is a person's, or follows an end without a cause."""
+    for line in undone:
+        back = next((one for one in restores if one.after > line.number and one.step < line.step), None)
+        if back is not None and any(begin <= back.time <= end for begin, end in spans):
+            yield line
+
+
+def _within(spans: Sequence[Span], attempts: Sequence[AttemptSpan]) -> list[Span]:
+    """Without the time between attempts, in which nobody knows whether the machines are paid for."""
+    cut = [(max(begin, one.start), min(end, one.end)) for begin, end in spans for one in attempts]
+    return [(begin, end) for begin, end in cut if begin < end]
+
+
+def _idle_s(spans: Sequence[Span], steps: Sequence[StepLine]) -> float:
+    """Seconds of `spans` in which none of `steps` was under way."""
+    made = [(line.time - line.step_s, line.time) for line in steps]
+    return _length(_merged([*made, *spans])) - _length(_merged(made))
+
+
+def _length(spans: Sequence[Span]) -> float:
+    return sum(end - begin for begin, end in spans)
 
 
 def _share(part: float, whole: float) -> float | None:
     return min(part / whole, 1.0) if whole > 0 else None
 
 
-def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -78,7 +126,7 @@ def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return merged
 
 
-def _touches(line: StepLine, spans: Sequence[tuple[float, float]]) -> bool:
+def _touches(line: StepLine, spans: Sequence[Span]) -> bool:
     """Was an incident open at any moment of this step?"""
     before = bisect_left(spans, (line.time,))
     return before > 0 and spans[before - 1][1] > line.time - line.step_s

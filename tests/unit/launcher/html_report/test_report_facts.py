@@ -91,6 +91,77 @@ def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
     assert losses.lost_steps_per_incident == pytest.approx(5.0)
 
 
+def crash(data, at, restored, *, end, attempt=1):
+    """The trainer ends, goes back to the step `restored`, and trains again."""
+    told = {"incident": 1, "cause": "trainer_crash", "subject": "trainer"}
+    event(data, "incident.began", at, at=at, **told)
+    event(data, "trainer.restored", end - 1, global_step=restored, attempt=attempt, reason=f"to step {restored}")
+    event(data, "incident.ended", end, is_mended=True, attempt=attempt, **told)
+
+
+def no_fault(data):
+    pass
+
+
+def one_waits(data):
+    event(data, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
+    step(data, 4, 90, took=40.0)
+    event(data, "incident.ended", 80, incident=1, cause="server_hang", is_mended=True)
+
+
+def one_is_undone(data):
+    crash(data, 52, 2, end=60)
+    step(data, 3, 71)
+
+
+def one_is_left_open(data):
+    event(data, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
+    event(data, "run.started", 10_000, reason="resumed", attempt=2)
+    step(data, 4, 10_500, attempt=2)
+
+
+def a_person_goes_back(data):
+    event(data, "trainer.restored", 60, global_step=1, reason="to step 1")
+    step(data, 2, 71)
+
+
+def another_attempt_follows(data):
+    event(data, "run.errored", 60, reason="its node was lost")
+    event(data, "run.started", 10_000, reason="resumed", attempt=2)
+    crash(data, 58, 3, end=10_010, attempt=2)
+    step(data, 4, 10_021, attempt=2)
+
+
+@pytest.mark.parametrize(
+    ("happens", "lost_s"),
+    [
+        (no_fault, 0.0),
+        (one_waits, 30.0),  # 40 s in place of 10; the incident lies within that step
+        (one_is_undone, 18.0),  # step 3, and 52 to 60, in which none was under way
+        (one_is_left_open, 0.0),  # as far as is known: nothing was written after 55 until another attempt began
+        (a_person_goes_back, 0.0),
+        (another_attempt_follows, 12.0),  # 58 to 60 and 10,000 to 10,010: nobody knows what the time between them costs
+    ],
+)
+def test_seconds_that_faults_took_are_those_of_incidents_and_of_what_these_undid(happens, lost_s):
+    data = started(range(4))
+    happens(data)
+    assert facts(data).losses.faults_s == pytest.approx(lost_s)
+
+
+def test_a_price_shows_what_faults_cost_and_without_one_the_page_says_nothing_of_it():
+    data = started(range(4))
+    one_waits(data)
+    event(data, "run.finished", 100, reason="done")
+    assert facts(data).cost is None
+    assert "what faults cost" not in report_page(facts(data), written_at=T0, is_live=False).decode()
+    priced = facts(data, price_per_hour=36.0)
+    assert priced.cost == pytest.approx((0.3, 1.0))
+    page = report_page(priced, written_at=T0, is_live=False).decode()
+    assert '<b class="">0.30</b><span>what faults cost, of 1.00 (at 36 an hour): 30.0 s of 100.0 s</span>' in page
+    assert "in the unit of run.price_per_hour" in page
+
+
 def test_three_equal_shares_of_the_time_are_shown_once():
     data = started(range(4))
     event(data, "run.finished", 100, reason="done")

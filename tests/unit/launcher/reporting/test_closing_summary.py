@@ -108,6 +108,25 @@ def test_the_text_a_person_reads(paths):
     ]
 
 
+@pytest.mark.parametrize(
+    ("prices", "line"),
+    [
+        ({"config.yaml": "null"}, ""),
+        ({"config.yaml": "7.2"}, "  cost        faults 0.30 of 0.60 (2:29 of 5:00; run.price_per_hour=7.2)"),
+        (
+            {"config.yaml": "3", "config.attempt2.yaml": "0"},
+            "  cost        faults 0.00 of 0.00 (2:29 of 5:00; run.price_per_hour=0)",
+        ),
+    ],
+)
+def test_a_price_shows_what_faults_cost(paths, prices, line):
+    write_run(paths)
+    for name, price in prices.items():
+        (paths.logs / name).write_text(f"run: {{price_per_hour: {price}}}\n")
+    said = [one for one in write_summary(paths, FINISHED).splitlines() if one.startswith("  cost")]
+    assert said == [line] * bool(line)
+
+
 def test_one_evaluation_is_no_change(paths):
     """It was told as `sampled 0.250 → 0.250 (+0.000)`."""
     journal = Journal(paths.events, 1, lambda: T0)
