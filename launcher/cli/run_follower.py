@@ -59,6 +59,7 @@ class RunFollower:
         self._screen.show(now, steps)
 
     def tell(self, event: Record) -> None:
+        self._screen.follow(event)
         if line := tell(event):
             self._screen.milestone(line)
         if alert := alert_of(event):

@@ -19,6 +19,7 @@ from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.current_status import CurrentStatus
+from launcher.reporting.otel_sink import OtelSink
 from launcher.reporting.run_gauges import gauges_of_facts, gauges_of_status
 from launcher.reporting.run_panel import RunPanel
 from launcher.reporting.tensorboard_sink import TensorBoardSink
@@ -41,6 +42,7 @@ class Screen:
         self._started = time.monotonic() if began is None else began
         self._wandb: WandbSink | None = None
         self._tensorboard: TensorBoardSink | None = None
+        self._otel: OtelSink | None = None
         self._report: ReportWriter | None = None
         self._metrics: RayMetrics | None = None
         self._watch: WatchProcess | None = None
@@ -82,8 +84,13 @@ class Screen:
         if self._wandb is not None and self._config.alerts.wandb:
             self._wandb.alert(title, text)
 
+    def follow(self, event: Record) -> None:
+        """One event of the run, as it is in the journal."""
+        if self._otel is not None:
+            self._otel.follow(event)
+
     def begin(self, attempt: int) -> Path:
-        """The attempt has its number: keep its settings, and open WandB. Returns the file of the settings."""
+        """The attempt has its number: keep its settings, and open the sinks. Returns the file of the settings."""
         config = self._config
         self._panel.begin(self._paths.title, attempt, started=self._started)
         settings = dataclasses.asdict(config)
@@ -91,6 +98,7 @@ class Screen:
         written = write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
         self._tensorboard = TensorBoardSink(config.stats_logger.tensorboard.path, self._paths, say=self.line)
+        self._otel = OtelSink(config, self._paths, attempt, say=self.line)
         self._metrics = RayMetrics(config, self._paths)
         metrics = self._metrics
         self._report = ReportWriter(self._paths, heard=lambda facts: metrics.export(gauges_of_facts(facts)))
@@ -115,6 +123,8 @@ class Screen:
     def close(self, outcome: RunOutcome) -> None:
         """The last panel stays; below it the summary, which also goes into the run's folder with the curve."""
         self._panel.close()
+        if self._otel is not None:
+            self._otel.end(outcome)
         for sink in self._sinks:
             sink.finish()
         if self._report is not None:
@@ -134,8 +144,8 @@ class Screen:
         self._log(figures)
 
     @property
-    def _sinks(self) -> list[WandbSink | TensorBoardSink]:
-        return [sink for sink in (self._wandb, self._tensorboard) if sink is not None]
+    def _sinks(self) -> list[WandbSink | TensorBoardSink | OtelSink]:
+        return [sink for sink in (self._wandb, self._tensorboard, self._otel) if sink is not None]
 
     def _log(self, line: Mapping[str, object]) -> None:
         for sink in self._sinks:

@@ -1,4 +1,4 @@
-"""The settings of what a run shows of itself: WandB, TensorBoard, samples of completions, the page, costs."""
+"""The settings of what a run shows of itself: WandB, TensorBoard, OpenTelemetry, samples, the page, costs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,21 @@ class TensorBoardConfig:
 
 
 @dataclass
+class OtelConfig:
+    exporter: str = setting(
+        "none",
+        "where the run's trace is sent; otlp: over HTTP to the collector of OTEL_EXPORTER_OTLP_ENDPOINT; none: nowhere",
+        OneOf(("none", "otlp")),
+    )
+
+
+@dataclass
 class StatsLoggerConfig:
     samples: int = setting(4, "number of completions of each step that are kept in samples.jsonl; 0: none", NATURAL)
     samples_mib: float = setting(64.0, "upper limit of samples.jsonl and the file before it together, in MiB", POSITIVE)
     wandb: WandbConfig = part(WandbConfig)
     tensorboard: TensorBoardConfig = part(TensorBoardConfig)
+    otel: OtelConfig = part(OtelConfig)
 
 
 @dataclass

@@ -200,7 +200,7 @@ def missing_webhook(config: RunConfig) -> Iterator[UsageError]:
 
 
 def missing_writer(config: RunConfig) -> Iterator[UsageError]:
-    """What writes TensorBoard's files: an extra of this package."""
+    """What writes TensorBoard's files, and what sends OpenTelemetry's spans: extras of this package."""
     path = config.stats_logger.tensorboard.path
     if path is not None and importlib.util.find_spec("tensorboardX") is None:
         yield ConfigError(
@@ -209,6 +209,20 @@ def missing_writer(config: RunConfig) -> Iterator[UsageError]:
         )
     if path is not None and Path(path).is_file():
         yield ConfigError(f"stats_logger.tensorboard.path={path} is a file", "name a folder")
+    exporter = config.stats_logger.otel.exporter
+    if exporter != "none" and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+        yield ConfigError(
+            f"stats_logger.otel.exporter={exporter} needs OpenTelemetry's exporter for HTTP, which is not installed",
+            'pip install -c constraints.txt -e ".[otel]"',
+        )
+
+
+def _is_installed(module: str) -> bool:
+    """`find_spec` raises where a package that it is in is missing too."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def missing_login(config: RunConfig) -> Iterator[UsageError]:

@@ -184,7 +184,9 @@ class Attempt:
         incident = None if cause is None else begin_incident(self.journal, self.paths, task.before)
         self.lines, self.interrupts = [], NoInterrupts()
         monkeypatch.setattr(driver, "end_leftovers", lambda **_: [])  # they would be pytest's siblings
-        screen = SimpleNamespace(line=self.lines.append, milestone=self.lines.append, alert=lambda *_: None)
+        screen = SimpleNamespace(
+            line=self.lines.append, milestone=self.lines.append, alert=lambda *_: None, follow=lambda _: None
+        )
         self.launch = RunLaunch(
             config, self.paths, self.journal, screen, interrupts=self.interrupts, task=task, incident=incident
         )

@@ -110,7 +110,8 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
     extras = project()["optional-dependencies"]
     needed = modules_of(project()["dependencies"])
     tested = needed | modules_of([*extras["test"], *extras["s3"]])
-    asked_for = modules_of([*extras["lora"], *extras["tensorboard"]])  # by settings that are refused without them
+    refused = [*extras["lora"], *extras["otel"], *extras["tensorboard"]]  # what settings are refused without
+    asked_for = modules_of(refused)
     by_code, by_tests = imported_by(CODE), imported_by(("tests",))
     assert not by_code.difference(*needed.values(), *asked_for.values()), "imported, but not declared"
     assert not by_tests.difference(*tested.values()), "imported, but not declared"

@@ -61,7 +61,9 @@ def shown(tmp_path):
     made.screen.leave()
 
 
-def test_each_step_and_event_is_shown_once_and_those_of_before_are_not(shown):
+def test_each_step_and_event_is_shown_once_and_those_of_before_are_not(shown, monkeypatch):
+    followed = []
+    monkeypatch.setattr(shown.screen, "follow", followed.append)
     shown.follower.show()
     shown.step(1)
     shown.tell_status()
@@ -72,6 +74,7 @@ def test_each_step_and_event_is_shown_once_and_those_of_before_are_not(shown):
     assert said.count("step 2/9") == 1
     assert said.count("the run resumes") == 1
     assert [line["global_step"] for line in shown.lines] == [1]
+    assert [event["event"] for event in followed] == ["run.hold_released"]
     assert shown.steps_seen == [0, 1, 1]
 
 
