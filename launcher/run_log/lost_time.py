@@ -104,7 +104,7 @@ def _within(spans: Sequence[Span], attempts: Sequence[AttemptSpan]) -> list[Span
 
 def _idle_s(spans: Sequence[Span], steps: Sequence[StepLine]) -> float:
     """Seconds of `spans` in which none of `steps` was under way."""
-    made = [(line.time - line.step_s, line.time) for line in steps]
+    made = [(line.time - line.step_s, line.time) for line in steps if _touches(line, spans)]
     return _length(_merged([*made, *spans])) - _length(_merged(made))
 
 

@@ -125,6 +125,12 @@ def a_person_goes_back(data):
     step(data, 2, 71)
 
 
+def a_person_and_then_a_fault(data):
+    a_person_goes_back(data)
+    crash(data, 72, 0, end=80)
+    step(data, 1, 91)
+
+
 def another_attempt_follows(data):
     event(data, "run.errored", 60, reason="its node was lost")
     event(data, "run.started", 10_000, reason="resumed", attempt=2)
@@ -140,6 +146,7 @@ def another_attempt_follows(data):
         (one_is_undone, 18.0),  # step 3, and 52 to 60, in which none was under way
         (one_is_left_open, 0.0),  # as far as is known: nothing was written after 55 until another attempt began
         (a_person_goes_back, 0.0),
+        (a_person_and_then_a_fault, 28.0),  # step 1 and the second step 2, and 72 to 80
         (another_attempt_follows, 12.0),  # 58 to 60 and 10,000 to 10,010: nobody knows what the time between them costs
     ],
 )
