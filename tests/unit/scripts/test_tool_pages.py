@@ -27,7 +27,7 @@ TOOLS = {
 }
 KEYS = {setting.key for setting in settings_of(RunConfig)}
 SECTIONS = {key.partition(".")[0] for key in KEYS if "." in key}
-NOT_SETTINGS = {"memory.ran_out", "memory.rising", "restart.*", "trainer.log"}
+NOT_SETTINGS = {"memory.ran_out", "memory.rising", "restart.*", "trainer.log", "trainer.restored"}
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
