@@ -42,7 +42,7 @@ from launcher.policy.actions import (
     UnparkTrainer,
 )
 from launcher.policy.observed import Observed
-from launcher.policy.reconcile_trainer import holds_damage
+from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restore import first_damaged
 
 STOP_S, LAST_ORDER_S = 30.0, 10.0
@@ -217,8 +217,9 @@ class ActionExecutor:
         )
 
     async def _restore(self, global_step: int, onset_step: int | None) -> Facts:
+        incident = self._history.incidents.number_for("trainer.restored", TRAINER)
         try:
-            next_step = await self._trainer.restore(global_step, self._history.lineage)
+            next_step = await self._trainer.restore(global_step, self._history.lineage, incident)
         except CheckpointError as error:
             if not isinstance(error, DiskError):  # of which an older one knows no more
                 made_at = await asyncio.to_thread(self._observer.catalog.made_at, global_step)

@@ -259,9 +259,9 @@ class TrainerHandle:
                 self.order = NoOrder()
             await self.probe.refresh()
 
-    async def restore(self, global_step: int, lineage: int) -> int:
+    async def restore(self, global_step: int, lineage: int, incident: int | None) -> int:
         self.order = NoOrder()
-        next_step: int = await self._within_load_s("restore", global_step, lineage)
+        next_step: int = await self._within_load_s("restore", global_step, lineage, incident)
         return next_step
 
     async def resume(self) -> None:

@@ -179,8 +179,8 @@ class Trainer:
         return TrainingParts.load(config, journal, crew=self._ranks) if can_be_loaded_ahead(config) else None
 
     @ray.method(concurrency_group="train")
-    def restore(self, global_step: int, lineage: int) -> int:
-        return self._begun().restore(global_step, lineage)
+    def restore(self, global_step: int, lineage: int, incident: int | None) -> int:
+        return self._begun().restore(global_step, lineage, incident)
 
     @ray.method(concurrency_group="train")
     def run(self) -> TrainerEnd:

@@ -150,11 +150,11 @@ class Training:
 
     # ── on the train thread ──
 
-    def restore(self, global_step: int, lineage: int) -> int:
+    def restore(self, global_step: int, lineage: int, incident: int | None = None) -> int:
         """Load the checkpoint of a step, or the first weights (-1); returns the number of the next step.
 
-        `lineage` counts the restores of the run, this one included. Raises CheckpointError, or DataError as PromptQueue
-        does: then nothing is loaded.
+        `lineage` counts the restores of the run, this one included. `incident`: the one that it repairs. Raises
+        CheckpointError, or DataError as PromptQueue does: then nothing is loaded.
         """
         self._busy, self._is_loaded, self._is_finished, self._failure = "restoring", False, False, None
         try:
@@ -174,6 +174,7 @@ class Training:
             subject="trainer",
             reason="to the first weights" if global_step == FIRST_WEIGHTS else f"to step {global_step}, {where}",
             global_step=self._loop.next_step - 1,
+            incident=incident,
             lineage=lineage,
         )
         return self._loop.next_step

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -170,7 +171,10 @@ class RunLog:
         self, restores: Sequence[Restore], *, folders: frozenset[int], say: Callable[[Record], str]
     ) -> tuple[IncidentFacts, ...]:
         """By number. `folders`: those of which evidence was kept. `say`: as for `incidents_of`."""
-        backs = {one.incident: one.steps_back for one in restores if one.incident is not None}
+        backs = Counter[int]()
+        for one in restores:
+            if one.incident is not None:
+                backs[one.incident] += one.steps_back
         return incidents_of(self.incidents.values(), self.steps, steps_back=backs, folders=folders, say=say)
 
     def attempts(self) -> tuple[AttemptSpan, ...]:

@@ -5,6 +5,7 @@ from statistics import fmean
 
 import pytest
 
+from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import read_lines
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
 from tests.support.hot_optimizer import FIRST, MARK, STEPS
@@ -37,8 +38,11 @@ def test_after_three_steps_at_twenty_times_the_learning_rate_the_run_goes_back_a
         assert FIRST <= found["global_step"] <= FIRST + STEPS
         assert found["evidence"]["canaries"] == "known answers scored as they should be"
         assert list(run.incidents().values()) == [("reward_collapse", "policy", True)]
-        back = run.events("trainer.restored")[-1]["global_step"]
-        assert 0 <= back < FIRST, "to before the first hot step"
+        restored = run.events("trainer.restored")[-1]
+        assert 0 <= restored["global_step"] < FIRST, "to before the first hot step"
+        (incident,) = read_facts(run.paths).incidents
+        assert incident.number == restored["incident"]
+        assert incident.steps_back >= found["global_step"] - restored["global_step"]
         run.check_ledger()
         rewards = [(line["global_step"], line["grpo_actor/task_reward/avg"]) for line in read_lines(run.paths.metrics)]
         before = fmean(reward for step, reward in rewards if FIRST - 5 <= step < FIRST)

@@ -21,6 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,7 +59,7 @@ class Member:
     name: str
     size: int
     time: float
-    source: IO[bytes] | None
+    source: Callable[[], IO[bytes] | None] | None  # opened where it is wanted: one that is refused has no file open
 
 
 def unpacked(path: Path, scratch: Path) -> tuple[Path, str]:
@@ -108,7 +109,7 @@ def extracted(path: Path, scratch: Path, is_wanted: Callable[[str], bool]) -> tu
                 continue
             if shutil.disk_usage(scratch).free < one.size + LEFT_FREE:
                 raise _no_room(path, scratch)
-            _extract(one, one.source, folder, path)
+            _extract(one, folder, path)
     except (*ARCHIVE_ERRORS, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         what = f"{path} is no archive that can be read: {error}"
         raise PackedError(what, "unpack it, and give the folder") from error
@@ -119,7 +120,7 @@ def _of_tar(path: Path) -> Iterator[Member]:
     with tarfile.open(path) as archive:
         for one in archive:
             if not one.isdir():
-                source = archive.extractfile(one) if one.isreg() else None
+                source = partial(archive.extractfile, one) if one.isreg() else None
                 yield Member(name=one.name, size=one.size, time=one.mtime, source=source)
 
 
@@ -129,17 +130,18 @@ def _of_zip(path: Path) -> Iterator[Member]:
             if not one.is_dir():
                 is_regular = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG)
                 at = calendar.timegm((*one.date_time, 0, 0, 0))  # of some zone: it dates lines to the year alone
-                yield Member(
-                    name=one.filename, size=one.file_size, time=at, source=archive.open(one) if is_regular else None
-                )
+                source = partial(archive.open, one) if is_regular else None
+                yield Member(name=one.filename, size=one.file_size, time=at, source=source)
 
 
-def _extract(one: Member, source: IO[bytes], folder: Path, path: Path) -> None:
+def _extract(one: Member, folder: Path, path: Path) -> None:
     """A regular file, with its time: no links, owners or modes. Not tarfile's own, whose filters 3.11.2 hasn't."""
     made = (folder / one.name).resolve()
     if not made.is_relative_to(folder.resolve()):
         raise DataError(f"{path} would write elsewhere: {one.name}", "do not unpack it; ask whoever made it")
     made.parent.mkdir(parents=True, exist_ok=True)
+    source = one.source() if one.source is not None else None
+    assert source is not None, "a regular file"
     with source, made.open("wb") as target:
         shutil.copyfileobj(source, target)
     os.utime(made, (one.time, one.time))

@@ -25,6 +25,7 @@ from launcher.base.messages import (
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, RestoreTrainer
+from launcher.policy.incident_policy import Trouble
 from launcher.policy.observed import TrainerFacts
 from launcher.run_files.journal import read_lines
 from tests.support.bare_checkpoints import commit_files
@@ -232,6 +233,21 @@ async def test_another_data_set_ends_the_run_and_no_checkpoint_is_called_damaged
     assert trial.history.memory.damaged_checkpoints == {}
     with pytest.raises(DataError, match="the data set is not the checkpoint's"):
         await trial.hands.look()
+
+
+@pytest.mark.parametrize(("subject", "incident"), [("trainer", 1), ("policy", 1), ("server-0", None)])
+async def test_a_restore_tells_the_trainer_whose_repair_it_is(tmp_path, monkeypatch, subject, incident):
+    """Else the trainer's own event has no incident, and the report says of each that it undid no step."""
+    trial, asked = Trial(tmp_path), []
+
+    async def restore(*args):
+        asked.append(args)
+
+    monkeypatch.setattr(trial.eyes.trainer, "restore", restore, raising=False)
+    trial.history.incident_began(Trouble(cause=Cause.TRAINER_CRASH, subject=subject, reason=""), "", now=1.0)
+    await trial.hands.perform(RestoreTrainer(global_step=19, reason="the newest"))
+    ((step, _, told),) = asked
+    assert (step, told) == (19, incident)
 
 
 async def test_no_checkpoint_is_called_damaged_for_a_disk_that_does_not_give_it(tmp_path):

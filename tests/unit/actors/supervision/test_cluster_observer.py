@@ -46,7 +46,7 @@ class Trial:
         )
         self.hands = ActionExecutor(self.config, self.history, self.eyes, shares_gpu=False)
 
-    def refuse(self, global_step, lineage):
+    def refuse(self, global_step, lineage, incident):
         raise CheckpointError(f"the checkpoint of step {global_step} was changed")
 
     def save(self, step):
@@ -252,7 +252,7 @@ def test_a_restore_whose_coordinator_is_killed_at_any_moment_has_the_same_end(tr
     assert sorted(set_aside_by_restore(trial.paths, aside)) == aside, "and all of it can be put back"
 
 
-async def restored(global_step, lineage):
+async def restored(global_step, lineage, incident):
     return global_step + 1
 
 

@@ -92,7 +92,7 @@ async def test_a_restore_that_does_not_end_is_a_hang_however_busy_it_says_it_is(
         await link.probe.refresh()
         before = link.facts().verdict.health
         with pytest.raises(LauncherError):
-            await link.restore(4, 2)
+            await link.restore(4, 2, 1)
         await link.probe.refresh()
         after = link.facts().verdict
     assert before is Health.UNKNOWN  # not looked at yet

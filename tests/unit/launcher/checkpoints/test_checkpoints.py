@@ -186,7 +186,7 @@ def test_an_empty_folder_or_a_link_is_not_a_checkpoint(store, tmp_path):
 
 
 def truncate(path):
-    (path / "model.safetensors").open("r+b").truncate(2999)
+    os.truncate(path / "model.safetensors", 2999)
 
 
 def flip_one_bit(path):

@@ -216,6 +216,16 @@ def test_a_restore_takes_steps_back_before_the_first_is_repeated():
     assert [one.steps_back for one in told.restores] == [2, 2]
 
 
+def test_an_incident_has_all_that_its_restores_undid():
+    data = started(range(6), every_s=1)
+    told = {"incident": 1, "cause": "trainer_crash"}
+    event(data, "incident.began", 39, **told, subject="trainer", at=39.0)
+    event(data, "trainer.restored", 40, global_step=3, incident=1, reason="from step 3")
+    event(data, "trainer.restored", 41, global_step=1, incident=1, reason="from step 1")
+    event(data, "incident.ended", 42, **told, is_mended=True)
+    assert [one.steps_back for one in facts(data).incidents] == [4]
+
+
 def test_attempts_are_laid_end_to_end():
     data = started()
     step(data, 0, 50)

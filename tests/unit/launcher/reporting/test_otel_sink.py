@@ -112,7 +112,8 @@ def test_a_step_is_a_span_of_the_run_below_its_attempt(paths, sent):
         for key, value in span.resource.attributes.items()
         if key.startswith(("rl.", "grpo.", "service.name"))
     }
-    assert run.pop("rl.model.name").endswith("assets/arithmetic/model") and run.pop("rl.system.version")
+    assert run.pop("rl.model.name").endswith("assets/arithmetic/model")
+    assert run.pop("rl.system.version")
     assert run == {
         "service.name": "grpo-launcher",
         "rl.system": "grpo-launcher",
@@ -136,7 +137,9 @@ def test_an_incident_is_an_event_of_the_step_that_it_delayed(paths, sent):
     spans = spans_of(sent)
     assert [seconds(spans[step]) for step in (0, 1, 2)] == [(10.0, 20.0), (25.0, 45.0), (45.0, 55.0)]
     assert events_of(spans[1]) == [("incident.began", 25.0), ("incident.ended", 41.0)]
-    assert not spans[0].events and not spans[2].events and not spans[None].events
+    assert not spans[0].events
+    assert not spans[2].events
+    assert not spans[None].events
     subject = {"grpo.incident": 3, "grpo.cause": "server_crash", "grpo.subject": "server-0"}
     assert [dict(one.attributes) for one in spans[1].events] == [
         subject | {"grpo.reason": "SIGKILL of pid 7"},
@@ -149,7 +152,8 @@ def test_a_restore_marks_what_it_undid_on_the_step_after_it(paths, sent):
     trace_of(paths, line(4, 20), line(5, 30), restored, line(4, 60))
     first, _, again, _ = sent.get_finished_spans()
     assert first.attributes["rl.loop.iteration"] == again.attributes["rl.loop.iteration"] == 4
-    assert events_of(again) == [("trainer.restored", 40.0)] and seconds(again) == (50.0, 60.0)
+    assert events_of(again) == [("trainer.restored", 40.0)]
+    assert seconds(again) == (50.0, 60.0)
     assert dict(again.events[0].attributes) == {"rl.loop.iteration": 3, "grpo.reason": "to step 3, from memory"}
 
 
@@ -259,7 +263,8 @@ def test_a_collector_that_never_answers_does_not_hold_the_end(paths, collector, 
     left = [thread for thread in threading.enumerate() if thread not in before and "otel" in thread.name.lower()]
     assert {thread.name for thread in left} == {"otel", "OtelBatchSpanRecordProcessor"}, "the end waited for them"
     assert all(thread.daemon for thread in left), "the process would wait for them at its exit"
-    assert len(said) == 1 and said[0].startswith("OpenTelemetry misses spans: ")
+    assert len(said) == 1
+    assert said[0].startswith("OpenTelemetry misses spans: ")
     collector.may_answer.set()
     for thread in left:
         thread.join()
