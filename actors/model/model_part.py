@@ -19,9 +19,8 @@ from transformers import PreTrainedModel
 from actors.model import model_folder
 from actors.model.advantages import batch_normalised
 from actors.model.lora import add_adapters, merged_weights
-from actors.model.micro_batches import SampledSequence, tensors_of
 from actors.model.model_sources import Empty, Sources
-from actors.model.objective import Batch, Objective, Sums
+from actors.model.objective import Batch, Objective, Sums, completion_logprobs
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
 from actors.model.rank_collectives import RankGroup
 from actors.model.token_logprobs import LogprobModel
@@ -177,14 +176,9 @@ class ModelPart:
             damaged = self._group.largest(damaged.float())
         return not damaged.item()
 
-    @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Of `completion` after `prompt`, at temperature 1."""
-        text = SampledSequence(prompt=tuple(prompt), completion=tuple(completion), logprobs=(0.0,) * len(completion))
-        asked = tensors_of([text], [0], False)
-        found, _ = self.objective.logprobs(self.policy, asked.to(self._device), temperature=1.0, dtype=self._dtype)
-        values: list[float] = found.tolist()
-        return values
+        return completion_logprobs(self.policy, [(prompt, completion)], device=self._device, dtype=self._dtype)[0]
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """By Hugging Face name; in one process they share memory with the model, of several ranks they are copies."""

@@ -26,7 +26,15 @@ from actors.model.grpo import (
     sequence_mean_of,
     token_weights,
 )
-from actors.model.micro_batches import MicroBatch, SampledSequence, batches_of, lay_out, sequences_of, tokens_in_rows
+from actors.model.micro_batches import (
+    MicroBatch,
+    SampledSequence,
+    batches_of,
+    lay_out,
+    sequences_of,
+    tensors_of,
+    tokens_in_rows,
+)
 from actors.model.token_logprobs import LogprobModel
 from actors.model.update_stats import LogprobDistance
 from launcher.base.errors import TrainerError
@@ -329,6 +337,25 @@ class Objective:
         dtype = self._reference.model.dtype
         found, _ = self.logprobs(self._reference, micro_batch, temperature=self._temperature, dtype=dtype)
         return found
+
+
+@torch.no_grad()
+def completion_logprobs(
+    model: LogprobModel,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[list[float]]:
+    """Log-probs at temperature 1 of each token of the completions, in one pass. `texts`: prompts and completions."""
+    sequences = [
+        SampledSequence(prompt=tuple(prompt), completion=tuple(completion), logprobs=(0.0,) * len(completion))
+        for prompt, completion in texts
+    ]
+    asked = tensors_of(sequences, range(len(sequences)), False).to(device)
+    with _arithmetic(device, dtype):
+        found, _ = model(asked.input_ids, asked.positions, asked.targets, temperature=1.0)
+    return [part.tolist() for part in found.split([len(completion) for _, completion in texts])]
 
 
 def _means(sums: Iterable[tuple[Key, SampledSequence, float]]) -> dict[Key, float]:

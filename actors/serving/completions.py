@@ -44,10 +44,16 @@ def _number(logprob: Any) -> float:
 
 
 def completion_from(
-    answer: Mapping[str, Any], *, server: str, is_part: bool = False, vocabulary: int | None = None
+    answer: Mapping[str, Any],
+    *,
+    server: str,
+    is_part: bool = False,
+    vocabulary: int | None = None,
+    labels: dict[str, int] | None = None,
 ) -> Completion:
-    """`is_part`: it may be UNFINISHED. `vocabulary`: how many tokens the model has, where that is known. Raises
-    RequestFailed: aborted, empty, nonfinite, impossible or malformed."""
+    """`is_part`: it may be UNFINISHED. `vocabulary`: how many tokens the model has, where that is known. `labels`: of
+    another's server, whose weight versions are any text: numbered here as they come. Raises RequestFailed: aborted,
+    empty, nonfinite, impossible or malformed."""
     try:
         meta = answer["meta_info"]
         finish = UNFINISHED if is_part and meta["finish_reason"] is None else meta["finish_reason"]["type"]
@@ -59,7 +65,8 @@ def completion_from(
             raise RequestFailed(f"{server} answered 200 with no tokens", kind="empty")
         logprobs = tuple(_number(entry[0]) for entry in meta["output_token_logprobs"])
         scored_ids = tuple(entry[1] for entry in meta["output_token_logprobs"])
-        weight_version = int(meta["weight_version"])
+        label = meta["weight_version"]
+        weight_version = int(label) if labels is None else labels.setdefault(str(label), len(labels))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise malformed(server, f"{error!r} in {str(answer)[:200]}") from error
     if finish not in FINISHED and not (is_part and finish == UNFINISHED):

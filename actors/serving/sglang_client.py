@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from actors.serving.completions import CompletionStream, Samples, completion_from, malformed
 from actors.serving.server_connection import ServerConnection
@@ -89,10 +89,11 @@ class SGLangClient(ServerConnection):
     """One HTTP session to any number of servers, used on one asyncio loop.
 
     Every method takes the server's `url` and a deadline `timeout_s`, and raises RequestFailed. `vocabulary`: how many
-    tokens the model has; None where that is not known.
+    tokens the model has; None where that is not known. `labels`: as of `completion_from`, of `generate` alone.
     """
 
     vocabulary: int | None = None
+    labels: dict[str, int] | None = None
 
     # ── generation ──
 
@@ -109,7 +110,7 @@ class SGLangClient(ServerConnection):
             "return_logprob": True,
         }
         answer = await self._json("POST", url, "/generate", timeout_s, body)
-        return completion_from(answer, server=url, vocabulary=self.vocabulary)
+        return completion_from(answer, server=url, vocabulary=self.vocabulary, labels=self.labels)
 
     async def generate_samples(
         self,
@@ -151,6 +152,21 @@ class SGLangClient(ServerConnection):
             )
         except (KeyError, ValueError) as error:
             raise malformed(url, f"no model_path, or no weight_version of ours, in {answer}") from error
+
+    async def server_info(self, url: str, *, timeout_s: float) -> dict[str, Any]:
+        """The server's arguments as it resolved them. Never to be shown as a whole: SGLang's own keys are in it."""
+        return await self._json("GET", url, "/server_info", timeout_s)
+
+    async def ask_for_token(self, url: str, *, token: int, timeout_s: float) -> None:
+        """Raises RequestFailed, http_4xx, where the model has no such token.
+
+        SGLang 0.5.17 checks the tokens whose log-probs are asked for, and none of a prompt: a prompt with a token that
+        the model does not have ends the server.
+        """
+        one = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=1, min_new_tokens=0)
+        asked = {"return_logprob": True, "token_ids_logprob": [token]}
+        body = {"input_ids": [0], "sampling_params": one.parameters(), **asked}
+        await self._json("POST", url, "/generate", timeout_s, body)
 
     async def health(self, url: str, *, timeout_s: float) -> bool:
         """SGLang's own view of its health, a hint only: 200 with a stopped detokenizer, 503 while draining or busy."""

@@ -75,8 +75,13 @@ def golden_distance(
             raise error
 
 
+def logprob_distance(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """Mean |server's - own log-prob| of the same tokens, in nats."""
+    return fmean(abs(one - other) for one, other in zip(theirs, ours, strict=True))
+
+
 def _judge(answer: Completion, logprobs: Sequence[float], limit: float, name: str) -> float:
-    distance = fmean(abs(theirs - ours) for theirs, ours in zip(answer.logprobs, logprobs, strict=True))
+    distance = logprob_distance(answer.logprobs, logprobs)
     if math.isfinite(distance) and distance <= limit:
         return distance
     raise WeightsRefused(

@@ -33,9 +33,9 @@ FLOAT32_NOISE = 2e-5
 class Serving:
     """A server, a client of it, and the loop that both live on."""
 
-    def __init__(self, folder: Path, model: Path = MODEL) -> None:
+    def __init__(self, folder: Path, model: Path = MODEL, *, dtype: str = "float32") -> None:
         self.model = model
-        config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
+        config = SGLangConfig(dtype=dtype, device="cpu", max_total_tokens=20000, random_seed=1)
         self.log = folder / "llm_server-0.log"
         self.keys = ServerKeys.make(folder / "keys")
         spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=deadline_s())

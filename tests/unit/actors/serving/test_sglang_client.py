@@ -228,6 +228,17 @@ def test_an_answer_that_contradicts_itself_is_malformed(change, said):
     assert completion_from(ANSWER, server="http://s").logprobs == (-0.5, -0.25)
 
 
+def test_labels_of_another_server_are_numbered_as_they_come_and_never_versions_of_ours():
+    labels: dict[str, int] = {}
+
+    def version(label, labels):
+        answer = ANSWER | {"meta_info": ANSWER["meta_info"] | {"weight_version": label}}
+        return completion_from(answer, server="http://s", labels=labels).weight_version
+
+    assert [version(label, labels) for label in ("default", "7", "default", 7, None)] == [0, 1, 0, 1, 2]
+    assert list(labels) == ["default", "7", "None"] and version("7", None) == 7
+
+
 def test_a_failure_survives_pickling():
     failure = pickle.loads(pickle.dumps(RequestFailed("it broke", "mend it", kind="reset", retryable=False)))
     assert (failure.message, failure.hint, failure.kind, failure.retryable) == ("it broke", "mend it", "reset", False)
