@@ -82,9 +82,9 @@ def test_a_step_shows_in_float32_and_twenty_in_bfloat16(serving, asked, tmp_path
 
 def test_a_folder_with_more_tokens_is_not_compared_and_does_not_end_the_server(serving, asked, tmp_path):
     name = "model.embed_tokens.weight"
-    folder = changed(tmp_path / "model", name, lambda matrix: torch.cat([matrix, matrix[:23]]))
+    folder = changed(tmp_path / "model", name, lambda matrix: matrix.repeat(4, 1)[:1000])
     facts = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(facts | {"vocab_size": 300}))
+    (folder / "config.json").write_text(json.dumps(facts | {"vocab_size": 1000}))
     code, found = asked(folder)
-    assert code == UNKNOWN and "out-of-vocabulary token id 299" in found["reason"]
+    assert code == UNKNOWN and "out-of-vocabulary token id 999" in found["reason"]
     assert asked(MODEL)[0] == SAME
