@@ -136,6 +136,11 @@ def test_no_seconds_and_no_tokens(capsys):
         assert "--tokens 256 --timeout 60" in refused(capsys, "http://127.0.0.1:1", MODEL, *words)
 
 
+def test_no_gpu(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "torch finds no GPU here" in refused(capsys, "http://127.0.0.1:1", MODEL, "--device", "cuda")
+
+
 def test_a_folder_without_a_model(server, tmp_path, capsys):
     assert f"{tmp_path / 'config.json'} is missing" in refused(capsys, server, tmp_path)
 

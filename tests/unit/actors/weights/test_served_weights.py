@@ -6,6 +6,7 @@ import shutil
 import urllib.request
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from actors.serving.sglang_client import NO_VERSION
@@ -14,13 +15,16 @@ from actors.weights.served_weights import (
     Distances,
     WeightsVerdict,
     _dtype,
+    _measure,
     _quantised,
     check_weights,
     judge,
 )
 from launcher.base.errors import ModelError, RequestFailed, UsageError
+from launcher.base.rollouts import Completion
 from tests.programs import stand_in_server
 from tests.support.real_server import MODEL
+from tests.support.truthful_model import TruthfulModel
 
 SAME, OTHER, UNKNOWN = WeightsVerdict
 
@@ -113,6 +117,25 @@ def test_the_number_format_is_the_servers_and_unknown_where_it_does_not_tell(tol
 )
 def test_what_the_server_keeps_in_fewer_bits(told, said):
     assert _quantised(told) == said
+
+
+@pytest.mark.slow
+def test_the_distances_are_means_over_tokens_and_of_the_farthest_prompt():
+    """Beside the model in double precision; the second prompt's three tokens are moved by 0.3 nats."""
+    model = TruthfulModel(MODEL)
+
+    def answered(prompt, tokens, moved):
+        logprobs = tuple(one + moved for one in model.logprobs(prompt, tokens))
+        completion = Completion(token_ids=tokens, logprobs=logprobs, weight_version=0, finish_reason="length")
+        return prompt, completion
+
+    answers = [answered((5, 6), (7,), 0.0), answered((8, 9, 10), (11, 12, 13), 0.3)]
+    exact = _measure(MODEL, answers, "float32", torch.device("cpu"))
+    assert (exact.server, exact.server_farthest) == (pytest.approx(0.225, abs=1e-4), pytest.approx(0.3, abs=1e-4))
+    assert exact.rounding == exact.rounding_farthest == 0.0 < exact.noise < 0.1
+    rounded = _measure(MODEL, answers, "bfloat16", torch.device("cpu"))
+    assert 1e-4 < rounded.rounding < rounded.rounding_farthest < 0.5
+    assert (rounded.server, rounded.noise) == (exact.server, exact.noise)
 
 
 # ── a server ──
