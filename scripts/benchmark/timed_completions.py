@@ -54,9 +54,14 @@ def write_down(paths: RunPaths) -> None:
         return ask(progress)
 
     def timed(
-        answer: Mapping[str, Any], *, server: str, is_part: bool = False, vocabulary: int | None = None
+        answer: Mapping[str, Any],
+        *,
+        server: str,
+        is_part: bool = False,
+        vocabulary: int | None = None,
+        labels: dict[str, int] | None = None,
     ) -> Completion:
-        made = read(answer, server=server, is_part=is_part, vocabulary=vocabulary)
+        made = read(answer, server=server, is_part=is_part, vocabulary=vocabulary, labels=labels)
         line = {"monotonic": time.monotonic(), "server": server, "version": made.weight_version}
         line["is_again"] = IS_AGAIN.get()
         file.write(json.dumps(line) + "\n")
