@@ -50,9 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     made = Parser("check_weights", "Does this SGLang server hold these weights?", EXIT_CODES, examples=EXAMPLES)
     made.add_argument("url", metavar="URL", help="the server's address, such as http://127.0.0.1:30000")
-    made.add_argument(
-        "folder", type=Path, metavar="MODEL_FOLDER", help="Hugging Face folder of the weights, or checkpoint"
-    )
+    made.add_argument("folder", type=Path, metavar="MODEL_FOLDER", help="Hugging Face model folder, or a checkpoint")
     made.add_argument("--prompts", type=Path, metavar="FILE", help="texts, one a line, in place of random tokens")
     made.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to ask for (default: %(default)s)")
     made.add_argument(
@@ -82,6 +80,10 @@ def _check(given: argparse.Namespace) -> int:
     if given.tokens < 1 or not given.timeout:
         raise UsageError("--tokens or --timeout is 0 or less", "e.g. --tokens 256 --timeout 60")
     key = "" if given.api_key_file is None else _read(given.api_key_file).strip()
+    if given.api_key_file is not None and len(key.split()) != 1:
+        raise UsageError(
+            f"{given.api_key_file} does not hold one key and nothing else", "give a file with the key alone"
+        )
     from actors.model.model_folder import load_tokenizer  # brings torch
     from actors.weights.served_weights import check_weights
 
@@ -135,15 +137,12 @@ def _show(url: str, folder: Path, found: ServedWeights) -> None:
     console.print(f"{found.verdict}: {url} and {folder}", markup=False, style="bold")
     console.print(f"  {found.reason}", markup=False)
     if found.tokens:
+        noise, hidden = (f"about {100 * share:.1g} %" for share in (found.as_noise, found.hidden_noise))
         console.print(
-            f"  log-probs of {found.tokens} greedy tokens are {found.distance:.2g} nats apart in the mean, as if "
-            f"every weight had {_percent(found.as_noise)} of noise; below {_percent(found.hidden_noise)} is not seen"
+            f"  log-probs of {found.tokens} greedy tokens are {found.distance:.2g} nats apart in the mean, as if every "
+            f"weight had {noise} of noise; below {hidden} is not seen"
         )
         console.print(f"  the server's own label: weight_version {found.weight_version}", markup=False)
-
-
-def _percent(share: float) -> str:
-    return f"about {100 * share:.1g} %"
 
 
 if __name__ == "__main__":

@@ -131,6 +131,13 @@ def test_no_folder_and_no_file(server, tmp_path, capsys):
         assert f"{tmp_path / 'none'} can't be read" in refused(capsys, server, MODEL, flag, tmp_path / "none")
 
 
+@pytest.mark.parametrize("content", ["", "two\nlines", '{"api": "one", "admin": "other"}'])
+def test_a_file_that_is_no_key(content, tmp_path, capsys):
+    (tmp_path / "key").write_text(content)
+    said = refused(capsys, "http://127.0.0.1:1", MODEL, "--api-key-file", tmp_path / "key")
+    assert f"{tmp_path / 'key'} does not hold one key" in said
+
+
 def test_no_seconds_and_no_tokens(capsys):
     for words in (["--tokens", "0"], ["--timeout", "0"]):
         assert "--tokens 256 --timeout 60" in refused(capsys, "http://127.0.0.1:1", MODEL, *words)
