@@ -24,10 +24,10 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read
 from launcher.resources.config_checks import beyond_last_port
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import read_lines
-from launcher.run_files.run_ends import ENDS, last_end
+from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from launcher.run_files.written_settings import read_settings, setting_of
-from launcher.run_log.run_log import read_run_log
+from launcher.run_log.run_log import last_end, read_run_log
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run
@@ -176,9 +176,10 @@ def lives(paths: RunPaths) -> bool:
 
 def state_of(paths: RunPaths) -> tuple[str, str]:
     """As the journal has it: a run state, or the status with which it ended; and why."""
-    states = read_run_log(paths, with_steps=False).states
-    _, state, reason = states[-1] if states else (0.0, "INITIALIZING", "")
-    return state, "" if state == "INITIALIZING" else reason
+    log = read_run_log(paths, with_steps=False)
+    word, reason = log.last_word()
+    state = word or log.last_attempt.state or "INITIALIZING"
+    return state, "" if state == "INITIALIZING" else reason if word else log.last_attempt.state_reason
 
 
 def _status(paths: RunPaths, *, as_json: bool) -> int:

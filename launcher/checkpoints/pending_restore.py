@@ -33,6 +33,7 @@ from launcher.checkpoints.verification import Identity, verify
 from launcher.config.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, encode
+from launcher.run_files.run_order import TAKEN
 from launcher.run_files.run_paths import RunPaths
 
 RECORD = "recovery.json"
@@ -41,7 +42,6 @@ STAGED = ".recovery-"
 KEPT_UNDOS = 3
 """That can be undone one after another; older ones would only keep their files from being freed."""
 GONE = ".gone"
-TAKEN = "recovery.taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ from launcher.base.errors import ConfigError
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import Checkpoint
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
-from launcher.checkpoints.pending_restore import TAKEN
 from launcher.config.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.config.schema import RunConfig
-from launcher.run_files.run_ends import last_start_or_end
+from launcher.run_files.run_ends import FINISHED
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import read_run_log
 
 
 def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | InMemoryCheckpoint | None:
@@ -50,9 +50,9 @@ def already_finished(config: RunConfig, paths: RunPaths) -> str:
 
     A run that is over must not be started again by whatever restarts it.
     """
-    last = last_start_or_end(paths, or_event=TAKEN)
-    lengths = (config.total_train_steps, config.total_train_epochs)
-    if last.get("event") != "run.finished" or config.recover.mode == "off":
+    log = read_run_log(paths, with_steps=False)
+    last, lengths = log.last_end(), (config.total_train_steps, config.total_train_epochs)
+    if last is None or last["event"] != FINISHED or log.was_taken_back or config.recover.mode == "off":
         return ""
     if (last.get("total_train_steps"), last.get("total_train_epochs")) != lengths:
         return ""

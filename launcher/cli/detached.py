@@ -37,9 +37,9 @@ from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same
 from launcher.config.schema import RunConfig
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
-from launcher.run_files.run_ends import last_end
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths, names_of
+from launcher.run_log.run_log import last_end
 
 STARTED_S = 120.0
 LOCK_S = 180.0

@@ -24,9 +24,11 @@ from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import write_report
 from launcher.reporting.closing_summary import write_summary
 from launcher.run_files.journal import Journal, Record
-from launcher.run_files.run_ends import ENDS, last_end, last_start_or_end
+from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_config
+from launcher.run_log.line_values import as_integer
+from launcher.run_log.run_log import last_end, read_run_log
 
 BEFORE_IT_BEGAN = "ended by the user, before another attempt was begun"
 
@@ -34,20 +36,18 @@ BEFORE_IT_BEGAN = "ended by the user, before another attempt was begun"
 def own_end(paths: RunPaths, first_attempt: int) -> Record | None:
     """The end that this command's driver has recorded, before it was killed while it closed; None: it had not."""
     end = last_end(paths)
-    attempt = None if end is None else end.get("attempt")
-    return end if isinstance(attempt, int) and attempt >= first_attempt else None
+    attempt = None if end is None else as_integer(end.get("attempt"))
+    return end if attempt is not None and attempt >= first_attempt else None
 
 
 def close_as_recorded(paths: RunPaths, end: Record) -> int:
     """What a driver does once its run's end is recorded; the exit code that it would have had."""
     status = ENDS[str(end["event"])]
-    step, code = end.get("global_step"), end.get("exit_code")
-    code = code if isinstance(code, int) else EXIT_CODES[status]
-    reason, step = str(end.get("reason")), step if isinstance(step, int) else None
+    step, code = as_integer(end.get("global_step")), as_integer(end.get("exit_code"))
+    code, reason = EXIT_CODES[status] if code is None else code, str(end.get("reason"))
     next_ = "" if status is TerminalStatus.FINISHED else typed_command(None)
     outcome = RunOutcome(status=status, reason=reason, last_step=step, exit_code=code, next_command=next_)
-    attempt = end.get("attempt")
-    journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
+    journal = Journal(paths.events, as_integer(end.get("attempt")) or 0, time.time)
     with contextlib.suppress(LauncherError):  # the run has ended; what can't be read or copied is not its status
         if problem := finish(read_config(paths.settings), paths, journal, outcome):
             print(problem)
@@ -83,8 +83,7 @@ def record_end(
     paths: RunPaths, status: TerminalStatus, reason: str, *, why_open: str = "", code: int | None = None
 ) -> Record:
     """Returns its event. `why_open`: why incidents that are open stay unrepaired; by default for the same reason."""
-    attempt = last_start_or_end(paths, or_event="incident.began").get("attempt")
-    journal = Journal(paths.events, attempt if isinstance(attempt, int) else 0, time.time)
+    journal = Journal(paths.events, read_run_log(paths, with_steps=False).newest_attempt, time.time)
     with contextlib.suppress(JournalError, StorageError):  # the disk may be why
         end_incidents(journal, paths, why_open or reason)
     code = EXIT_CODES[status] if code is None else code
@@ -102,8 +101,7 @@ def end(code: int, reason: str, task: DriverTask) -> int:
         return close_as_recorded(paths, ended)
     statuses = {known: status for status, known in EXIT_CODES.items()} | {RESUMES: TerminalStatus.ABORTED}
     status = statuses[code]
-    attempt = last_start_or_end(paths).get("attempt")
-    if not isinstance(attempt, int) or attempt < task.first_attempt:
+    if read_run_log(paths, with_steps=False).newest_attempt < task.first_attempt:
         print(f"{status}: {reason}\n  → the same command resumes", file=sys.stderr)
         return code
     return close_as_recorded(paths, record_end(paths, status, reason, code=code))

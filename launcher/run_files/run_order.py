@@ -19,7 +19,9 @@ Place = tuple[int, int] | None
 
 Step = TypeVar("Step")
 RESTORED = "trainer.restored"
-UNDOING = frozenset({RESTORED, "trainer.loaded", "recovery.taken"})
+TAKEN = "recovery.taken"
+"""A person's restore, by the attempt that begins with it."""
+UNDOING = frozenset({RESTORED, "trainer.loaded", TAKEN})
 """Events after which the weights are those of the step that they name."""
 
 

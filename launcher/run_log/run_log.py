@@ -18,8 +18,8 @@ from operator import attrgetter
 
 from launcher.base.messages import EvalReport
 from launcher.run_files.journal import Record
-from launcher.run_files.run_ends import ENDS, STARTED
-from launcher.run_files.run_order import RESTORED, UNDOING, PlacedEvent, Places, place_events
+from launcher.run_files.run_ends import ENDS, FINISHED, STARTED
+from launcher.run_files.run_order import RESTORED, TAKEN, UNDOING, PlacedEvent, Places, place_events
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import FileFollower, check_readable
 from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
@@ -81,12 +81,13 @@ class RunLog:
         self.rebased_step = 0  # rewards before it are no measure of those from it on: new prompts may be harder
         self.prompts: int | None = None  # of an epoch, as the last trainer to start counted them
         self.planned_steps: int | None = None
-        self._finished_step: int | None = None
+        self.was_taken_back = False  # by a person, since an attempt began or ended last
         self._saved_step = -1  # the newest checkpoint that was committed since the trainer went back
         self._undoing: list[Record] = []  # each names its step
         self._evals: dict[int, EvalReport] = {}
-        self._words: dict[int | None, tuple[str, str]] = {}
+        self._ends: dict[int, Record] = {}  # by attempt
         self._attempts = AttemptTimes()
+        self.newest_attempt = 0  # of those that were seen at work
         self._places = Places()
 
     def take_step(self, line: Record) -> bool:
@@ -95,6 +96,7 @@ class RunLog:
         if step is None:
             return False
         self.steps.append(step)
+        self.newest_attempt = max(self.newest_attempt, step.attempt)
         self._attempts.extend(step.attempt, step.time)
         return True
 
@@ -111,7 +113,10 @@ class RunLog:
             return True
         event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
         if name.startswith(OF_THE_RUN):
-            self._attempts.extend(as_integer(line.get("attempt")), as_unix_time(line.get("time")))
+            attempt = as_integer(line.get("attempt"))
+            self.newest_attempt = max(self.newest_attempt, attempt or 0)
+            self._attempts.extend(attempt, as_unix_time(line.get("time")))
+        self._take_end(name, line)
         self._take_incident(name, event)
         self._take_checkpoint(name, event)
         self._take_state(name, event)
@@ -180,17 +185,21 @@ class RunLog:
     def attempts(self) -> tuple[AttemptSpan, ...]:
         return self._attempts.spans()
 
+    def last_end(self) -> Record | None:
+        """The event with which the last attempt ended; None where it is still running, or was cut off."""
+        return self._ends.get(self.newest_attempt)
+
     def last_word(self) -> tuple[str, str]:
         """The final status of the last attempt and its reason; ("", "") while it has none."""
-        attempts = self.attempts()
-        return self._words.get(attempts[-1].number, ("", "")) if attempts else ("", "")
+        if (end := self.last_end()) is None:
+            return "", ""
+        return str(ENDS[str(end["event"])]), str(end.get("reason") or "")[:LONGEST_TEXT]
 
     def total_steps(self) -> int | None:
         """As planned; with actor.dynamic_sampling the data may be used up before."""
-        planned, last = self.planned_steps, self._finished_step
-        if planned is None or last is None or self.last_word()[0] != "FINISHED":
-            return planned
-        return min(planned, last + 1)
+        planned, end = self.planned_steps, self.last_end()
+        last = None if end is None or end["event"] != FINISHED else as_integer(end.get("global_step"))
+        return planned if planned is None or last is None else min(planned, last + 1)
 
     def evals(self) -> tuple[EvalReport, ...]:
         """By policy version."""
@@ -241,6 +250,17 @@ class RunLog:
         elif name == "server.died" and incident.death_s is None:
             incident.death_s = max(as_float(event.get("detected_after_s"), 0.0), 0.0)
 
+    def _take_end(self, name: str, line: Record) -> None:
+        if name == TAKEN:
+            self.was_taken_back = True
+        elif name == STARTED or name in ENDS:
+            self.was_taken_back = False
+            # A driver that ends before it has begun an attempt of its own (0) ends the last one.
+            attempt = as_integer(line.get("attempt")) or self.newest_attempt
+            self._ends.pop(attempt, None)
+            if name in ENDS:
+                self._ends[attempt] = line
+
     def _take_undoing(self, event: Record) -> None:
         step = as_integer(event.get("global_step"))
         if step is None:
@@ -277,12 +297,8 @@ class RunLog:
         state, reason = str(event.get("state") or ""), str(event.get("reason") or "")
         if name == STARTED:
             state = "INITIALIZING"
-            self._words.pop(as_integer(event.get("attempt")), None)
         elif name in ENDS:
             state = str(ENDS[name])
-            self._words[as_integer(event.get("attempt"))] = state, reason
-            if name == "run.finished":
-                self._finished_step = as_integer(event.get("global_step"))
         if state:
             self.states.append((as_unix_time(event.get("time")), state, reason))
 
@@ -325,6 +341,11 @@ def read_run_log(paths: RunPaths, *, with_steps: bool = True) -> RunLog:
     log = RunLogFiles(paths, with_steps=with_steps).refresh(has_ended=True)
     check_readable(paths.events, *((paths.metrics,) if with_steps else ()))
     return log
+
+
+def last_end(paths: RunPaths) -> Record | None:
+    """As of RunLog, by the journal alone. Raises JournalError."""
+    return read_run_log(paths, with_steps=False).last_end()
 
 
 def _step_of(undoing: Record) -> int:

@@ -16,9 +16,9 @@ from launcher.cli.attach import attach
 from launcher.reporting.current_status import CurrentStatusFile, DriverFacts, read_now
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import Journal, append_line
-from launcher.run_files.run_ends import last_end
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import last_end
 from scripts import run_control
 from tests.support.machine import wait_until
 
