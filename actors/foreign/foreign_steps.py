@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +11,10 @@ from statistics import median
 from launcher.adapters.foreign_health import metrics_line
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.run_files.journal import LineLog, Record, number_of, read_lines
-from launcher.run_files.run_order import RESTORED, in_order
+from launcher.run_files.run_order import RESTORED
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import RunLog
+from launcher.run_log.step_line import StepLine
 
 STEPS_TIMED, MOST_LINES = 20, 4000
 SKEW_S = 60.0
@@ -107,31 +108,19 @@ class ForeignSteps:
 
 
 def standing_lines(events: Iterable[Record], metrics: Path) -> list[Record]:
-    """As `journal.current_lines`, and without the steps that a restore has undone and nobody has repeated yet. One that
-    was a mistake has undone none. Raises JournalError."""
-    restores: list[Record] = []
+    """The newest lines of the steps that stand, complete as they were written. Raises JournalError."""
+    log = RunLog()
     for event in events:
-        if event.get("event") == RESTORED:
-            restores.append(event)
-        elif event.get("event") == "health.outside_weights" and restores:
-            restores.pop()
-    lines: list[Record] = []
-    for line in in_order(restores, read_lines(metrics)):
-        step = number_of(line.get("global_step"))
-        if math.isnan(step):
-            continue
-        if line.get("event") == RESTORED:
-            lines = _until(lines, step)
-        else:
-            lines = _until(lines, step - 1) if lines and number_of(lines[-1].get("global_step")) >= step else lines
-            lines.append(line)
-    return lines[-MOST_LINES:]
+        log.take_event(event)
+    for line in read_lines(metrics):
+        log.take_step(line)
+    standing, _ = log.standing()
+    numbers = {one.number for one in standing[-MOST_LINES:]}
+    # read again: of a run of 100,000 steps, lines of which most are not wanted would fill the memory
+    steps = (line for line in read_lines(metrics) if StepLine.of(line, 0) is not None)
+    return [line for number, line in enumerate(steps) if number in numbers]
 
 
 def _lineage(event: Record) -> int:
     lineage = event.get("lineage")
     return lineage if isinstance(lineage, int) else 0
-
-
-def _until(lines: list[Record], step: float) -> list[Record]:
-    return [line for line in lines if number_of(line.get("global_step")) <= step]

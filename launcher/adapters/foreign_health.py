@@ -158,7 +158,8 @@ class Unproven:
 
 
 def unproven_of(events: Iterable[Record]) -> Unproven | None:
-    """What the last start of the command, in whatever attempt, has left so."""
+    """What the last start of the command, in whatever attempt, has left so. Of the supervisor's own memory, which is
+    ahead of the run's files: these are for people and tools, and nothing acts on them."""
     found, began, onset, to = None, 0.0, None, None
     for event in events:
         match event.get("event"):
@@ -181,7 +182,7 @@ def unproven_of(events: Iterable[Record]) -> Unproven | None:
 
 
 def was_started(events: Iterable[Record]) -> bool:
-    """Whether this run, in whatever attempt, has started the command."""
+    """Whether this run, in whatever attempt, has started the command: as `unproven_of`, of the supervisor's memory."""
     return any(event.get("event") == "trainer.starting" for event in events)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.adapters.areal_settings import AREAL, ArealSettings, areal_settings
 from launcher.adapters.command_adapter import missing_program, reward_check
-from launcher.adapters.foreign_health import NOT_OURS, was_started, why_not_whole
+from launcher.adapters.foreign_health import NOT_OURS, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
 from launcher.config.foreign import SERVERS
@@ -21,8 +21,8 @@ from launcher.resources.gpu_checks import Stops
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.missing_machine import missing_login, missing_webhook, missing_writer
 from launcher.resources.node_checks import check_packages
-from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import read_run_log
 
 SUPERVISED = "supervised"
 
@@ -130,8 +130,8 @@ def served(config: RunConfig) -> RunConfig:
 def _checkpoints(config: RunConfig, adapter: TrainerAdapter) -> Iterator[UsageError]:
     """What is on the disk against `recover.mode`; and nothing of an earlier, unsupervised run may be set aside."""
     found, mode = adapter.checkpoints(), config.recover.mode
-    paths = RunPaths.of(config)
-    lines = current_lines(read_lines(paths.metrics))
+    log = read_run_log(RunPaths.of(config))
+    lines = [one.head for one in log.standing()[0]]
     whole = [one for one in found if not why_not_whole(one, lines)]
     if mode == "off" and found:
         yield ConfigError(
@@ -139,7 +139,7 @@ def _checkpoints(config: RunConfig, adapter: TrainerAdapter) -> Iterator[UsageEr
         )
     elif mode == "on" and not whole:
         yield ConfigError("recover.mode=on, and there is no whole checkpoint", "set recover.mode=auto")
-    elif not was_started(read_lines(paths.events)) and (unknown := [one for one in found if one not in whole]):
+    elif not log.has_started_trainer and (unknown := [one for one in found if one not in whole]):
         yield ConfigError(
             f"{unknown[-1].path}: {why_not_whole(unknown[-1], lines)}, and this run has not made it", NOT_OURS
         )

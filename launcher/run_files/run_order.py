@@ -19,6 +19,8 @@ Place = tuple[int, int] | None
 
 Step = TypeVar("Step")
 RESTORED = "trainer.restored"
+OUTSIDE_WEIGHTS = "health.outside_weights"
+"""The last restore was not borne out: what it set aside is put back."""
 TAKEN = "recovery.taken"
 """A person's restore, by the attempt that begins with it."""
 UNDOING = frozenset({RESTORED, "trainer.loaded", TAKEN})
@@ -92,9 +94,9 @@ def _came_before(event: Record, place: Place, line: Record) -> bool:
         if isinstance(written, int) and isinstance(seen, int) and written != seen:
             return written < seen
         return _time(event) <= _time(line)
-    if place != here or name not in ("reward.rebased", "health.outside_weights"):
+    if place != here or name not in ("reward.rebased", OUTSIDE_WEIGHTS):
         return place <= here
-    if name == "health.outside_weights":
+    if name == OUTSIDE_WEIGHTS:
         return False  # of weights that were cleared no further step was taken
     step, before_step = line.get("global_step"), event.get("before_step")
     if isinstance(step, int) and isinstance(before_step, int):

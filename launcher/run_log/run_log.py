@@ -19,7 +19,15 @@ from operator import attrgetter
 from launcher.base.messages import EvalReport
 from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, FINISHED, STARTED
-from launcher.run_files.run_order import RESTORED, TAKEN, UNDOING, PlacedEvent, Places, place_events
+from launcher.run_files.run_order import (
+    OUTSIDE_WEIGHTS,
+    RESTORED,
+    TAKEN,
+    UNDOING,
+    PlacedEvent,
+    Places,
+    place_events,
+)
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import FileFollower, check_readable
 from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
@@ -78,12 +86,13 @@ class RunLog:
         self.last_attempt = LastAttempt()
         self.server_changes: dict[str, list[StateChange]] = {}  # "" at the ends of an attempt and when a server left
         self.batches_rejected = 0
+        self.has_started_trainer = False  # in whatever attempt
         self.rebased_step = 0  # rewards before it are no measure of those from it on: new prompts may be harder
         self.prompts: int | None = None  # of an epoch, as the last trainer to start counted them
         self.planned_steps: int | None = None
         self.was_taken_back = False  # by a person, since an attempt began or ended last
         self._saved_step = -1  # the newest checkpoint that was committed since the trainer went back
-        self._undoing: list[Record] = []  # each names its step
+        self._undoing: list[Record] = []  # each names its step, but for those that take the restore before them back
         self._evals: dict[int, EvalReport] = {}
         self._ends: dict[int, Record] = {}  # by attempt
         self._attempts = AttemptTimes()
@@ -109,19 +118,22 @@ class RunLog:
         self._take_server(name, line)
         if name == "reward.rebased":
             self.rebased_step = as_integer(line.get("global_step")) or 0
-        if not name.startswith(OF_THE_RUN) and name not in UNDOING:
+        if not name.startswith(OF_THE_RUN) and name not in UNDOING and name != OUTSIDE_WEIGHTS:
             return True
         event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
         if name.startswith(OF_THE_RUN):
             attempt = as_integer(line.get("attempt"))
             self.newest_attempt = max(self.newest_attempt, attempt or 0)
             self._attempts.extend(attempt, as_unix_time(line.get("time")))
+        self.has_started_trainer |= name == "trainer.starting"
         self._take_end(name, line)
         self._take_incident(name, event)
         self._take_checkpoint(name, event)
         self._take_state(name, event)
         if name in UNDOING:
             self._take_undoing(event)
+        elif name == OUTSIDE_WEIGHTS and as_integer(line.get("attempt")) is not None:
+            self._undoing.append(event)
         elif name == "trainer.started":
             self.prompts, self.planned_steps = as_integer(line.get("prompts")), as_integer(line.get("total_steps"))
         elif name == "eval.done":
@@ -135,12 +147,13 @@ class RunLog:
 
     def stepped_back(self) -> list[SteppedBack]:
         """Each time that steps were undone by going back before them."""
-        back = self._gone_back(self._placed())
+        back = self._gone_back(self._borne_out())
         return [SteppedBack(after=placed.after, step=_step_of(placed.event)) for placed, undone in back if undone]
 
     def restores(self) -> tuple[Restore, ...]:
-        """Each restore after at least one step; a run's first check for something to restore is none."""
-        placed = [one for one in self._placed() if one.event.get("event") == RESTORED]
+        """Each restore after at least one step, also one that was a mistake; a run's first check for something to
+        restore is none."""
+        placed = [one for one in self._placed() if one.event.get("event") in (RESTORED, OUTSIDE_WEIGHTS)]
         return tuple(
             Restore(
                 after=one.after,
@@ -160,14 +173,14 @@ class RunLog:
     def newest_step(self) -> int:
         """The newest that is in the current weights, -1 where none is known: a step's line may be lost where its
         checkpoint is there."""
-        last = next(iter(reversed(self._placed())), None)
+        last = next(iter(reversed(self._borne_out())), None)
         since = self.steps if last is None else self.steps[last.after :]
         restored = -1 if last is None else _step_of(last.event)
         return max(restored, self._saved_step, *(line.step for line in since))
 
     def policy_version(self) -> int | None:
         """Of the trainer's weights: after the last step, or after a restore that no step has followed yet."""
-        placed = self._placed()
+        placed = [one for one in self._placed() if one.event.get("event") != OUTSIDE_WEIGHTS]
         if placed and placed[-1].after == len(self.steps):
             return _step_of(placed[-1].event) + 1
         return self.steps[-1].policy_version if self.steps else None
@@ -208,15 +221,32 @@ class RunLog:
     def _placed(self) -> list[PlacedEvent]:
         return place_events(self._undoing, self.steps, attrgetter("head"))
 
+    def _borne_out(self) -> list[PlacedEvent]:
+        """Without restores that were mistakes. One whose trainer ended before its first step was made again."""
+        found: list[PlacedEvent] = []
+        for one in self._placed():
+            if one.event.get("event") != OUTSIDE_WEIGHTS:
+                found.append(one)
+            elif found:
+                mistake = found[-1]
+                while found and _is_same_restore(found[-1], mistake):
+                    found.pop()
+        return found
+
     def _gone_back(self, placed: Iterable[PlacedEvent]) -> Iterator[tuple[PlacedEvent, int]]:
         """Each that some step came before, and how many steps it undid."""
         at, head = 0, -1
         for one in placed:
-            if one.after:
+            if not one.after:
+                continue
+            if one.event.get("event") == OUTSIDE_WEIGHTS:
+                head = self.steps[one.after - 1].step
+            else:
                 step = _step_of(one.event)
                 head = self.steps[one.after - 1].step if one.after > at else head
                 yield one, max(head - step, 0)
-                at, head = one.after, min(head, step)
+                head = min(head, step)
+            at = one.after
 
     def _take_attempt(self, event: Record) -> None:
         number = as_integer(event.get("attempt"))
@@ -352,6 +382,11 @@ def _step_of(undoing: Record) -> int:
     step = undoing["global_step"]
     assert isinstance(step, int), "else it was not taken"
     return step
+
+
+def _is_same_restore(one: PlacedEvent, other: PlacedEvent) -> bool:
+    kinds = {one.event.get("event"), other.event.get("event")}
+    return kinds == {RESTORED} and (one.after, _step_of(one.event)) == (other.after, _step_of(other.event))
 
 
 def _steps_named(event: Record) -> set[int]:

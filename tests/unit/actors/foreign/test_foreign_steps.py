@@ -90,6 +90,28 @@ def test_a_restore_that_was_a_mistake_has_undone_no_step_and_the_one_that_showed
     assert [line["global_step"] for line in current_lines(read_lines(paths.metrics))] == [1, 2, 3, 4, 5]
 
 
+def test_a_restore_that_was_begun_again_before_it_was_a_mistake_has_undone_none(paths):
+    """Its trainer crashed before its first steps could show anything: of two restores to one step the first still
+    counted, and a supervisor that took over passed over the checkpoints that were put back."""
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
+    take(steps, 1, 2, 3, 4, 5)
+    journal = Journal(paths.events, 1)
+    for _ in range(2):
+        journal.record("trainer.restored", subject="trainer", global_step=1)
+    journal.record("health.outside_weights", subject="environment", onset_step=5, global_step=1)
+    again = ForeignSteps(paths, 1, list(read_lines(paths.events)))
+    assert [line["global_step"] for line in again.lines] == [1, 2, 3, 4, 5]
+
+
+def test_a_line_of_metrics_that_is_no_step_is_none(paths):
+    steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
+    take(steps, 1, 2)
+    with paths.metrics.open("a") as file:
+        file.write(f'{{"global_step": {10**30}}}\n{{"global_step": true}}\n{{"global_step": "1"}}\n[1]\n{{"glob')
+    again = ForeignSteps(paths, 1, list(read_lines(paths.events)))
+    assert [line["global_step"] for line in again.lines] == [1, 2]
+
+
 def test_what_is_set_aside_keeps_its_content_and_never_replaces_another(tmp_path):
     for content in ("first", "second"):
         folder = tmp_path / "out" / "step-5"

@@ -89,6 +89,22 @@ def test_a_checkpoint_that_no_run_has_seen_is_not_touched(tmp_path):
     assert missing(tmp_path) == []
 
 
+def test_a_step_that_a_restore_undid_shows_no_checkpoint_whole(tmp_path):
+    """The check before the start took it for the run's, and the supervisor did not: the run ended once it was begun."""
+    changed_at = saved(tmp_path, 5).stat().st_mtime
+    paths = RunPaths.of(config_of(tmp_path))
+    paths.metrics.parent.mkdir(parents=True)
+    steps = [{"global_step": step, "attempt": 1, "lineage": 0, "time": changed_at + 1} for step in (4, 5, 6)]
+    paths.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps) + '{"global_step": "x"}\n[')
+    starting = json.dumps({"event": "trainer.starting", "attempt": 1}) + "\n"
+    paths.events.write_text(starting)
+    assert missing(tmp_path, "recover.mode=on") == []
+    restored = {"event": "trainer.restored", "attempt": 1, "lineage": 1, "global_step": 4, "time": changed_at + 2}
+    paths.events.write_text(starting + json.dumps(restored) + "\n")
+    assert missing(tmp_path, "recover.mode=on") == ["recover.mode=on, and there is no whole checkpoint"]
+    assert missing(tmp_path) == [], "the command was started before"
+
+
 @pytest.mark.parametrize(("mode", "has_one", "refused"), [("off", True, 1), ("off", False, 0), ("on", False, 1)])
 def test_recover_mode_holds_for_its_checkpoints(tmp_path, mode, has_one, refused):
     if has_one:

@@ -31,6 +31,7 @@ OF_WRONG_TYPES = (
     {"event": "trainer.loaded", "global_step": None},
     {"event": "eval.done", "policy_version": 3, "prompts": 4, "sampled": 0.5, "greedy": 0.5, "by_dataset": {"a": 3}},
     {"event": "eval.done", "policy_version": "3", "prompts": 4, "sampled": 0.5, "greedy": 0.5},
+    {"event": "health.outside_weights", "global_step": {}, "attempt": 1.5},
     {"event": "server.died", "incident": 10**30, "detected_after_s": "long"},
 )
 
@@ -164,6 +165,29 @@ def test_steps_are_undone_by_whatever_takes_the_weights_back(name):
     )
     assert [line.step for line in log.standing()[0]] == [0, 1, 2, 3, 4]
     assert log.restores() == ()
+
+
+def test_a_restore_that_was_not_borne_out_has_undone_no_step():
+    """What it had set aside was put back and resumed from, and the report had these steps as undone, also where the
+    trainer was killed and restored once more before the first of its steps showed it."""
+    lines = [
+        {"event": "trainer.restored", "lineage": 1, "global_step": -1},
+        *({"global_step": step, "lineage": 1} for step in range(10)),
+        {"event": "trainer.restored", "lineage": 2, "global_step": 4},
+        {"event": "trainer.restored", "lineage": 3, "global_step": 4},
+    ]
+    assert [line.step for line in log_of(*lines).standing()[0]] == [0, 1, 2, 3, 4]
+    lines += [{"event": "health.outside_weights", "lineage": 3, "global_step": None}]
+    contradicted = log_of(*lines)
+    assert contradicted.standing() == (tuple(contradicted.steps), ())
+    assert (contradicted.newest_step(), contradicted.policy_version()) == (9, 5), "the trainer itself is where it was"
+    lines += [{"event": "trainer.restored", "attempt": 2, "lineage": 1, "global_step": 8}]
+    lines += [{"global_step": step, "attempt": 2, "lineage": 1} for step in (9, 10)]
+    log = log_of(*lines)
+    steps, undone = log.standing()
+    assert [line.step for line in steps] == list(range(11))
+    assert [[line.step for line in one] for one in undone] == [[9]]
+    assert [(one.step, one.steps_back) for one in log.restores()] == [(4, 5), (4, 0), (8, 1)], "they were all made"
 
 
 def test_the_words_are_those_of_the_last_attempt():
