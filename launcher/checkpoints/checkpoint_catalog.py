@@ -32,9 +32,9 @@ from launcher.checkpoints.verification import Identity, Verification, compare_wi
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status, newest_first
 from launcher.policy.retention import worth_keeping
-from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
+from launcher.run_log.run_log import read_run_log
 
 Damaged = Mapping[int, Set[float]]
 """Of each step, when those were made that could not be loaded: one that is made again after a restore is another."""
@@ -275,37 +275,19 @@ class CheckpointCatalog:
 
 
 def set_aside_by_restore(paths: RunPaths, lying: Sequence[str] = ()) -> list[str]:
-    """Names below set_aside/ of what the last restore from an onset took out of the list, with the tries of it that
-    failed: what the first has set aside, the next does not meet again.
+    """Names below set_aside/ of what the last restore from an onset took out of the list.
 
     `lying`: what is below set_aside/. One that it condemned is among the names too where no event says so: the
     Coordinator was killed, or a later one could not be moved, before it was written down.
     """
-    names: list[str] = []
-    told: set[str] = set()
-    was_done, condemned_after = True, None
-    for event in read_lines(paths.events):
-        match event.get("event"), event.get("checkpoints"):
-            case "trainer.restoring", _ if event.get("onset_step") is not None:
-                names = [] if was_done else names
-                was_done = False
-            case "trainer.restored", _:
-                was_done = True
-            case "checkpoint.condemning", _:
-                condemned_after = event.get("after_step")
-            case "checkpoint.condemned", list(condemned):
-                names += map(str, condemned)
-            case "checkpoint.setting_aside" | "checkpoint.set_aside", _:
-                names.append(str(event.get("subject")))
-            case "recovery.taken", _ if isinstance(taken := event.get("set_aside"), list):
-                told.update(map(str, taken))
-        told.update(names)
-    return [*dict.fromkeys(names), *(one for one in lying if one not in told and _is_condemned(one, condemned_after))]
+    aside = read_run_log(paths, with_steps=False).set_aside
+    unnamed = (one for one in lying if one not in aside.known and _is_condemned(one, aside.condemned_after))
+    return [*aside.names, *unnamed]
 
 
-def _is_condemned(name: str, after_step: object) -> bool:
+def _is_condemned(name: str, after_step: int | None) -> bool:
     found = CheckpointName.parse(name.partition(".")[0])
-    is_later = found is not None and isinstance(after_step, int) and found.global_step > after_step
+    is_later = found is not None and after_step is not None and found.global_step > after_step
     return is_later and ".condemned-" in name
 
 

@@ -34,6 +34,7 @@ from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, inc
 from launcher.run_log.last_attempt import SERVER_STATES, LastAttempt
 from launcher.run_log.line_values import as_float, as_integer, as_unix_time
 from launcher.run_log.run_clock import AttemptSpan, AttemptTimes
+from launcher.run_log.set_aside import SetAside
 from launcher.run_log.step_line import StepLine, SteppedBack, standing_steps
 
 GLOBAL_STEP = re.compile(r"globalstep(\d{1,15})(?!\d)")
@@ -84,6 +85,7 @@ class RunLog:
         self.checkpoints: list[CheckpointSummary] = []
         self.states: list[StateChange] = []
         self.last_attempt = LastAttempt()
+        self.set_aside = SetAside()
         self.server_changes: dict[str, list[StateChange]] = {}  # "" at the ends of an attempt and when a server left
         self.batches_rejected = 0
         self.has_started_trainer = False  # in whatever attempt
@@ -129,6 +131,7 @@ class RunLog:
         self._take_end(name, line)
         self._take_incident(name, event)
         self._take_checkpoint(name, event)
+        self.set_aside.take(line)
         self._take_state(name, event)
         if name in UNDOING:
             self._take_undoing(event)

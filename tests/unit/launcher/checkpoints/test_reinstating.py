@@ -57,6 +57,21 @@ def test_what_a_try_that_failed_has_set_aside_belongs_to_the_same_restore(paths)
     assert set_aside_by_restore(paths) == ["the newest", "the damaged one"]
 
 
+def test_what_names_no_checkpoint_is_none_of_them(paths):
+    """A line without a subject put "None" on the list of what is to be put back."""
+    for event in (
+        {"event": "trainer.restoring", "onset_step": 10**30},
+        {"event": "checkpoint.set_aside"},
+        {"event": "checkpoint.set_aside", "subject": ["x"]},
+        {"event": "checkpoint.condemned", "checkpoints": [7, None, "a", "a"]},
+        {"event": "checkpoint.condemned", "checkpoints": {"b": 1}},
+        {"event": "checkpoint.condemning", "after_step": 10**400},
+        {"event": "recovery.taken", "set_aside": [[]]},
+    ):
+        append_line(paths.events, event)
+    assert set_aside_by_restore(paths, ["epoch0epochstep5globalstep5.condemned-1"]) == ["a"]
+
+
 def test_what_was_condemned_by_a_coordinator_that_was_killed_before_it_said_so_is_put_back_too(tmp_path):
     """What the run had learned stayed set aside, though the restore was found to be a mistake: no event named it."""
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
