@@ -32,6 +32,7 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import FileFollower, check_readable
 from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
 from launcher.run_log.last_attempt import SERVER_STATES, LastAttempt
+from launcher.run_log.launches import Launch
 from launcher.run_log.line_values import as_float, as_integer, as_unix_time
 from launcher.run_log.run_clock import AttemptSpan, AttemptTimes
 from launcher.run_log.set_aside import SetAside
@@ -84,6 +85,7 @@ class RunLog:
         self.incidents: dict[int, RecordedIncident] = {}
         self.checkpoints: list[CheckpointSummary] = []
         self.states: list[StateChange] = []
+        self.launches: list[Launch] = []
         self.last_attempt = LastAttempt()
         self.set_aside = SetAside()
         self.server_changes: dict[str, list[StateChange]] = {}  # "" at the ends of an attempt and when a server left
@@ -284,6 +286,8 @@ class RunLog:
             incident.death_s = max(as_float(event.get("detected_after_s"), 0.0), 0.0)
 
     def _take_end(self, name: str, line: Record) -> None:
+        if name == STARTED:
+            self.launches.append(Launch.of(line))
         if name == TAKEN:
             self.was_taken_back = True
         elif name == STARTED or name in ENDS:

@@ -12,8 +12,8 @@ from typing import Self
 from launcher.base.own_python import python
 from launcher.checkpoints.areal_log import launch_command
 from launcher.checkpoints.trial_folders import TrialFolder
-from launcher.run_files.journal import read_lines
 from launcher.run_files.written_settings import read_settings, setting_of
+from launcher.run_log.run_log import read_run_log
 from scripts.checkpoints.areal_setup import NO_OPTIMIZER
 
 ARGUMENTS = re.compile(r"\$@|\$\{@|\$\*|\$1")
@@ -49,13 +49,18 @@ class Command:
 
 def recorded_command(trial: TrialFolder) -> Command | None:
     """The last launch's; None where the journal has none, as those of earlier versions."""
-    found = None
-    for event in read_lines(trial.paths.events):
-        command = event.get("command")
-        if event.get("event") == "run.started" and isinstance(command, str):
-            words = tuple(shlex.split(command))
-            found = Command(words=words, folder=str(event.get("folder") or "")) if words[:3] == LAUNCH else found
+    launches = sorted(read_run_log(trial.paths, with_steps=False).launches, key=lambda launch: launch.attempt)
+    typed = (Command(words=_words(launch.command), folder=launch.folder) for launch in reversed(launches))
+    found = next((command for command in typed if command.words[: len(LAUNCH)] == LAUNCH), None)
     return None if found is None else _of_this_place(found, trial)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """None of them where a damaged line has no command that a shell would take."""
+    try:
+        return tuple(shlex.split(command))
+    except ValueError:
+        return ()
 
 
 def _of_this_place(command: Command, trial: TrialFolder) -> Command:

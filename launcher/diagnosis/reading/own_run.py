@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.base.utc_offsets import Offsets
 from launcher.base.wording import lines_not_read
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import Lines, number_of, read_lines
 from launcher.run_log.file_follower import unreadable
+from launcher.run_log.launches import offsets_of
 from launcher.run_log.line_values import as_float, without_endless_integers
 from launcher.run_log.run_log import RunLog
 
@@ -66,26 +66,13 @@ def read_metrics(path: Path, names: FigureNames) -> Contents:
 
 def read_events(path: Path) -> Contents:
     """The events of an events.jsonl that matter here."""
-    file = read_lines(path)
+    file, log = read_lines(path), RunLog()
     lines = [without_endless_integers(line) for line in file]
     events = tuple(_log_event(kind, line, path) for line in lines if (kind := _kind_of(line)) is not None)
     size, what = path.stat().st_size, f"{len(lines)} events"
-    foreign = sum(not isinstance(line.get("event"), str) for line in lines)
+    foreign = sum(not log.take_event(line) for line in lines)
     source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=size, skipped=_not_read(file, foreign))
-    return Contents(log_events=events, sources=(source,), utc_offsets=recorded_offsets(lines))
-
-
-def recorded_offsets(events: Iterable[Mapping[str, object]]) -> Offsets:
-    """The zone of the run, as its attempts wrote it down: each until the next begins."""
-    found: list[tuple[float, int]] = []
-    for event in events:
-        since, given = _time(event), event.get("utc_offsets")
-        if event.get("event") != "run.started" or since is None or not isinstance(given, list):
-            continue
-        pairs = [one for one in given if isinstance(one, list) and [type(part) for part in one[1:]] == [int]]
-        known = [(number_of(at), offset) for at, offset in pairs]
-        found = [one for one in found if one[0] < since] + [(max(at, since), offset) for at, offset in known]
-    return tuple(found)
+    return Contents(log_events=events, sources=(source,), utc_offsets=offsets_of(log.launches))
 
 
 def _not_read(file: Lines, foreign: int) -> str:

@@ -88,6 +88,14 @@ def test_a_copied_run_is_continued_where_it_lies_and_the_original_is_not(paths, 
     )  # fmt: skip
 
 
+def test_a_command_that_no_shell_takes_is_none(paths, tmp_path):
+    """A damaged line of the journal ended the tool: "No closing quotation"."""
+    write_command(paths, "seed=3", folder=tmp_path)
+    for damaged in ("python -m launcher 'x", 7, ["python"], "another program"):
+        append_line(paths.events, {"time": BEGIN, "event": "run.started", "command": damaged, "folder": [10**400]})
+    assert recorded_command(trial_at(paths)).settings == ("conf=arithmetic_cpu", "seed=3")
+
+
 def test_a_moved_checkout_is_entered_where_it_is_now(paths, tmp_path, monkeypatch):
     write_command(paths, folder=tmp_path / "gone")
     monkeypatch.chdir(tmp_path)

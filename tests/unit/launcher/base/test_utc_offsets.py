@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from launcher.base.utc_offsets import local_offsets
-from launcher.diagnosis.reading.own_run import recorded_offsets
+from launcher.run_log.launches import offsets_of
+from launcher.run_log.run_log import RunLog
 
 
 def unix(*date):
@@ -40,6 +41,13 @@ def started(at, offsets, attempt=1):
     return {"event": "run.started", "time": at, "attempt": attempt, "utc_offsets": offsets}
 
 
+def recorded_offsets(events):
+    log = RunLog()
+    for event in events:
+        log.take_event(event)
+    return offsets_of(log.launches)
+
+
 def test_each_attempt_counts_until_the_next_begins():
     events = [started(100.0, [[100.0, 3600], [500.0, 7200]]), {"event": "run.finished", "time": 200.0}]
     assert recorded_offsets(events) == ((100.0, 3600), (500.0, 7200))
@@ -47,6 +55,6 @@ def test_each_attempt_counts_until_the_next_begins():
     assert recorded_offsets(events) == ((100.0, 3600), (300.0, 0))
 
 
-@pytest.mark.parametrize("damaged", [None, 3, [[1]], [["x", None]], [None], {}])
+@pytest.mark.parametrize("damaged", [None, 3, [[1]], [["x", None]], [None], {}, [[1.0, 10**30], ["NaN", 60]]])
 def test_what_is_no_zone_is_none(damaged):
     assert recorded_offsets([started(100.0, damaged)]) == ()
