@@ -15,8 +15,10 @@ from launcher.base.messages import Cause
 from launcher.policy.incident_policy import CLUSTER, DRIVER, RUN
 from launcher.policy.next_attempt import BeginAgain
 from launcher.run_files.journal import Journal, Record, read_lines
-from launcher.run_files.run_memory import MemoryFile, RunMemory, memory_file
+from launcher.run_files.run_memory import OF_A_COMMAND, MemoryFile, RunMemory, memory_file
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.line_values import as_integer
+from launcher.run_log.run_log import RunLog
 
 BEGUN: Mapping[Cause, tuple[str, str, str]] = {
     Cause.CLUSTER_LOST: (CLUSTER, "cluster.restarted", "a new local cluster runs"),
@@ -29,9 +31,13 @@ BEGUN: Mapping[Cause, tuple[str, str, str]] = {
 def begin_memory(paths: RunPaths, attempt: int, *, has_command: bool = False) -> str:
     """For the Coordinator of an attempt, or the supervisor of a command; returns what must be said of it, "" where
     nothing. Raises StorageError, JournalError."""
-    file = memory_file(paths)
+    file, log = memory_file(paths), RunLog()
+    of_a_command: list[Record] = []
+    for line in read_lines(paths.events):  # one after the other: a week has more of them than a driver should hold
+        if log.take_event(line) and has_command and line["event"] in OF_A_COMMAND:
+            of_a_command.append(line)
     try:
-        why = file.begin(attempt, paths.events, has_command=has_command)
+        why = file.begin(attempt, last_incident=log.last_incident, of_a_command=of_a_command if has_command else None)
     except OSError as error:
         raise _unwritable(file, error) from error
     return why and f"{why}; a new one is begun, and incidents that an earlier attempt left open stay open"
@@ -106,10 +112,10 @@ def _unwritable(file: MemoryFile, error: OSError) -> StorageError:
 
 def last_committed(paths: RunPaths) -> int | None:
     """The step of the ledger's last line."""
-    step = last_line(paths).get("global_step")
-    return step if isinstance(step, int) else None
+    return as_integer(last_line(paths).get("global_step"))
 
 
 def last_line(paths: RunPaths) -> Record:
-    """Of the ledger; an empty one where there is none."""
-    return next(iter(deque(read_lines(paths.ledger), maxlen=1)), {})
+    """Of the ledger, which no restore takes back, that of the step committed last; an empty one where there is none."""
+    lines = (line for line in read_lines(paths.ledger) if as_integer(line.get("global_step")) is not None)
+    return next(iter(deque(lines, maxlen=1)), {})

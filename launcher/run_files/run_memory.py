@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from launcher.policy.observed import TrainerFacts
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import RunState
-from launcher.run_files.journal import plain, read_lines
+from launcher.run_files.journal import plain
 from launcher.run_files.run_paths import RunPaths
 
 MOST_LINES = 200
@@ -256,25 +256,21 @@ class MemoryFile:
         self.writer = found.node
         return self._on_this_clock(found)
 
-    def begin(self, attempt: int, events: Path, *, has_command: bool = False) -> str:
+    def begin(self, attempt: int, *, last_incident: int = 0, of_a_command: Iterable[Line] | None = None) -> str:
         """Another attempt begins: it continues the numbers of incidents, and is to end those that were left open.
-        `has_command`: its trainer is another project's.
+        `last_incident`: the highest number in the journal. `of_a_command`: the lines there from which the supervisor of
+        another project's trainer continues where nothing remembers them; None: the trainer is the launcher's.
 
-        Returns why the attempts before it are forgotten, "" where they are not. Raises OSError, JournalError."""
-        why, last, of_a_command = "", 0, []
-        for line in read_lines(events):  # one after the other: a week has more of them than a driver should hold
-            if isinstance(number := line.get("incident"), int):
-                last = max(last, number)
-            if has_command and line.get("event") in OF_A_COMMAND:
-                of_a_command.append(line)
+        Returns why the attempts before it are forgotten, "" where they are not. Raises OSError."""
+        why, has_command = "", of_a_command is not None
         try:
             before = self._decoded().memory
             incidents, command = before.incidents.next_attempt(), before.command_events or []
         except (OSError, msgspec.MsgspecError) as error:
-            incidents, command = IncidentMemory(), of_a_command
+            incidents, command = IncidentMemory(), [_plain_line(line) for line in of_a_command or ()]
             why = "" if isinstance(error, FileNotFoundError) else f"{self.path} can't be read: {error}"
         # The journal is ahead where a kill came before the memory: a number given twice has one folder for two.
-        incidents.last = max(incidents.last, last)
+        incidents.last = max(incidents.last, last_incident)
         self._attempt = attempt
         begun = RunMemory(attempt=attempt, incidents=incidents, command_events=command if has_command else None)
         self._replace(msgspec.json.encode(begun))

@@ -89,6 +89,7 @@ class RunLog:
         self.last_attempt = LastAttempt()
         self.set_aside = SetAside()
         self.server_changes: dict[str, list[StateChange]] = {}  # "" at the ends of an attempt and when a server left
+        self.last_incident = 0  # the highest number that any event names
         self.batches_rejected = 0
         self.has_started_trainer = False  # in whatever attempt
         self.rebased_step = 0  # rewards before it are no measure of those from it on: new prompts may be harder
@@ -118,6 +119,7 @@ class RunLog:
         name = line.get("event")
         if not isinstance(name, str):
             return False
+        self.last_incident = max(self.last_incident, as_integer(line.get("incident")) or 0)
         self._take_attempt(line)
         self._take_server(name, line)
         if name == "reward.rebased":

@@ -326,3 +326,6 @@ def test_of_the_ledger_the_last_line_counts(tmp_path, monkeypatch):
     for step in (7, 8, 3):
         append_line(paths.ledger, {"global_step": step})
     assert last_committed(paths) == 3
+    for line in ({"of": "another program"}, {"global_step": "9"}, {"global_step": 10**30}):
+        append_line(paths.ledger, line)
+    assert last_committed(paths) == 3, "these are of no step"

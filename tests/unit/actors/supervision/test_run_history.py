@@ -163,6 +163,18 @@ def test_a_memory_that_can_not_be_read_is_said_and_never_taken_for_a_new_run(tmp
     assert begun.incidents.number_to_begin("server-0") == 7, "another attempt goes on with the numbers"
 
 
+def test_what_is_no_event_ends_no_start(tmp_path):
+    """A name that is a list ended each further attempt of a command, and a number of 60 bits was continued from."""
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    for number in (6, 2**60, True, "9", [1]):
+        append_line(paths.events, {"event": "server.died", "incident": number, "attempt": 1})
+    append_line(paths.events, {"event": ["trainer.starting"], "incident": 7, "attempt": 1})
+    begin_memory(paths, 2, has_command=True)
+    begun = MemoryFile(paths.run_memory, "n").read(2)
+    assert (begun.incidents.number_to_begin("server-0"), begun.command_events) == (7, [])
+
+
 @pytest.mark.parametrize("has_command", [True, False])
 def test_the_events_that_a_command_is_continued_from_outlive_its_attempt(tmp_path, has_command):
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")

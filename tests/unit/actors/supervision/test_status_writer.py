@@ -52,7 +52,7 @@ class Trial:
         self.config.cluster.fileroot = str(folder)
         self.paths = RunPaths.of(self.config)
         self.paths.prepare()
-        MemoryFile(self.paths.run_memory).begin(1, self.paths.events)
+        MemoryFile(self.paths.run_memory).begin(1)
         self.driver = DriverFacts.of_this_process(self.paths, 1, address="auto", is_detached=True)
 
     def leader(self):
