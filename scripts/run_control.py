@@ -27,7 +27,7 @@ from launcher.run_files.journal import read_lines
 from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from launcher.run_files.written_settings import read_settings, setting_of
-from launcher.run_log.run_log import last_end, read_run_log
+from launcher.run_log.run_log import RunLog, RunLogFiles, last_end, read_run_log
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run
@@ -87,23 +87,24 @@ def _do(given: argparse.Namespace) -> int:
         return _stacks(paths)
     request = send(paths, given.what, reason=given.reason, servers=given.servers)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
+    run = RunLogFiles(paths, with_steps=False)
     reached: Callable[[], bool] = {
-        "pause": lambda: state_of(paths)[0] == "PAUSED" and not _phase_of_step(paths),
-        "resume": lambda: state_of(paths)[0] not in ("PAUSED", "INITIALIZING"),
+        "pause": lambda: _state_in(run.log)[0] == "PAUSED" and not _phase_of_step(paths),
+        "resume": lambda: _state_in(run.log)[0] not in ("PAUSED", "INITIALIZING"),
         "scale": lambda: _has_size(paths, request),
-        "stop": lambda: last_end(paths) is not None,
+        "stop": lambda: run.log.last_end() is not None,
     }[given.what]
 
     def why_not() -> str:
         return _waits_on(paths, request) if given.what == "resume" else ""
 
     def is_over() -> bool:
-        return last_end(paths) is not None or reached() or bool(why_not())
+        return run.refresh().last_end() is not None or reached() or bool(why_not())
 
     if given.timeout and not _within(given.timeout, is_over):
         print(_why_late(paths, given.timeout), file=sys.stderr)
         return LATE
-    if given.what != "stop" and last_end(paths) is not None:
+    if given.what != "stop" and run.refresh().last_end() is not None:
         print(f"not done: {_name(paths)} has ended{_how_it_ended(paths)}", file=sys.stderr)
         return LATE
     if why := why_not():
@@ -176,7 +177,10 @@ def lives(paths: RunPaths) -> bool:
 
 def state_of(paths: RunPaths) -> tuple[str, str]:
     """As the journal has it: a run state, or the status with which it ended; and why."""
-    log = read_run_log(paths, with_steps=False)
+    return _state_in(read_run_log(paths, with_steps=False))
+
+
+def _state_in(log: RunLog) -> tuple[str, str]:
     word, reason = log.last_word()
     state = word or log.last_attempt.state or "INITIALIZING"
     return state, "" if state == "INITIALIZING" else reason if word else log.last_attempt.state_reason
