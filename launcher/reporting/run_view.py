@@ -6,15 +6,13 @@ Pure: the caller passes what it knows, with the time; terminal_panel.py draws it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from launcher.base.messages import EvalReport, ServerInfo, TrainerStatus
-from launcher.run_files.journal import number_of
-from launcher.run_log.step_line import REWARD, TOKENS_PER_S
-
-STEP_SECONDS = "timeperf/step_s"
+from launcher.run_files.journal import Record
+from launcher.run_log.step_line import StepLine, standing_steps
 
 MEAN_OVER_STEPS = 10
 WINDOWS_ACROSS = 50
@@ -73,50 +71,42 @@ class RunView:
 
 
 class RunProgress:
-    """Gathers the steps of one attempt into views. An earlier step undoes later ones (restore)."""
+    """Gathers the steps of one attempt into views: by `standing_steps`, as RunLog does, of the newest alone."""
 
     def __init__(self, title: str, attempt: int, *, started: float) -> None:
         """`started` is a monotonic time, as `now` of `view`."""
         self._title = title
         self._attempt = attempt
         self._started = started
-        self._lines: list[Mapping[str, object]] = []
+        self._steps: Sequence[StepLine] = ()  # the newest alone: a driver lives as long as its run
         self.last_event = ""
         """The last thing that happened, as a short text."""
 
-    def add(self, lines: Iterable[Mapping[str, object]]) -> None:
+    def add(self, lines: Iterable[Record]) -> None:
         """Lines of metrics.jsonl, in the order in which their steps were committed."""
-        for line in lines:
-            step = number_of(line.get("global_step"))
-            kept = [earlier for earlier in self._lines if number_of(earlier.get("global_step")) < step]
-            self._lines = [*kept, line][-STEPS_REMEMBERED:]
+        new = filter(None, (StepLine.of(line, 0) for line in lines))
+        self._steps = standing_steps([*self._steps, *new], ())[0][-STEPS_REMEMBERED:]
 
     def view(
         self, status: TrainerStatus, *, servers: Sequence[ServerInfo], evals: Sequence[EvalReport] = (), now: float
     ) -> RunView:
         """A step counts once both have told it, its line and the status: else the last reward would be another's."""
-        lines = [line for line in self._lines if number_of(line.get("global_step")) < status.next_step]
-        if lines:
-            told = int(number_of(lines[-1].get("global_step"))) + 1
-            status = replace(status, next_step=min(status.next_step, told))
-        tokens = _figures(lines, TOKENS_PER_S)[-MEAN_OVER_STEPS:]
+        steps = [one for one in self._steps if one.step < status.next_step]
+        if steps:
+            status = replace(status, next_step=min(status.next_step, steps[-1].step + 1))
+        tokens = [one.tokens_per_s for one in steps if math.isfinite(one.tokens_per_s)][-MEAN_OVER_STEPS:]
         return RunView(
             title=self._title,
             attempt=self._attempt,
             status=status,
             elapsed_s=now - self._started,
-            rewards=tuple(number_of(line.get(REWARD)) for line in lines),
-            step_seconds=tuple(_figures(lines, STEP_SECONDS)),
+            rewards=tuple(one.reward for one in steps),
+            step_seconds=tuple(one.step_s for one in steps if math.isfinite(one.step_s)),
             tokens_per_s=median(tokens) if tokens else None,
             servers=tuple(servers),
             evals=tuple(evals),
             last_event=self.last_event,
         )
-
-
-def _figures(lines: Iterable[Mapping[str, object]], key: str) -> list[float]:
-    figures = (number_of(line.get(key)) for line in lines)
-    return [figure for figure in figures if math.isfinite(figure)]
 
 
 def mean_window(steps: int) -> int:

@@ -196,6 +196,18 @@ def test_a_restore_takes_the_later_rewards_back():
     assert gathered.view(status(3), servers=[], now=100.0).rewards == (0.0, 0.1, 0.9)
 
 
+def test_what_is_no_step_takes_nothing_back():
+    """A line of another program in metrics.jsonl took all rewards from the screen, as did one whose step is a text."""
+    gathered = progress()
+    gathered.add([report(0, 0.1), report(1, 0.2)])
+    for line in ({"of": "another program"}, report("1", 0.9), report(True, 0.9), report(2**60, 0.9), report(None, 0.9)):
+        gathered.add([line])
+    gathered.add([report(2, [0.9], **{"timeperf/step_s": "soon", "rollout/tokens_per_s": 10**400})])
+    shown = gathered.view(status(3), servers=[], now=100.0)
+    assert repr(shown.rewards) == "(0.1, 0.2, nan)"
+    assert (shown.step_seconds, shown.tokens_per_s) == ((2.0, 2.0), None)
+
+
 @pytest.mark.parametrize(("next_step", "epoch"), [(0, 1), (9, 1), (10, 2), (19, 2), (20, 2)])
 def test_the_epoch_of_the_step_under_way(next_step, epoch):
     assert progress().view(status(next_step), servers=[], now=100.0).epochs == f"{epoch}/2"
