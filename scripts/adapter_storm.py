@@ -33,9 +33,9 @@ from launcher.config.compose import compose
 from launcher.config.foreign import SERVERS
 from launcher.reporting.run_facts import finite
 from launcher.resources.foreign_plan import with_their_names
-from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.journal import Record, number_of, read_events
 from launcher.run_files.run_paths import RunPaths
-from launcher.run_log.run_log import read_run_log
+from launcher.run_log.run_log import read_run_log, written_steps
 from scripts.ending import ended
 from scripts.faults import areal_rig, trl_rig
 from scripts.faults.foreign_cost import OOM, FaultCost, begins_again, cost_of, fault_cost
@@ -164,7 +164,7 @@ def _strike(
         assert broken is not None
         broken.touch()
         first, began = _last_step(paths) + 1, time.time()
-        _wait(run, lambda: any(_is_known(fault, event, began) for event in read_lines(paths.events)))
+        _wait(run, lambda: any(_is_known(fault, event, began) for event in read_events(paths.events)))
         broken.unlink(missing_ok=True)
         if fault == STAYS and run.poll() is None:
             send_request(paths, "resume", reason="rewards are mended")
@@ -197,13 +197,12 @@ def _resumed_before(paths: RunPaths) -> bool:
     """Whether the run has gone on from before the onset, once restored weights did not earn what they had, or the
     reward function failed its check."""
     why, onset, resumed, since = "", math.nan, math.nan, math.inf
-    for event in read_lines(paths.events):
+    for event in read_events(paths.events):
         if event.get("event") in OUTSIDE:
             why, onset, resumed = str(event.get("reason")), number_of(event.get("onset_step")), math.nan
         elif event.get("event") == "trainer.restored" and math.isnan(resumed):
             resumed, since = number_of(event.get("global_step")), number_of(event.get("time"))
-    lines = [line for line in read_lines(paths.metrics) if number_of(line.get("time")) >= since]
-    first = number_of(lines[0].get("global_step")) if lines else math.nan
+    first = next((one.step for one in written_steps(paths) if one.time >= since), math.nan)
     print(f"{why}; fell at step {onset:g}, goes on after step {resumed:g} with step {first:g}", flush=True)
     return resumed < onset and first == resumed + 1
 
@@ -231,7 +230,7 @@ def _is_due(paths: RunPaths, step: int, n_servers: int) -> bool:
 
 def _has_stepped(paths: RunPaths, moment: float, fault: str) -> bool:
     since = begins_again(paths, moment, fault)
-    return cost_of(list(read_lines(paths.metrics)), moment, since).seconds is not None
+    return cost_of(written_steps(paths), moment, since).seconds is not None
 
 
 def _is_updating(paths: RunPaths, known: Set[Path]) -> bool:

@@ -37,8 +37,9 @@ from launcher.resources.gpus import find_gpus
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.node_checks import check_node
 from launcher.resources.seen_memory import APART
-from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.journal import Record, number_of, read_events, read_lines
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import written_steps
 from scripts.benchmark.measured import Points
 from scripts.check_ledger import audited_facts
 from scripts.ending import WRONG, ended
@@ -218,7 +219,8 @@ class Smoke:
                 raise ended_early(process, paths) from None
             raise
         self._live = paths, process
-        return {"start_s": [number_of(next(iter(read_lines(paths.metrics)))["time"]) - began], **step_points(paths)}
+        starts = [one.time - began for one in written_steps(paths)[:1] if one.time]
+        return {"start_s": starts, **step_points(paths)}
 
     def _running(self) -> tuple[RunPaths, Driver]:
         if self._live is None:
@@ -299,11 +301,12 @@ def nvml(place: Workplace) -> Points:
 
 
 def first(paths: RunPaths, names: Sequence[str], subject: str, after: float) -> Record | None:
-    events = (event for event in read_lines(paths.events) if event.get("event") in names and at_s(event) > after)
+    events = (event for event in read_events(paths.events) if event["event"] in names and at_s(event) > after)
     return next((event for event in events if subject in ("", event.get("subject"))), None)
 
 
 def step_points(paths: RunPaths) -> Points:
+    """As each line has them: figures that are no number are shown too, where the fold takes them for missing."""
     lines = list(read_lines(paths.metrics))
     return {name: [number_of(line[key]) for line in lines if key in line] for name, key in OF_A_STEP.items()}
 

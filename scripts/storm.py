@@ -23,8 +23,8 @@ from launcher.base.errors import RunError
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.reporting.ledger_audit import Audit
-from launcher.reporting.run_facts import finite
-from launcher.run_files.journal import read_lines
+from launcher.reporting.run_facts import RunFacts, finite
+from launcher.run_files.journal import Record, read_events, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.check_ledger import audited_facts
 from scripts.ending import ended
@@ -123,8 +123,8 @@ def run_under_faults(words: Sequence[str], text: str, *, seed: int) -> Result:
 
 
 def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
-    record, events = list(read_lines(FaultPaths(paths).record)), list(read_lines(paths.events))
-    metrics, facts = list(read_lines(paths.metrics)), audited_facts(paths)
+    record, events = list(read_lines(FaultPaths(paths).record)), list(read_events(paths.events))
+    facts = audited_facts(paths)
     if facts.audit is None:
         raise RunError("the run has no ledger", f"see {paths.fileroot}/console.log")
     rewards = finite(line.reward for line in facts.steps[-10:])
@@ -132,7 +132,7 @@ def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, secon
         seed=seed,
         exit_code=exit_code,
         asked=asked,
-        outcomes=outcomes(record, events, _commits(metrics, events)),
+        outcomes=outcomes(record, events, _commits(facts, events)),
         audit=facts.audit,
         reward=fmean(rewards) if rewards else float("nan"),
         held_out=facts.evals[-1].sampled if facts.evals else None,
@@ -140,19 +140,15 @@ def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, secon
     )
 
 
-def _commits(metrics: Sequence[dict[str, object]], events: Sequence[dict[str, object]]) -> list[tuple[float, int]]:
-    """Metrics have unix time only; the monotonic clock is taken from the events, which have both."""
+def _commits(facts: RunFacts, events: Sequence[Record]) -> list[tuple[float, int]]:
+    """Steps have unix time only; the monotonic clock is taken from the events, which have both."""
     apart = [
         unix - monotonic
         for event in events
         if isinstance(unix := event.get("time"), float) and isinstance(monotonic := event.get("monotonic"), float)
     ]
     offset = median(apart) if apart else 0.0
-    return [
-        (when - offset, step)
-        for line in metrics
-        if isinstance(when := line.get("time"), float) and isinstance(step := line.get("global_step"), int)
-    ]
+    return [(line.time - offset, line.step) for line in facts.written if line.time]
 
 
 def table(result: Result) -> str:

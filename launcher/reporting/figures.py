@@ -80,6 +80,11 @@ class Figures:
     def keys(self) -> list[str]:
         return sorted(self._values)
 
+    def total(self, key: str) -> float:
+        """Of all lines, undone ones too."""
+        values = self._column(key) if key in self._values else np.zeros(0)
+        return float(values[np.isfinite(values)].sum())
+
     def kept(self, restores: Iterable[tuple[int, int]]) -> np.ndarray:
         """Which lines are current. `restores`: before each so many lines were written, and the step it went back to."""
         steps = np.array(self._steps, dtype=np.int64)

@@ -234,6 +234,11 @@ def read_lines(path: Path) -> Lines:
     return Lines(path)
 
 
+def read_events(path: Path) -> Iterator[Record]:
+    """Those of a file's records that are events; another program's have no name."""
+    return (line for line in read_lines(path) if isinstance(line.get("event"), str))
+
+
 def last_of(path: Path, event: str, attempt: int) -> Record:
     """The last event of that name in an attempt; empty where there is none."""
     found: Record = {}

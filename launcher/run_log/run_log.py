@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from launcher.base.messages import EvalReport
-from launcher.run_files.journal import Record
+from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_ends import ENDS, FINISHED, STARTED
 from launcher.run_files.run_order import (
     OUTSIDE_WEIGHTS,
@@ -380,6 +380,14 @@ def read_run_log(paths: RunPaths, *, with_steps: bool = True) -> RunLog:
     log = RunLogFiles(paths, with_steps=with_steps).refresh(has_ended=True)
     check_readable(paths.events, *((paths.metrics,) if with_steps else ()))
     return log
+
+
+def written_steps(paths: RunPaths) -> list[StepLine]:
+    """All that were written, undone ones too. Raises JournalError."""
+    log = RunLog()
+    for line in read_lines(paths.metrics):
+        log.take_step(line)
+    return log.steps
 
 
 def last_end(paths: RunPaths) -> Record | None:

@@ -15,8 +15,10 @@ from statistics import median
 
 from launcher.base.errors import RunError
 from launcher.config.compose import compose
-from launcher.run_files.journal import number_of, read_lines
+from launcher.reporting.run_facts import finite
+from launcher.run_files.journal import read_events
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import written_steps
 from scripts.benchmark.measured import Measured, Points
 from scripts.benchmark.supervision import SAME_WORK
 from scripts.faults.started_run import PRESET
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> Measured:
                 made, found = in_one_run(words, arm, count, seed=arguments.seed + number)
                 kills += made
                 violations += found
-                events = read_lines(RunPaths.of(compose(words)).events)
+                events = read_events(RunPaths.of(compose(words)).events)
                 took_over += sum(event.get("event") == "trainer.took_over" for event in events)
             print(f"run {number}, {arm}: {len(kills)} kills so far", flush=True)
     if not kills:
@@ -72,7 +74,7 @@ def in_one_run(words: Sequence[str], arm: str, count: int, *, seed: int) -> tupl
     result = run_under_faults(words, f"T1x{count}", seed=seed)
     violations = [*result.audit.doubts, *(["steps were undone"] * result.audit.taken_back)]
     violations += [f"exit code {result.exit_code}"] if result.exit_code else []
-    step_s = median(number_of(line["timeperf/step_s"]) for line in read_lines(RunPaths.of(compose(words)).metrics))
+    step_s = median(finite(one.step_s for one in written_steps(RunPaths.of(compose(words)))))
     kills = [
         TrainerKill(arm=arm, after_s=one.next_step_s, noticed_s=one.noticed_s, step_s=step_s, load=os.getloadavg()[0])
         for one in result.outcomes

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.config.compose import compose
-from launcher.reporting.run_facts import read_facts
-from launcher.run_files.journal import number_of, read_lines
+from launcher.reporting.run_facts import finite, read_facts
+from launcher.run_files.journal import read_events
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.__main__ import parser
 from scripts.benchmark.measured import Points
@@ -141,9 +141,8 @@ def preempted_run(notices: Sequence[bool], every: int, *settings: str) -> Way:
             time.sleep(RETURN_S)
             returned = time.monotonic()
         result = read_result(paths, seed=0, asked=0, exit_code=exit_code, seconds=time.monotonic() - began)
-        lines = list(read_lines(paths.metrics))
-        made = sum(number_of(line.get("rollout/tokens"), 0.0) for line in lines)
-        standing = sum(line.tokens for line in read_facts(paths).steps)
+        facts = read_facts(paths)
+        made, standing = (sum(finite(line.tokens for line in lines)) for lines in (facts.written, facts.steps))
         return points_of(paths, result, place.usual_s) | found | {"tokens_salvaged": [standing / made]}
 
     return run
@@ -154,8 +153,8 @@ def points_of(paths: RunPaths, result: Result, usual_s: float | None) -> Points:
     return run_measures(
         standing=facts.steps,
         undone=[line for lines in facts.taken_back for line in lines],
-        kept_tokens=sum(number_of(line.get("rollout/kept_tokens"), 0.0) for line in read_lines(paths.metrics)),
-        events=list(read_lines(paths.events)),
+        kept_tokens=facts.figures.total("rollout/kept_tokens"),
+        events=list(read_events(paths.events)),
         faults=result.outcomes,
         asked=result.asked,
         audit=result.audit,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from launcher.adapters.foreign_health import STEP_S
-from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.journal import Record, number_of, read_events
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import written_steps
+from launcher.run_log.step_line import StepLine
 
 OOM = "oom"
 ENDS_IT, STARTS = frozenset({"kill", "stop", OOM}), "trainer.starting"
@@ -44,9 +45,9 @@ def fault_cost(paths: RunPaths, log: Path, begin: int, moment: float, fault: str
     with log.open("rb") as text:
         text.seek(begin)
         said = text.read()
-    events = list(read_lines(paths.events))
+    events = list(read_events(paths.events))
     return dataclasses.replace(
-        cost_of(list(read_lines(paths.metrics)), moment, begins_again(paths, moment, fault)),
+        cost_of(written_steps(paths), moment, begins_again(paths, moment, fault)),
         noticed_s=_seconds_to(events, NOTICED, moment),
         restarted_s=_seconds_to(events, AGAIN, moment),
         http_errors=len(HTTP_ERROR.findall(said)),
@@ -55,20 +56,20 @@ def fault_cost(paths: RunPaths, log: Path, begin: int, moment: float, fault: str
 
 
 def _seconds_to(events: Sequence[Record], names: Set[str], moment: float) -> float | None:
-    times = [number_of(event.get("time")) for event in events if event.get("event") in names]
+    times = [number_of(event.get("time")) for event in events if event["event"] in names]
     return next((round(time - moment, 1) for time in times if time >= moment), None)
 
 
-def cost_of(lines: Sequence[Record], at: float, since: float | None = None) -> FaultCost:
-    """`lines`: all of metrics.jsonl. `at`: unix seconds of the fault, `since`: from when on a step can be new."""
+def cost_of(steps: Sequence[StepLine], at: float, since: float | None = None) -> FaultCost:
+    """`steps`: all that were written. `at`: unix seconds of the fault, `since`: from when on a step can be new."""
     begin = at if since is None else since
-    seen = [(number_of(line.get("time")), int(number_of(line.get("global_step")))) for line in lines]
+    seen = [(one.time, one.step) for one in steps if one.time]
     last = max((step for moment, step in seen if moment < begin), default=-1)
     new = next((moment for moment, step in seen if moment >= begin and step > last), None)
     again = sum(begin <= moment and step <= last for moment, step in seen if new is None or moment < new)
     if new is None:
         return FaultCost(after_step=last, seconds=None, steps_again=again)
-    times = [step_s for line in lines if math.isfinite(step_s := number_of(line.get(STEP_S)))]
+    times = [one.step_s for one in steps if math.isfinite(one.step_s)]
     before = max((moment for moment, _ in seen if moment < begin), default=math.nan)
     late = new - before - median(times) if times and math.isfinite(before) else None
     return FaultCost(
@@ -83,5 +84,5 @@ def begins_again(paths: RunPaths, moment: float, fault: str) -> float:
     """What a trainer had said before it was killed is read after it: its next incarnation's steps are new."""
     if fault not in ENDS_IT:
         return moment
-    started = [number_of(event.get("time")) for event in read_lines(paths.events) if event.get("event") == STARTS]
+    started = [number_of(event.get("time")) for event in read_events(paths.events) if event["event"] == STARTS]
     return next((time for time in started if time >= moment), math.inf)

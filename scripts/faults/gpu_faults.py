@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from actors.processes.process_tree import Process, open_files
 from launcher.base.errors import UsageError
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import number_of, read_events
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults import signals
 from scripts.faults.declaration import SERVER, FaultContext, Figures, Option, fault, seconds
@@ -79,9 +79,9 @@ def starve(context: FaultContext, target: str, processes: Sequence[Process]) -> 
 
 
 def _ran_out(paths: RunPaths, target: str, since: float) -> str:
-    events = (event for event in read_lines(paths.events) if event.get("event") == "memory.ran_out")
-    found = (event for event in events if event.get("subject") == target and float(str(event["monotonic"])) > since)
-    return next((f"{event['ran_out']}: {event['reason']}" for event in found), "")
+    events = (event for event in read_events(paths.events) if event["event"] == "memory.ran_out")
+    found = (event for event in events if event.get("subject") == target and number_of(event.get("monotonic")) > since)
+    return next((f"{event.get('ran_out')}: {event.get('reason')}" for event in found), "")
 
 
 def check_gpu(kind: str, instead: str, found: RunProcesses) -> None:

@@ -16,8 +16,9 @@ from typing import TypeVar
 from actors.processes.process_tree import descendants, send
 from launcher.base.errors import HINT, RunError, printed_error
 from launcher.config.compose import compose
-from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.journal import Record, number_of
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import last_end, written_steps
 from scripts.faults.broken_reward import VARIABLE
 
 PRESET = "conf=arithmetic_cpu"
@@ -95,9 +96,9 @@ def ended_early(process: Driver, paths: RunPaths) -> RunError:
 
 def own_words(paths: RunPaths) -> str:
     """The reason that a run wrote down at its end; else the error that it printed, else its last lines."""
-    ends = [line for line in read_lines(paths.events) if line.get("event") in ENDS]
-    if ends and ends[-1].get("reason"):
-        return str(ends[-1]["reason"])
+    end = last_end(paths)
+    if end is not None and end["event"] in ENDS and end.get("reason"):
+        return str(end["reason"])
     output = console_of(paths).read_text(errors="replace")
     if (printed := printed_error(output)) is not None:
         return HINT.join(filter(None, printed))
@@ -120,7 +121,7 @@ def until(process: Driver, look: Callable[[], T | None], within_s: float, betwee
 
 def committed(paths: RunPaths) -> int:
     """Steps that it has written down, those that were undone too."""
-    return sum(1 for _ in read_lines(paths.metrics))
+    return len(written_steps(paths))
 
 
 def until_committed(process: Driver, paths: RunPaths, count: int) -> None:

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from launcher.run_files.journal import read_lines
+from launcher.run_log.run_log import written_steps
 from scripts import check_health
 from scripts.faults.areal_rig import BROKEN, areal_rig, make_folder, settings_of, variables_of
 from scripts.faults.foreign_cost import cost_of
@@ -65,11 +65,11 @@ def test_areal_is_killed_and_loses_its_server_and_takes_every_step(run):
     killed_at = run.kill(run.rank)
     run.wait_until(lambda: ("trainer_crash", True) in run.incidents(), "its trainer steps again")
     run.wait_steps(13)
-    costs["trainer SIGKILLed"] = dataclasses.asdict(cost_of(list(read_lines(run.paths.metrics)), killed_at))
+    costs["trainer SIGKILLed"] = dataclasses.asdict(cost_of(written_steps(run.paths), killed_at))
     killed_at = run.kill(run.server)
     run.wait_until(lambda: len(run.incidents()) == 2, "it has a server again")
     run.wait_steps(20)
-    costs["server SIGKILLed"] = dataclasses.asdict(cost_of(list(read_lines(run.paths.metrics)), killed_at))
+    costs["server SIGKILLed"] = dataclasses.asdict(cost_of(written_steps(run.paths), killed_at))
     (run.folder / "costs.json").write_text(json.dumps(costs, indent=2))
     print(json.dumps(costs, indent=2))
     run.finish()

@@ -8,6 +8,7 @@ import pytest
 from actors.processes.process_tree import identify
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.step_line import StepLine
 from scripts.adapter_storm import (
     _has_stepped,
     _is_known,
@@ -32,7 +33,7 @@ LINES = [{"time": moment, "global_step": step, "timeperf/step_s": 1.0} for momen
     ],
 )
 def test_a_fault_costs_the_time_to_a_new_step_and_the_steps_taken_again(at, cost):
-    assert cost_of(LINES, at) == cost
+    assert cost_of([StepLine.of(line, number) for number, line in enumerate(LINES)], at) == cost
 
 
 def test_a_step_that_a_killed_trainer_had_taken_is_not_the_first_of_the_next_one(tmp_path):
@@ -51,6 +52,19 @@ def test_a_step_that_a_killed_trainer_had_taken_is_not_the_first_of_the_next_one
     assert fault_cost(paths, paths.trainer_log, 0, 3.5, "kill") == FaultCost(
         after_step=3, seconds=12.5, late_s=11.4, steps_again=3
     )
+
+
+def test_lines_of_another_program_cost_nothing_and_end_no_storm(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    paths.trainer_log.touch()
+    foreign = ({"of": "another program"}, {"event": ["server.died"], "time": 3.6}, {"global_step": "9", "time": 3.6})
+    for line in (*LINES, *foreign, {"global_step": 9}):
+        append_line(paths.metrics, line)
+    for line in (*foreign, {"event": "server.died", "time": "soon"}, {"event": "trainer.starting", "time": 4.0}):
+        append_line(paths.events, line)
+    cost = fault_cost(paths, paths.trainer_log, 0, 3.5, "kill")
+    assert (cost.after_step, cost.seconds, cost.steps_again, cost.noticed_s) == (2, 11.5, 2, None)
 
 
 def test_errors_that_its_client_logged_after_the_fault_are_counted_and_its_first_event_dates_it(tmp_path):

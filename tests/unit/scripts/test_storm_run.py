@@ -74,18 +74,25 @@ def finished(root, steps):
 
 
 def test_a_fault_of_the_trainer_is_not_counted_as_a_server_that_never_served_again(tmp_path):
-    said = _said_of(tmp_path, ("T1", "trainer"), ("C1", "server-0"))
+    said = _said_of(finished(tmp_path, 10), ("T1", "trainer"), ("C1", "server-0"))
     assert "a server serves again: median 1.0 s, at most 1.0 s (1 of 1)" in said
 
 
+def test_an_event_without_a_name_ends_no_storm(tmp_path):
+    """TypeError: unhashable type, and the table of a storm of an hour was lost."""
+    run = finished(tmp_path, 10)
+    for name in (["server.died"], {"of": "another program"}, None):
+        append_line(run.paths.events, {"event": name, "monotonic": 1.5, "time": 1.5})
+    assert "not noticed: C5 of server-1 before" in _said_of(run, ("C5", "server-1"))
+
+
 def test_what_nobody_noticed_is_told_beside_the_verdict(tmp_path):
-    said = _said_of(tmp_path, ("C5", "server-1"))
+    said = _said_of(finished(tmp_path, 10), ("C5", "server-1"))
     assert "FINISHED, nothing lost, doubled or stale in its ledger: " in said
     assert "not noticed: C5 of server-1 before the first step; what it did to the run is not known" in said
 
 
-def _said_of(tmp_path, *faults):
-    run = finished(tmp_path, 10)
+def _said_of(run, *faults):
     FaultPaths(run.paths).record.parent.mkdir(parents=True)
     for at, (kind, target) in enumerate(faults):
         fired = {"what": "fired", "kind": kind, "target": target, "monotonic": at + 1.0}

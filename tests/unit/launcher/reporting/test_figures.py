@@ -40,6 +40,12 @@ def test_a_restore_that_no_step_followed_undoes_what_is_beyond_it():
     assert figures.undone(figures.kept([(10, 6)]), REWARD) == [(7.0, 0.5), (8.0, 0.5), (9.0, 0.5)]
 
 
+def test_a_total_is_of_all_lines_and_of_numbers_alone():
+    """One line that had no figure left a storm without the sum of all others."""
+    figures = figures_of([(0, 0.5), (1, "NaN"), (0, 2.0), (1, "Infinity"), (2, None)])
+    assert (figures.total(REWARD), figures.total("no such key")) == (2.5, 0.0)
+
+
 def test_few_steps_are_shown_one_by_one():
     curves = figures_of([(0, 0.25), (1, 0.5), (3, 0.75)]).curves(np.ones(3, dtype=bool))
     assert (curves["width"], curves["x"], curves["steps"]) == (1, [0.0, 1.0, 3.0], 3)
