@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from launcher.base.messages import EvalReport
+from launcher.base.utc_offsets import DAY_S, Offsets
 from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_ends import ENDS, FINISHED, STARTED
 from launcher.run_files.run_order import (
@@ -32,7 +33,6 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import FileFollower, check_readable
 from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
 from launcher.run_log.last_attempt import SERVER_STATES, LastAttempt
-from launcher.run_log.launches import Launch
 from launcher.run_log.line_values import as_float, as_integer, as_unix_time
 from launcher.run_log.run_clock import AttemptSpan, AttemptTimes
 from launcher.run_log.set_aside import SetAside
@@ -85,7 +85,7 @@ class RunLog:
         self.incidents: dict[int, RecordedIncident] = {}
         self.checkpoints: list[CheckpointSummary] = []
         self.states: list[StateChange] = []
-        self.launches: list[Launch] = []
+        self.launches: list[Record] = []  # the `run.started` of each attempt, as it was written
         self.last_attempt = LastAttempt()
         self.set_aside = SetAside()
         self.server_changes: dict[str, list[StateChange]] = {}  # "" at the ends of an attempt and when a server left
@@ -221,6 +221,17 @@ class RunLog:
         last = None if end is None or end["event"] != FINISHED else as_integer(end.get("global_step"))
         return planned if planned is None or last is None else min(planned, last + 1)
 
+    def utc_offsets(self) -> Offsets:
+        """The zone of the run, as its attempts wrote it down: each until the next begins."""
+        found: list[tuple[float, int]] = []
+        for launch in self.launches:
+            began, given = as_unix_time(launch.get("time")), launch.get("utc_offsets")
+            if began and isinstance(given, list):
+                pairs = [(as_float(one[0]), as_integer(one[1])) for one in given if isinstance(one, list) and one[1:]]
+                known = [(at, by) for at, by in pairs if not math.isnan(at) and by is not None and abs(by) < DAY_S]
+                found = [one for one in found if one[0] < began] + [(max(began, at), by) for at, by in known]
+        return tuple(found)
+
     def evals(self) -> tuple[EvalReport, ...]:
         """By policy version."""
         return tuple(self._evals[version] for version in sorted(self._evals))
@@ -289,7 +300,7 @@ class RunLog:
 
     def _take_end(self, name: str, line: Record) -> None:
         if name == STARTED:
-            self.launches.append(Launch.of(line))
+            self.launches.append(line)
         if name == TAKEN:
             self.was_taken_back = True
         elif name == STARTED or name in ENDS:

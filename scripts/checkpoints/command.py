@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.base.own_python import python
 from launcher.checkpoints.areal_log import launch_command
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.written_settings import read_settings, setting_of
+from launcher.run_log.line_values import as_integer
 from launcher.run_log.run_log import read_run_log
 from scripts.checkpoints.areal_setup import NO_OPTIMIZER
 
@@ -49,16 +51,17 @@ class Command:
 
 def recorded_command(trial: TrialFolder) -> Command | None:
     """The last launch's; None where the journal has none, as those of earlier versions."""
-    launches = sorted(read_run_log(trial.paths, with_steps=False).launches, key=lambda launch: launch.attempt)
-    typed = (Command(words=_words(launch.command), folder=launch.folder) for launch in reversed(launches))
-    found = next((command for command in typed if command.words[: len(LAUNCH)] == LAUNCH), None)
-    return None if found is None else _of_this_place(found, trial)
+    launches = read_run_log(trial.paths, with_steps=False).launches
+    launches.sort(key=lambda launch: as_integer(launch.get("attempt")) or 0)
+    typed = (Command(words=_words(one.get("command")), folder=str(one.get("folder") or "")) for one in launches)
+    found = deque((command for command in typed if command.words[: len(LAUNCH)] == LAUNCH), maxlen=1)
+    return _of_this_place(found[0], trial) if found else None
 
 
-def _words(command: str) -> tuple[str, ...]:
+def _words(command: object) -> tuple[str, ...]:
     """None of them where a damaged line has no command that a shell would take."""
     try:
-        return tuple(shlex.split(command))
+        return tuple(shlex.split(command)) if isinstance(command, str) else ()
     except ValueError:
         return ()
 

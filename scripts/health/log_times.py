@@ -12,7 +12,6 @@ from launcher.base.utc_offsets import Offsets, local_offsets
 from launcher.diagnosis.reading.log_clock import QUARTER_S, SKEW_S, LogClock, WallScale
 from launcher.diagnosis.reading.time_zones import WallClock, agrees, by_anchors, by_offsets
 from launcher.run_files.run_paths import RunPaths
-from launcher.run_log.launches import offsets_of
 from launcher.run_log.run_log import read_run_log
 
 DAY_S = 86_400
@@ -53,7 +52,7 @@ class LogTimes:
 def zone_of_run(paths: RunPaths) -> Offsets:
     """As a run of ours wrote it down; empty where it did not, or it can't be read."""
     try:
-        return offsets_of(read_run_log(paths, with_steps=False).launches)
+        return read_run_log(paths, with_steps=False).utc_offsets()
     except JournalError:
         return ()
 

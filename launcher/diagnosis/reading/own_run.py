@@ -11,7 +11,6 @@ from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, 
 from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import Lines, number_of, read_lines
 from launcher.run_log.file_follower import unreadable
-from launcher.run_log.launches import offsets_of
 from launcher.run_log.line_values import as_float, without_endless_integers
 from launcher.run_log.run_log import RunLog
 
@@ -72,7 +71,7 @@ def read_events(path: Path) -> Contents:
     size, what = path.stat().st_size, f"{len(lines)} events"
     foreign = sum(not log.take_event(line) for line in lines)
     source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=size, skipped=_not_read(file, foreign))
-    return Contents(log_events=events, sources=(source,), utc_offsets=offsets_of(log.launches))
+    return Contents(log_events=events, sources=(source,), utc_offsets=log.utc_offsets())
 
 
 def _not_read(file: Lines, foreign: int) -> str:

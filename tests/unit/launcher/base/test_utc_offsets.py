@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import pytest
 
 from launcher.base.utc_offsets import local_offsets
-from launcher.run_log.launches import offsets_of
 from launcher.run_log.run_log import RunLog
 
 
@@ -45,7 +44,7 @@ def recorded_offsets(events):
     log = RunLog()
     for event in events:
         log.take_event(event)
-    return offsets_of(log.launches)
+    return log.utc_offsets()
 
 
 def test_each_attempt_counts_until_the_next_begins():
