@@ -7,6 +7,7 @@ monitor begins, so that after a restart it knows what its predecessor knew, and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from launcher.base.messages import Cause
@@ -23,7 +24,9 @@ from launcher.policy.reward_health import (
 from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_order import in_order
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.line_values import as_integer
 
+STEP = re.compile(r"-?\d{1,15}")
 MOST_STEPS = 2000
 """Kept; more than any detector looks back."""
 FIRST_STEPS = 100
@@ -52,10 +55,13 @@ class RewardSeries:
         self.lineage = 0
         self.base = 0
         self.changed_at = 0
+        self._undone: list[StepFigures] = []  # by restores since the last step
+        self._undone_base = 0  # before these
 
     @classmethod
     def read(cls, paths: RunPaths) -> RewardSeries:
-        """From metrics.jsonl and events.jsonl. Raises JournalError."""
+        """From metrics.jsonl and events.jsonl, by the methods that a live run's batches and restores go through: else
+        a successor would know something else than its predecessor did. Raises JournalError."""
         series = cls()
         changes: list[Record] = []
         event: Record
@@ -65,7 +71,8 @@ class RewardSeries:
                 case "trainer.restored":
                     restored, repair = {**event, "onset_step": repair.get("onset_step")}, {}
                     changes.append(restored)
-                    if isinstance(restored["onset_step"], int) and isinstance(step := event.get("global_step"), int):
+                    step = as_integer(event.get("global_step"))
+                    if isinstance(restored["onset_step"], int) and step is not None:
                         series._forgive(step)
                 case "batch.rejected":
                     series._take_rejection(event)
@@ -75,12 +82,14 @@ class RewardSeries:
                     repair = event
                     series._take_repair(event)
                 case "restore.evidence" if isinstance(left := event.get("evidence"), dict):
-                    series.evidence = {int(step): tuple(map(number_of, errors)) for step, errors in left.items()}
+                    known = {step: errors for step, errors in left.items() if isinstance(errors, list)}
+                    series.evidence = {int(n): tuple(map(number_of, known[n])) for n in known if STEP.fullmatch(n)}
                 case "canary.wrong":
                     series.accusation = event
                 case "canary.sound":
                     series.accusation = None
-        for line in in_order(changes, read_lines(paths.metrics)):
+        steps = (line for line in read_lines(paths.metrics) if "event" not in line)
+        for line in in_order(changes, steps):
             take = series._take_change if "event" in line else series._take_line
             take(line)
         return series
@@ -164,10 +173,10 @@ class RewardSeries:
         self.faults = {key: one for key, one in self.faults.items() if one.since_step <= global_step}
 
     def _take_rejection(self, event: Record) -> None:
-        step, cause, names = event.get("global_step"), event.get("cause"), event.get("subjects")
-        if isinstance(step, int) and isinstance(names, list) and cause in OF_WEIGHTS:
+        step, cause, names = as_integer(event.get("global_step")), str(event.get("cause")), event.get("subjects")
+        if step is not None and isinstance(names, list) and cause in OF_WEIGHTS:
             for name in names:
-                self.blame(str(name), Cause(str(cause)), step)
+                self.blame(str(name), Cause(cause), step)
 
     def _take_repair(self, event: Record) -> None:
         onset_step, restored_step = event.get("onset_step"), event.get("restored_step")
@@ -175,21 +184,28 @@ class RewardSeries:
             self._went_back(restored_step)
 
     def _take_change(self, event: Record) -> None:
-        step = event.get("global_step")
+        step = as_integer(event.get("global_step"))
         match event.get("event"):
-            case "trainer.restored" if isinstance(step, int):
+            case "trainer.restored" if step is not None:
+                self._undone_base = max(self.base, self._undone_base)
+                self._undone[:0] = [one for one in self.steps if one.point.step > step]
                 self.attempt, lineage = event.get("attempt"), event.get("lineage")
                 self.lineage = lineage if isinstance(lineage, int) else 0
                 self.restored(step)
                 self.owes_proof |= isinstance(event.get("onset_step"), int)
-            case "reward.rebased" if isinstance(step, int):
+            case "reward.rebased" if step is not None:
                 self.base = step
-            case "health.outside_weights":
+            case "health.outside_weights":  # the restore was a mistake: the next attempt resumes from what it undid
+                self.steps += self._undone
+                self.base = max(self.base, self._undone_base)
+                self._undone.clear()
                 self.owes_proof = True
 
     def _take_line(self, line: Record) -> None:
-        if not isinstance(step := line.get("global_step"), int):
+        if (step := as_integer(line.get("global_step"))) is None:
             return
+        self._undone.clear()
+        self._undone_base = 0
         mean, low, high = (number_of(line.get(f"grpo_actor/task_reward/{key}")) for key in ("avg", "min", "max"))
         of_all = line.get("grpo_actor/logprob_distance/avg")
         self.admitted(

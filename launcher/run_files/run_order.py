@@ -23,7 +23,9 @@ OUTSIDE_WEIGHTS = "health.outside_weights"
 """The last restore was not borne out: what it set aside is put back."""
 TAKEN = "recovery.taken"
 """A person's restore, by the attempt that begins with it."""
-UNDOING = frozenset({RESTORED, "trainer.loaded", TAKEN})
+OF_A_RESTORE = frozenset({RESTORED, "trainer.loaded"})
+"""The trainer's own event, and the Coordinator's once it has heard of it."""
+UNDOING = OF_A_RESTORE | {TAKEN}
 """Events after which the weights are those of the step that they name."""
 
 

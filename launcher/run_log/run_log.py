@@ -21,6 +21,7 @@ from launcher.base.utc_offsets import DAY_S, Offsets
 from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_ends import ENDS, FINISHED, STARTED
 from launcher.run_files.run_order import (
+    OF_A_RESTORE,
     OUTSIDE_WEIGHTS,
     RESTORED,
     TAKEN,
@@ -414,7 +415,7 @@ def _step_of(undoing: Record) -> int:
 
 def _is_same_restore(one: PlacedEvent, other: PlacedEvent) -> bool:
     kinds = {one.event.get("event"), other.event.get("event")}
-    return kinds == {RESTORED} and (one.after, _step_of(one.event)) == (other.after, _step_of(other.event))
+    return kinds <= OF_A_RESTORE and (one.after, _step_of(one.event)) == (other.after, _step_of(other.event))
 
 
 def _steps_named(event: Record) -> set[int]:

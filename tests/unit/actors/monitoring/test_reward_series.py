@@ -48,6 +48,24 @@ def test_what_went_back_from_an_onset_is_on_probation(past):
     assert series.restored_step == 11
 
 
+def test_the_steps_that_a_mistaken_restore_undid_are_the_runs_own_again(past):
+    """The next attempt resumed after step 9, and its rewards were compared with those of before step 5."""
+    past.take(range(5), 0.2)
+    past.take(range(5, 10), 0.8)
+    past._event("reward.rebased", global_step=7, before_step=10)
+    for _ in range(2):  # its trainer was killed before its first step
+        past.go_back(4, cause="reward_collapse", onset_step=8, restored_step=4)
+    assert RewardSeries.read(past.paths).next_step == 5
+    past._event("health.outside_weights", subject="environment")
+    again = RewardSeries.read(past.paths)
+    assert (again.next_step, again.base, again.owes_proof) == (10, 7, True)
+    past._event("trainer.restored", global_step=8, attempt=2)
+    assert [point.mean for point in RewardSeries.read(past.paths).points] == [0.8, 0.8]
+    past.take([9], 0.8)
+    past._event("health.outside_weights", subject="environment")
+    assert RewardSeries.read(past.paths).next_step == 10, "what a restore undid that was borne out stays undone"
+
+
 @pytest.mark.parametrize(
     "repair",
     [
@@ -148,6 +166,30 @@ def test_a_clock_that_is_set_around_a_restore_moves_it_nowhere(tmp_path, set_by_
     later = RewardSeries.read(past.paths)
     assert (later.next_step, later.owes_proof) == (65, False)
     assert min(one.mean for one in later.points) == 0.9
+
+
+HOSTILE = (
+    {"event": ["trainer.restored"], "global_step": 3},
+    {"event": "trainer.restored", "global_step": 2**60},
+    {"event": "trainer.restored", "global_step": True},
+    {"event": "batch.rejected", "global_step": 4, "cause": ["server_stale"], "subjects": ["server-0"]},
+    {"event": "batch.rejected", "global_step": 4, "cause": {}, "subjects": 3},
+    {"event": "repair.begun", "restored_step": "3", "onset_step": 4},
+    {"event": "restore.evidence", "evidence": {"x": [1.0]}},
+    {"event": "restore.evidence", "evidence": {"3": 7}},
+    {"event": "restore.evidence", "evidence": [3]},
+)
+
+
+def test_a_damaged_line_ends_no_monitor(past):
+    """Its Ray actor failed at each of its starts."""
+    past.take(range(10), 0.5)
+    for line in HOSTILE:
+        append_line(past.paths.events, {"time": 1.0, "attempt": 1} | line)
+    for line in (*HOSTILE, {"event": "trainer.restored", "global_step": 3}, {"global_step": 2**60}, {"global_step": "4"}, {"global_step": True}):
+        append_line(past.paths.metrics, {"time": 2000.0, "attempt": 1} | line)
+    series = RewardSeries.read(past.paths)
+    assert (series.next_step, series.evidence, series.faults) == (10, {}, {})
 
 
 def test_of_another_attempt_a_clock_says_nothing(tmp_path):

@@ -175,6 +175,7 @@ def test_a_restore_that_was_not_borne_out_has_undone_no_step():
         *({"global_step": step, "lineage": 1} for step in range(10)),
         {"event": "trainer.restored", "lineage": 2, "global_step": 4},
         {"event": "trainer.restored", "lineage": 3, "global_step": 4},
+        {"event": "trainer.loaded", "global_step": 4},
     ]
     assert [line.step for line in log_of(*lines).standing()[0]] == [0, 1, 2, 3, 4]
     lines += [{"event": "health.outside_weights", "lineage": 3, "global_step": None}]
