@@ -21,7 +21,8 @@ LAST_BYTES = 256 * 1024
 
 
 def furthest_step(metrics: Path, attempt: int) -> int:
-    """The step after the last that this attempt has committed, as far as the end of its metrics shows."""
+    """The step after the last that this attempt has committed, as far as the end of its metrics shows. Undone ones
+    count, and a Coordinator that takes over has no time to read a week's steps: it is not the fold's."""
     size = metrics.stat().st_size if metrics.exists() else 0
     lines = LineTail(metrics, since=max(0, size - LAST_BYTES)).read()
     steps = [line.get("global_step") for line in lines if line.get("attempt") == attempt]

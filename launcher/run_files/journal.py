@@ -240,7 +240,8 @@ def read_events(path: Path) -> Iterator[Record]:
 
 
 def last_of(path: Path, event: str, attempt: int) -> Record:
-    """The last event of that name in an attempt; empty where there is none."""
+    """The last event of that name in an attempt; empty where there is none. For a driver that looks for one of its own
+    attempt: the fold keeps no event of each name."""
     found: Record = {}
     for line in read_lines(path):
         if line.get("event") == event and line.get("attempt") == attempt:
@@ -253,7 +254,8 @@ def current_lines(records: Iterable[Record]) -> list[Record]:
 
     A restore to step g repeats g + 1 and on, so of each step the last line is the current one. A line for step s also
     undoes what was written before it for later steps: those were trained on weights that the restore threw away,
-    and the run may end before it reaches them again. Records without a global_step are passed over.
+    and the run may end before it reaches them again. Records without a global_step are passed over. The audit's rule,
+    of the ledger and of the steps alike and without the journal: what stands by the journal too, RunLog says.
     """
     standing: list[tuple[int, Record]] = []
     for record in records:

@@ -23,9 +23,11 @@ from typing import Self
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import RunConfig
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import read_events
 from launcher.run_files.run_id import RUN_ID
 
+MOST_ATTEMPTS = 2**31
+"""A damaged line names more; the run would count on from there for ever."""
 SIGNATURE_BYTES = 4096
 WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 
@@ -236,8 +238,9 @@ def last_attempt(paths: RunPaths) -> int:
     try:
         return int(paths.attempt_counter.read_text())
     except FileNotFoundError:  # the first, or the run was copied without the files whose names begin with a dot
-        known = [line.get("attempt") for line in read_lines(paths.events)]
-        return max([one for one in known if isinstance(one, int)], default=0)
+        # not the fold, which begins above this package
+        known = (event.get("attempt") for event in read_events(paths.events))
+        return max((one for one in known if type(one) is int and one < MOST_ATTEMPTS), default=0)
     except (OSError, ValueError) as error:
         raise StorageError(
             f"{paths.attempt_counter} can't be read: {error}",

@@ -1,6 +1,7 @@
 """What became of each fault: when it was detected, when the run had recovered, what it cost. On one host's clock.
 
-Pure: the injector's record and the run's events and ledger in, one record for each fault that fired out.
+Pure: the injector's record and the run's events and ledger in, one record for each fault that fired out. It is no fold
+of the run's files: events belong to a fault by the moment of its signal, whatever attempt or restore they are of.
 """
 
 from __future__ import annotations

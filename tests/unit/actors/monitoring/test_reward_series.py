@@ -186,7 +186,13 @@ def test_a_damaged_line_ends_no_monitor(past):
     past.take(range(10), 0.5)
     for line in HOSTILE:
         append_line(past.paths.events, {"time": 1.0, "attempt": 1} | line)
-    for line in (*HOSTILE, {"event": "trainer.restored", "global_step": 3}, {"global_step": 2**60}, {"global_step": "4"}, {"global_step": True}):
+    for line in (
+        *HOSTILE,
+        {"event": "trainer.restored", "global_step": 3},
+        {"global_step": 2**60},
+        {"global_step": "4"},
+        {"global_step": True},
+    ):
         append_line(past.paths.metrics, {"time": 2000.0, "attempt": 1} | line)
     series = RewardSeries.read(past.paths)
     assert (series.next_step, series.evidence, series.faults) == (10, {}, {})

@@ -247,7 +247,9 @@ def test_a_run_that_was_copied_without_hidden_files_counts_on(tmp_path):
         Journal(paths.events, attempt).record("run.started")
     Journal(paths.events, 0).record("run.errored")
     with paths.events.open("ab") as file:
-        file.write(b'{"event": "torn", "attem')
+        for strange in (2**60, True, '"9"', "[5]"):
+            file.write(f'{{"event": "run.started", "attempt": {strange}}}\n'.encode())
+        file.write(b'{"attempt": 9}\n{"event": "torn", "attem')
     with RunLock(paths) as lock:
         assert (lock.next_attempt(), lock.next_attempt()) == (4, 5)
 
