@@ -23,7 +23,6 @@ from launcher.reporting.terminal_panel import render_line
 from launcher.reporting.terminal_text import as_far_as_it_is_read
 from launcher.resources.config_checks import beyond_last_port
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
-from launcher.run_files.journal import read_lines
 from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from launcher.run_files.written_settings import read_settings, setting_of
@@ -36,7 +35,6 @@ from scripts.run_stacks import stacks
 NOT_LIVE, LATE = 1, 4
 BEAT_S = 8.0
 """A live run writes once a second, but not while its Coordinator is replaced, which takes some seconds."""
-AWAITED = "rewards.awaited"
 STILL = frozenset({"start", "idle"})
 """Phases in which the trainer takes no step."""
 REQUESTS = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
@@ -96,7 +94,7 @@ def _do(given: argparse.Namespace) -> int:
     }[given.what]
 
     def why_not() -> str:
-        return _waits_on(paths, request) if given.what == "resume" else ""
+        return _waits_on(run.log, request) if given.what == "resume" else ""
 
     def is_over() -> bool:
         return run.refresh().last_end() is not None or reached() or bool(why_not())
@@ -152,10 +150,10 @@ def _phase_of_step(paths: RunPaths) -> str:
     return "" if now is None or now.status is None or now.status.phase in STILL else now.status.phase
 
 
-def _waits_on(paths: RunPaths, request: RequestEntry) -> str:
+def _waits_on(log: RunLog, request: RequestEntry) -> str:
     """Why a run that waits for its rewards to be mended has heard that it is to resume, and does not; else ""."""
-    waits = [line for line in read_lines(paths.events) if line.get("event") == AWAITED]
-    return str(waits[-1].get("reason")) if waits and waits[-1].get("heard_at") == request.at else ""
+    wait = log.last_attempt.awaited
+    return str(wait.get("reason")) if wait.get("heard_at") == request.at else ""
 
 
 def serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
