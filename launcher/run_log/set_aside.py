@@ -35,9 +35,8 @@ class SetAside:
                 self.known.update(_texts(event.get("set_aside")))
 
     def _add(self, names: object) -> None:
-        new = [name for name in _texts(names) if name not in self.names]
-        self.names += new
-        self.known.update(new)
+        self.names = [*dict.fromkeys([*self.names, *_texts(names)])]
+        self.known.update(self.names)
 
 
 def _texts(values: object) -> list[str]:
