@@ -179,9 +179,8 @@ def state_of(paths: RunPaths) -> tuple[str, str]:
 
 
 def _state_in(log: RunLog) -> tuple[str, str]:
-    word, reason = log.last_word()
-    state = word or log.last_attempt.state or "INITIALIZING"
-    return state, "" if state == "INITIALIZING" else reason if word else log.last_attempt.state_reason
+    _, state, reason = log.states[-1] if log.states else (0.0, "INITIALIZING", "")
+    return state, "" if state == "INITIALIZING" else reason
 
 
 def _status(paths: RunPaths, *, as_json: bool) -> int:

@@ -64,6 +64,10 @@ class AttemptTimes:
             low, high = self._spans.get(number, (time, time))
             self._spans[number] = (min(low, time), max(high, time))
 
+    @property
+    def newest(self) -> int:
+        return max(self._spans, default=0)
+
     def spans(self) -> tuple[AttemptSpan, ...]:
         """By number. One whose beginning was lost begins with the first that is known of it."""
         found: list[AttemptSpan] = []

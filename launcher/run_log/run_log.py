@@ -102,7 +102,7 @@ class RunLog:
         self._evals: dict[int, EvalReport] = {}
         self._ends: dict[int, Record] = {}  # by attempt
         self._attempts = AttemptTimes()
-        self.newest_attempt = 0  # of those that were seen at work
+        self._run_attempt = 0  # the newest that an event of the run's own is of
         self._places = Places()
 
     def take_step(self, line: Record) -> bool:
@@ -111,7 +111,6 @@ class RunLog:
         if step is None:
             return False
         self.steps.append(step)
-        self.newest_attempt = max(self.newest_attempt, step.attempt)
         self._attempts.extend(step.attempt, step.time)
         return True
 
@@ -129,9 +128,7 @@ class RunLog:
             return True
         event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
         if name.startswith(OF_THE_RUN):
-            attempt = as_integer(line.get("attempt"))
-            self.newest_attempt = max(self.newest_attempt, attempt or 0)
-            self._attempts.extend(attempt, as_unix_time(line.get("time")))
+            self._attempts.extend(as_integer(line.get("attempt")), as_unix_time(line.get("time")))
         self.has_started_trainer |= name == "trainer.starting"
         self._take_end(name, line)
         self._take_incident(name, event)
@@ -205,6 +202,11 @@ class RunLog:
 
     def attempts(self) -> tuple[AttemptSpan, ...]:
         return self._attempts.spans()
+
+    @property
+    def newest_attempt(self) -> int:
+        """Of those that were seen at work; 0 where there is none."""
+        return self._attempts.newest
 
     def last_end(self) -> Record | None:
         """The event with which the last attempt ended; None where it is still running, or was cut off."""
@@ -299,6 +301,10 @@ class RunLog:
         elif name == "server.died" and incident.death_s is None:
             incident.death_s = max(as_float(event.get("detected_after_s"), 0.0), 0.0)
 
+    def _attempt_of_run(self, event: Record) -> int:
+        """A driver that ends before it has begun an attempt of its own (0) ends the last one."""
+        return as_integer(event.get("attempt")) or self._run_attempt
+
     def _take_end(self, name: str, line: Record) -> None:
         if name == STARTED:
             self.launches.append(line)
@@ -306,8 +312,7 @@ class RunLog:
             self.was_taken_back = True
         elif name == STARTED or name in ENDS:
             self.was_taken_back = False
-            # A driver that ends before it has begun an attempt of its own (0) ends the last one.
-            attempt = as_integer(line.get("attempt")) or self.newest_attempt
+            attempt = self._attempt_of_run(line)
             self._ends.pop(attempt, None)
             if name in ENDS:
                 self._ends[attempt] = line
@@ -342,9 +347,11 @@ class RunLog:
                 return
 
     def _take_state(self, name: str, event: Record) -> None:
-        """When the run entered which state, and why. An attempt begins in INITIALIZING, and ends with its status."""
-        if not name.startswith("run."):
+        """When the run entered which state, and why. An attempt begins in INITIALIZING, and ends with its status, which
+        one that another has followed may write late."""
+        if not name.startswith("run.") or self._attempt_of_run(event) < self._run_attempt:
             return
+        self._run_attempt = self._attempt_of_run(event)
         state, reason = str(event.get("state") or ""), str(event.get("reason") or "")
         if name == STARTED:
             state = "INITIALIZING"

@@ -7,10 +7,13 @@ import pytest
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.cli.run_end import close_as_recorded
 from launcher.config.schema import RunConfig
+from launcher.reporting.run_facts import read_facts
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import last_end, read_run_log
 from scripts.health.recorded_run import read_view
 from scripts.run_control import state_of
+
+T0 = 1_790_000_000.0
 
 
 @pytest.fixture
@@ -20,7 +23,9 @@ def ended(tmp_path):
 
     def write(*events):
         lines = [event if isinstance(event, dict) else {"event": event} for event in events]
-        paths.events.write_text("".join(json.dumps({"at": at} | line) + "\n" for at, line in enumerate(lines)))
+        paths.events.write_text(
+            "".join(json.dumps({"at": at, "time": T0 + at} | line) + "\n" for at, line in enumerate(lines))
+        )
         return paths
 
     return write
@@ -42,8 +47,9 @@ def test_a_foreign_line_is_passed_over(ended):
 
 def said_of(paths):
     """By each tool that says whether a run has ended."""
-    end, (word, _), (state, _) = last_end(paths), read_run_log(paths).last_word(), state_of(paths)
-    return "" if end is None else end["event"], word, read_view(paths).status, state
+    end, facts = last_end(paths), read_facts(paths)
+    words = (facts.word, read_view(paths).status)
+    return "" if end is None else end["event"], *words, state_of(paths)[0], facts.states[-1][1]
 
 
 def test_a_line_that_an_attempt_writes_late_does_not_end_the_one_that_followed(ended):
@@ -52,13 +58,13 @@ def test_a_line_that_an_attempt_writes_late_does_not_end_the_one_that_followed(e
     events = [{"event": "run.started", "attempt": one} for one in (1, 2)]
     running = {"event": "run.running", "attempt": 2, "state": "RUNNING"}
     paths = ended(*events, running, {"event": "run.aborted", "attempt": 1})
-    assert said_of(paths) == ("", "", "", "RUNNING")
+    assert said_of(paths) == ("", "", "", "RUNNING", "RUNNING")
 
 
 def test_what_ends_before_it_has_an_attempt_of_its_own_ends_the_last_one(ended):
     """The driver of a detached run never got the run's lock: the report showed that the run still went on."""
     paths = ended({"event": "run.started", "attempt": 3}, {"event": "run.errored", "attempt": 0, "reason": "no lock"})
-    assert said_of(paths) == ("run.errored", "ERRORED", "ERRORED", "ERRORED")
+    assert said_of(paths) == ("run.errored", "ERRORED", "ERRORED", "ERRORED", "ERRORED")
     assert read_run_log(paths).last_word()[1] == "no lock"
 
 
