@@ -278,6 +278,8 @@ class RunLog:
 
     def _take_server(self, name: str, event: Record) -> None:
         time = as_unix_time(event.get("time"))
+        if self._attempt_of_run(event) < self._run_attempt:
+            return
         if name == STARTED or name in ENDS:
             for changes in self.server_changes.values():
                 changes.append((time, "", ""))

@@ -57,7 +57,10 @@ def test_a_line_that_an_attempt_writes_late_does_not_end_the_one_that_followed(e
     that the run was over, and the report that it was not."""
     events = [{"event": "run.started", "attempt": one} for one in (1, 2)]
     running = {"event": "run.running", "attempt": 2, "state": "RUNNING"}
-    paths = ended(*events, running, {"event": "run.aborted", "attempt": 1})
+    serves = {"event": "server.ready", "subject": "server-0", "attempt": 2}
+    died = {"event": "server.died", "subject": "server-0", "attempt": 1}
+    paths = ended(*events, running, serves, died, {"event": "run.aborted", "attempt": 1})
+    assert [state for _, state, _ in read_run_log(paths).server_changes["server-0"]] == ["READY"]
     assert said_of(paths) == ("", "", "", "RUNNING", "RUNNING")
 
 
