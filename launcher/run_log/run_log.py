@@ -128,7 +128,8 @@ class RunLog:
             return True
         event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
         if name.startswith(OF_THE_RUN):
-            self._attempts.extend(as_integer(line.get("attempt")), as_unix_time(line.get("time")))
+            attempt = as_integer(line.get("attempt"))
+            self._attempts.extend(self._run_attempt if attempt == 0 else attempt, as_unix_time(line.get("time")))
         self.has_started_trainer |= name == "trainer.starting"
         self._take_end(name, line)
         self._take_incident(name, event)

@@ -9,6 +9,7 @@ from launcher.cli.run_end import close_as_recorded
 from launcher.config.schema import RunConfig
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_clock import AttemptSpan
 from launcher.run_log.run_log import last_end, read_run_log
 from scripts.health.recorded_run import read_view
 from scripts.run_control import state_of
@@ -65,8 +66,10 @@ def test_a_line_that_an_attempt_writes_late_does_not_end_the_one_that_followed(e
 
 
 def test_what_ends_before_it_has_an_attempt_of_its_own_ends_the_last_one(ended):
-    """The driver of a detached run never got the run's lock: the report showed that the run still went on."""
+    """The driver of a detached run never got the run's lock: the report showed that the run still went on, in two
+    attempts, of which the real one began when it was over."""
     paths = ended({"event": "run.started", "attempt": 3}, {"event": "run.errored", "attempt": 0, "reason": "no lock"})
+    assert read_run_log(paths).attempts() == (AttemptSpan(number=3, start=T0, end=T0 + 1),)
     assert said_of(paths) == ("run.errored", "ERRORED", "ERRORED", "ERRORED", "ERRORED")
     assert read_run_log(paths).last_word()[1] == "no lock"
 
