@@ -23,9 +23,11 @@ from launcher.base.errors import RunError
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.reporting.ledger_audit import Audit
-from launcher.reporting.run_facts import RunFacts, finite
+from launcher.reporting.run_facts import finite
 from launcher.run_files.journal import Record, read_events, read_lines
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import written_steps
+from launcher.run_log.step_line import StepLine
 from scripts.check_ledger import audited_facts
 from scripts.ending import ended
 from scripts.faults.broken_reward import FUNCTION, SOLVE
@@ -132,7 +134,7 @@ def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, secon
         seed=seed,
         exit_code=exit_code,
         asked=asked,
-        outcomes=outcomes(record, events, _commits(facts, events)),
+        outcomes=outcomes(record, events, _commits(written_steps(paths), events)),
         audit=facts.audit,
         reward=fmean(rewards) if rewards else float("nan"),
         held_out=facts.evals[-1].sampled if facts.evals else None,
@@ -140,7 +142,7 @@ def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, secon
     )
 
 
-def _commits(facts: RunFacts, events: Sequence[Record]) -> list[tuple[float, int]]:
+def _commits(steps: Sequence[StepLine], events: Sequence[Record]) -> list[tuple[float, int]]:
     """Steps have unix time only; the monotonic clock is taken from the events, which have both."""
     apart = [
         unix - monotonic
@@ -148,7 +150,7 @@ def _commits(facts: RunFacts, events: Sequence[Record]) -> list[tuple[float, int
         if isinstance(unix := event.get("time"), float) and isinstance(monotonic := event.get("monotonic"), float)
     ]
     offset = median(apart) if apart else 0.0
-    return [(line.time - offset, line.step) for line in facts.written if line.time]
+    return [(line.time - offset, line.step) for line in steps if line.time]
 
 
 def table(result: Result) -> str:

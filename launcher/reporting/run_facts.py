@@ -101,11 +101,6 @@ class RunFacts:
             return None
         return self.losses.faults_s / 3600 * self.price_per_hour, self.losses.wall_s / 3600 * self.price_per_hour
 
-    @property
-    def written(self) -> list[StepLine]:
-        """All steps, undone ones too, in the order in which they were written."""
-        return sorted(chain(self.steps, *self.taken_back), key=lambda line: line.number)
-
     def kept_lines(self) -> np.ndarray:
         """Which lines of `figures` are of steps that no restore undid."""
         return self.figures.kept((one.after, one.step) for one in self.stepped_back)

@@ -14,6 +14,7 @@ from launcher.config.compose import compose
 from launcher.reporting.run_facts import finite, read_facts
 from launcher.run_files.journal import read_events
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.run_log import written_steps
 from scripts.benchmark.__main__ import parser
 from scripts.benchmark.measured import Points
 from scripts.fault_bench.measures import HANGS, run_measures
@@ -141,8 +142,8 @@ def preempted_run(notices: Sequence[bool], every: int, *settings: str) -> Way:
             time.sleep(RETURN_S)
             returned = time.monotonic()
         result = read_result(paths, seed=0, asked=0, exit_code=exit_code, seconds=time.monotonic() - began)
-        facts = read_facts(paths)
-        made, standing = (sum(finite(line.tokens for line in lines)) for lines in (facts.written, facts.steps))
+        made = sum(finite(line.tokens for line in written_steps(paths)))
+        standing = sum(finite(line.tokens for line in read_facts(paths).steps))
         return points_of(paths, result, place.usual_s) | found | {"tokens_salvaged": [standing / made]}
 
     return run
