@@ -236,7 +236,8 @@ def test_labels_of_another_server_are_numbered_as_they_come_and_never_versions_o
         return completion_from(answer, server="http://s", labels=labels).weight_version
 
     assert [version(label, labels) for label in ("default", "7", "default", 7, None)] == [0, 1, 0, 1, 2]
-    assert list(labels) == ["default", "7", "None"] and version("7", None) == 7
+    assert list(labels) == ["default", "7", "None"]
+    assert version("7", None) == 7
 
 
 def test_a_failure_survives_pickling():

@@ -77,7 +77,8 @@ def in_float32(server, **changes):
 )
 def test_the_verdict(found, dtype, quantised, verdict, reason):
     judged = judge(found, dtype=dtype, quantised=quantised)
-    assert judged.verdict is verdict and reason in judged.reason, judged.reason
+    assert judged.verdict is verdict, judged.reason
+    assert reason in judged.reason, judged.reason
 
 
 def test_it_says_how_small_a_change_it_sees():
@@ -177,24 +178,28 @@ def copy_of(folder, change=lambda weights: None):
 def test_the_same_weights(server):
     found = check_weights(server, MODEL)
     assert (found.verdict, found.weight_version) == (SAME, NO_VERSION), found.reason
-    assert found.tokens >= 256 and found.as_noise < found.hidden_noise < 1e-4
+    assert found.tokens >= 256
+    assert found.as_noise < found.hidden_noise < 1e-4
 
 
 @pytest.mark.slow
 def test_another_number_in_one_layer(server, tmp_path):
     folder = copy_of(tmp_path / "model", lambda weights: weights["model.layers.1.mlp.down_proj.weight"].mul_(1.01))
     found = check_weights(server, folder, dtype="float32")
-    assert found.verdict is OTHER and found.distance > 10 * found.limit
+    assert found.verdict is OTHER
+    assert found.distance > 10 * found.limit
 
 
 def test_a_prompt_of_ones_own_and_few_tokens(server):
     found = check_weights(server, MODEL, prompts=iter([[5, 6, 7]] * 3), tokens=2)
-    assert found.verdict is SAME and 16 <= found.tokens <= 3 * 16
+    assert found.verdict is SAME
+    assert 16 <= found.tokens <= 3 * 16
 
 
 def test_without_a_prompt_nothing_is_known(server):
     found = check_weights(server, MODEL, prompts=[])
-    assert found.verdict is UNKNOWN and "0 tokens are too few" in found.reason
+    assert found.verdict is UNKNOWN
+    assert "0 tokens are too few" in found.reason
 
 
 @pytest.mark.parametrize("prompt", [[5, 277], [-1], []])
@@ -214,13 +219,15 @@ def test_weights_that_change_meanwhile(server):
         found = check_weights(server, MODEL, prompts=prompts(), tokens=10_000)
     finally:
         load(server, NO_VERSION)
-    assert found.verdict is UNKNOWN and "changed while the server was asked, from version default to v9" in found.reason
+    assert found.verdict is UNKNOWN
+    assert "changed while the server was asked, from version default to v9" in found.reason
 
 
 def test_log_probs_that_are_not_finite(server):
     post(server, "/stand_in/fault", {"kind": "nan_logprobs", "times": None})
     found = check_weights(server, MODEL)
-    assert found.verdict is UNKNOWN and "log-probs that are not finite" in found.reason
+    assert found.verdict is UNKNOWN
+    assert "log-probs that are not finite" in found.reason
 
 
 def test_a_token_that_the_folders_model_does_not_have(server, tmp_path):
@@ -228,7 +235,8 @@ def test_a_token_that_the_folders_model_does_not_have(server, tmp_path):
     facts = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(facts | {"vocab_size": 20}))
     found = check_weights(server, folder)
-    assert found.verdict is UNKNOWN and "has 20 tokens, the server's not as many" in found.reason
+    assert found.verdict is UNKNOWN
+    assert "has 20 tokens, the server's not as many" in found.reason
 
 
 def shorten(weights):
