@@ -57,16 +57,16 @@ class AttemptTimes:
     """The first and the last that is known of each attempt."""
 
     def __init__(self) -> None:
+        self.newest = 0  # also one of which no time is known
         self._spans: dict[int, tuple[float, float]] = {}
 
     def extend(self, number: int | None, time: float) -> None:
-        if number is not None and time > 0:
+        if number is None:
+            return
+        self.newest = max(self.newest, number)
+        if time > 0:
             low, high = self._spans.get(number, (time, time))
             self._spans[number] = (min(low, time), max(high, time))
-
-    @property
-    def newest(self) -> int:
-        return max(self._spans, default=0)
 
     def spans(self) -> tuple[AttemptSpan, ...]:
         """By number. One whose beginning was lost begins with the first that is known of it."""
