@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
-NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
+NAMED = re.compile(r"\b(tests/[\w/]+\.py)\b(?:::(test_\w+))?")
 
 
 def pages_of(nav):
@@ -51,11 +51,15 @@ def rows_of(text):
     return [row for row in rows if row.startswith("| ")]
 
 
-def test_every_test_that_the_measurements_page_names_exists():
-    named = NAMED.findall((DOCS / "measurements.md").read_text())
-    assert len(named) > 20
-    assert [path for path, _ in named if not (REPOSITORY / path).is_file()] == []
-    assert [name for path, name in named if name and name not in functions_of(path)] == []
+def test_every_test_that_a_page_names_exists():
+    pages = [*DOCS.rglob("*.md"), *REPOSITORY.glob("*.md"), *(REPOSITORY / "tests").rglob("*.md")]
+    named = {page.name: NAMED.findall(page.read_text()) for page in pages}
+    assert len(named["measurements.md"]) > 20
+    assert [
+        (page, path) for page, found in named.items() for path, _ in found if not (REPOSITORY / path).is_file()
+    ] == []
+    found = [(page, path, name) for page, all_ in named.items() for path, name in all_ if name]
+    assert [one for one in found if one[2] not in functions_of(one[1])] == []
 
 
 def test_each_promise_that_holds_names_a_test():
