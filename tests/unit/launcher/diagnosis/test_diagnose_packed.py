@@ -147,7 +147,8 @@ def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name):
     with tarfile.open(tmp_path / "run.tar", "w") as archive:
         info = archive.gettarinfo(tmp_path / "trainer.log")
         info.name = name.format(tmp=tmp_path)
-        archive.addfile(info, (tmp_path / "trainer.log").open("rb"))
+        with (tmp_path / "trainer.log").open("rb") as log:
+            archive.addfile(info, log)
     with pytest.raises(DataError, match=r"run\.tar would write elsewhere: .*elsewhere\.log"):
         diagnosis_of(tmp_path / "run.tar")
     assert not (tmp_path / "elsewhere.log").exists()
