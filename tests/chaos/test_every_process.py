@@ -5,7 +5,6 @@
 
 import contextlib
 import random
-import re
 import signal
 import time
 from functools import partial
@@ -13,13 +12,13 @@ from functools import partial
 import psutil
 import pytest
 
-from actors.processes.process_host import HOST
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.run_files.journal import read_lines
 from scripts.check_ledger import audited_facts
 from tests.programs.supervised_run import SupervisedRun
 from tests.support.machine import scaled
+from tests.support.worlds.chaos import role_of
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -87,31 +86,6 @@ def choose(family, victims, draw):
     fewest = min(victims.count(role) for role in roles)
     role = draw.choice(sorted(role for role in roles if victims.count(role) == fewest))
     return role, draw.choice(roles[role])
-
-
-def role_of(process):
-    """What a person would call it, by its title or its command; "" where it has ended since it was found."""
-    try:
-        words, title = process.cmdline(), process.name()
-    except psutil.NoSuchProcess:
-        return ""
-    if title == HOST:
-        return "host"
-    text = " ".join(words)
-    for name, sign in {
-        "keeper": "launcher.cli.keeper",
-        "driver": "tests.programs.supervised_run",
-        "stand-in": "tests.programs.stand_in_server",
-        "reward worker": "reward_worker",
-        "gcs": "gcs_server",
-        "raylet": "raylet/raylet",
-    }.items():
-        if sign in text.replace(" --raylet", ""):
-            return name
-    if match := re.match(r"ray::(\w+)", text):
-        return match[1]
-    match = re.search(r"(\w+)\.py\b", text)
-    return match[1] if match else re.split(r"\W+", words[0] if words else title)[-1]
 
 
 def goes_on_without(run, process):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.chaos.test_every_process import role_of
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.worlds.chaos import role_of
 
 ENDLESS = 10**6
 LOOK_S = 15.0

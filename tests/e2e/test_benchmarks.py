@@ -12,19 +12,9 @@ import pytest
 
 from launcher.config.compose import REPOSITORY
 from tests.support.machine import scaled
+from tests.support.worlds.benchmarks import BY_FAULT_BENCH, SMALLEST
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-
-SMALLEST = {
-    "supervision": (("--pairs", "1", "--block", "2", "--warm-up", "1"), ("overhead", "on_step_s", "off_step_s")),
-    "failover": (("--kills", "1"), ("other_tokens_s", "alone_tokens_s")),
-    "hangs": (("--hangs", "1"), ("condemned_s",)),
-    # a kill comes within 3 s of its turn: with fewer steps the run would be over, and no step would follow the kill
-    "trainer_kills": (("--kills", "1", "--runs", "1", "--gap", "10"), ("lost", "parked_beyond_a_step_s")),
-}
-"""Options of `python -m scripts.benchmark`, and the points that the figures are made of."""
-BY_FAULT_BENCH = "restores"
-"""Has no run, so that `scripts.fault_bench` itself is run with it."""
 
 
 def end_of(module, *words):

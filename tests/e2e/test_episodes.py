@@ -9,8 +9,8 @@ import pytest
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.journal import current_lines, read_lines
 from scripts.check_ledger import audited_facts
-from tests.chaos.test_every_process import role_of
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
+from tests.support.worlds.chaos import role_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from tests.chaos.test_every_process import role_of
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
 from tests.support.kept_runs import kill_command
+from tests.support.worlds.chaos import role_of
 
 pytestmark = [pytest.mark.quick, pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -21,7 +21,7 @@ from launcher.config.schema import RolloutConfig
 from launcher.config.supervision import HealthConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.real_server import Serving, deadline_s, endless
-from tests.unit.actors.rollout.test_rollout import EveryoneIsRight, queue_of
+from tests.support.worlds.rollout import EveryoneIsRight, queue_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ import torch
 from actors.model.model_part import ModelPart
 from actors.model.policy_model import PolicyModel
 from launcher.checkpoints import in_memory_checkpoints
-from tests.unit.actors.training.test_step_loop import Trial
+from tests.support.worlds.training import Trial
 
 AFTERWARDS = 16 * 2**20
 MOMENTS = {"forward": (ModelPart, "run"), "backward": (torch.Tensor, "backward"), "optimizer": (PolicyModel, "commit")}

@@ -16,7 +16,7 @@ from actors.serving.sglang_server import SGLangServer
 from launcher.base.messages import Cause, Health, ServerState
 from tests.programs.server_driver import STAND_IN, run_config
 from tests.support.machine import scaled
-from tests.unit.actors.monitoring.test_health_monitor import batch
+from tests.support.worlds.health_monitor import batch
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

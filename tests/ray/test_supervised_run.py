@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests.programs.supervised_run import SupervisedRun
-from tests.unit.actors.monitoring.test_alerts import deadline_s, webhook
+from tests.support.worlds.alerts import deadline_s, webhook
 
 pytestmark = pytest.mark.timeout(600)
 

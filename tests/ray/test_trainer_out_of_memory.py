@@ -14,7 +14,7 @@ import pytest
 from launcher.run_files.journal import read_lines
 from scripts.faults.fault_paths import FaultPaths
 from tests.programs.supervised_run import SupervisedRun
-from tests.unit.scripts.faults.test_memory_faults import NEEDS_A_CGROUP
+from tests.support.worlds.faults import NEEDS_A_CGROUP
 
 MICRO_BATCH = "actor.mb_spec.max_tokens_per_mb"
 SEQUENCES = ("gconfig.n_samples=8", "train_dataset.batch_size=16", "train_dataset.max_items=160")

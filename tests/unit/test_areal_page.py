@@ -14,7 +14,8 @@ from launcher.run_files.run_paths import RunPaths, login_name
 from scripts import adapter_storm, check_health, report
 from tests.support.checkpoint_makers import make_areal, snapshot
 from tests.support.long_run import LongRun
-from tests.unit.launcher.adapters.test_areal_adapter import EXPERIMENT, TRIAL, YAML, trainer
+from tests.support.trial_names import EXPERIMENT, TRIAL
+from tests.support.worlds.adapters import YAML, trainer
 
 SECTION = (REPOSITORY / "docs" / "adapters.md").read_text().partition("\n## AReaL\n")[2].partition("\n## ")[0]
 BLOCKS = [block.replace("\\\n", "") for block in re.findall(r"^```bash\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from launcher import __version__
-from tests.unit.test_traps_page import functions_of
+from tests.support.worlds.pages import functions_of
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"

@@ -1,11 +1,9 @@
 """The traps of tests/traps.md name tests that exist, and leave no cell of a detector empty."""
 
-import ast
 import re
-from functools import cache
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.worlds.pages import REPOSITORY, functions_of
+
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 PAGE = (REPOSITORY / "tests" / "traps.md").read_text()
 
@@ -19,12 +17,6 @@ def tables():
         elif line.startswith("| ") and heading:
             found.setdefault(heading, []).append([cell.strip() for cell in line.strip("|").split(" | ")])
     return {name: rows[1:] for name, rows in found.items()}  # without their titles
-
-
-@cache
-def functions_of(path):
-    tree = ast.parse((REPOSITORY / path).read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_every_test_that_the_page_names_exists():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.machine import scaled
-from tests.unit.launcher.test_main import PYTHONPATH, QUICK
+from tests.support.worlds.command import PYTHONPATH, QUICK
 
 AS_INSTALLED = "import sys; del sys.path[0]; from launcher.__main__ import main; raise SystemExit(main())"
 """What the script `grpo-launcher` does: Python puts the script's own folder where the working folder was."""

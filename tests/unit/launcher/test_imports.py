@@ -1,6 +1,7 @@
 """What the door and the policies may not bring along: no Ray, no torch, however they are imported."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -74,3 +75,12 @@ def test_what_is_compiled_is_kept_for_the_processes_to_come(monkeypatch):
     assert main() == 0
     assert "PYTHONDONTWRITEBYTECODE" not in os.environ
     assert not sys.dont_write_bytecode
+
+
+def test_no_test_file_imports_another():
+    """What several of them use is in tests/support: a change of one file's tests must not break another file's."""
+    tests = [*(REPOSITORY / "tests").rglob("test_*.py")]
+    assert len(tests) > 300
+    named = re.compile(r"^\s*from tests\.[\w.]*\btest_\w+ import|^\s*from tests\.[\w.]+ import test_", re.MULTILINE)
+    assert named.search("from tests.unit.test_a import b")
+    assert [str(path) for path in tests if named.search(path.read_text())] == []

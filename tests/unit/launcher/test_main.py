@@ -12,10 +12,7 @@ import pytest
 
 from launcher.__main__ import main, options_of_each_trial, ordered_arguments
 from launcher.cli import keeper
-from launcher.config.compose import REPOSITORY
-
-QUICK = "reward.fn=tests.support.rewards:by_text"  # imported in no time
-PYTHONPATH = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+from tests.support.worlds.command import PYTHONPATH, QUICK
 
 
 @pytest.fixture

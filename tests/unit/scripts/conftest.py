@@ -11,7 +11,7 @@ from scripts.checkpoints import areal_processes
 from tests.support.checkpoint_makers import learned, make_trial, snapshot, write_rewards
 from tests.support.fault_game import FaultGame
 from tests.support.trial_names import EXPERIMENT, NAMES, TRIAL, USER, trial_paths
-from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
+from tests.support.worlds.checkpoints import HEALTHY
 
 
 @pytest.fixture(autouse=True)

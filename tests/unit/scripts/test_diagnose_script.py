@@ -14,7 +14,7 @@ from launcher.run_files.journal import append_line
 from scripts import diagnose
 from scripts.ending import WRONG
 from tests.support.made_logs import Made, RunMaker
-from tests.unit.launcher.diagnosis.test_diagnose_causes import export, made_run
+from tests.support.worlds.diagnosis import export, made_run
 
 DOCS = REPOSITORY / "docs" / "troubleshooting.md"
 KEYS = {

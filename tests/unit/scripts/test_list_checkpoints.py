@@ -20,7 +20,7 @@ from tests.support.checkpoint_makers import (
     truncate,
     write_rewards,
 )
-from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
+from tests.support.worlds.checkpoints import HEALTHY, began
 
 TOOL = list_checkpoints
 

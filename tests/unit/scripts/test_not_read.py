@@ -11,7 +11,7 @@ from scripts import check_health, diagnose, list_checkpoints, report, setup_reco
 from scripts.watch_page.watched_run import SeenOnPage, WatchedRun
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, write_areal_log, write_rewards
 from tests.support.trial_names import NAMES, trial_paths
-from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
+from tests.support.worlds.checkpoints import HEALTHY
 
 TORN = "2 lines of metrics.jsonl are no record of a run"
 FOREIGN = "1 line of events.jsonl is no record of a run"

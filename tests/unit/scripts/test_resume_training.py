@@ -29,7 +29,7 @@ from tests.support.checkpoint_makers import (
     write_rewards,
 )
 from tests.support.trial_names import NAMES, trial_paths
-from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
+from tests.support.worlds.checkpoints import HEALTHY, began
 
 REPOSITORY = Path(__file__).parents[3]
 SETTINGS = ["conf=arithmetic_cpu", f"experiment_name={EXPERIMENT}", f"trial_name={TRIAL}", "cluster.fileroot=root"]

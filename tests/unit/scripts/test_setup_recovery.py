@@ -10,7 +10,7 @@ from launcher.run_files.run_paths import RunLock, names_of
 from scripts import setup_recovery
 from tests.support.checkpoint_makers import edit_tensors, flip, make_export, name_of, snapshot, write_rewards
 from tests.support.trial_names import NAMES
-from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
+from tests.support.worlds.checkpoints import HEALTHY, began
 
 TOOL = setup_recovery
 

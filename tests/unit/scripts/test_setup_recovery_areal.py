@@ -23,7 +23,7 @@ from tests.support.checkpoint_makers import (
     snapshot,
     truncate,
 )
-from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
+from tests.support.worlds.checkpoints import HEALTHY
 
 TOOL = setup_recovery
 REWARDS = [*HEALTHY, *HEALTHY[:30], *[0.0] * 30]

@@ -21,7 +21,7 @@ from scripts.checkpoints.command import recorded_command
 from scripts.ending import WRONG, ended
 from tests.support.long_run import LongRun
 from tests.support.report_parts import Elements
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+from tests.support.worlds.diagnosis import diagnosis_of
 
 BEGIN = 1.8e9
 

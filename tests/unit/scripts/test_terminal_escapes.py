@@ -19,8 +19,8 @@ from tests.support.hostile_text import BIDI, FROM_RICH, HOSTILE, MARKUP, TITLE, 
 from tests.support.long_run import LongRun
 from tests.support.made_logs import Made
 from tests.support.trial_names import trial_paths
-from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
-from tests.unit.launcher.diagnosis.test_diagnose_causes import made_run
+from tests.support.worlds.checkpoints import HEALTHY
+from tests.support.worlds.diagnosis import made_run
 
 SHOWN = r"\u001b]0;owned"
 SPOKEN = HOSTILE.replace(MARKUP, "")

@@ -8,8 +8,7 @@ from actors.data.prompts import build_prompts
 from launcher.base.errors import ConfigError, DataError, ModelError
 from launcher.config.compose import REPOSITORY
 from launcher.config.data import ChatConfig, DatasetConfig
-from tests.unit.actors.data.test_dataset import RECORDS, load, write
-from tests.unit.actors.data.test_record_formats import CHAT
+from tests.support.worlds.data import CHAT, RECORDS, load, write
 
 MODEL = REPOSITORY / "assets" / "arithmetic" / "model"
 TOOL = {"type": "function", "function": {"name": "add"}}

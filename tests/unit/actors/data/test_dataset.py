@@ -15,41 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.data import record_sources
-from actors.data.dataset import load_records
-from launcher.base.errors import DataError
-from launcher.config.schema import DatasetConfig
+from tests.support.worlds.data import RECORDS, load, questions, refused, write
 
 ROOT = Path(__file__).parents[4]
-RECORDS = [{"question": f"{i}+1?", "answer": f"{i}+1={i + 1}\n#### {i + 1}", "level": i} for i in range(5)]
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def write(path, records=RECORDS):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(records), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(records))
-    else:
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def load(path, **changes):
-    return load_records(DatasetConfig(path=str(path), **changes), key="train_dataset")
-
-
-def refused(path, **changes):
-    with pytest.raises(DataError) as error:
-        load(path, **changes)
-    return str(error.value)
-
-
-def questions(records):
-    return [record.question for record in records]
 
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.parquet"])

@@ -4,7 +4,7 @@ import pytest
 
 from launcher.base.errors import CheckpointError
 from launcher.base.rollouts import Completion
-from tests.unit.actors.data.test_prompt_queue import queue, restored
+from tests.support.worlds.data import queue, restored
 
 MADE = Completion(
     token_ids=(1, 2),

@@ -16,14 +16,10 @@ from actors.data.prompt_queue import PromptQueue
 from launcher.base import prompt_order
 from launcher.base.errors import CheckpointError, DataError
 from launcher.base.rollouts import Completion
+from tests.support.worlds.data import IDS, queue, restored
 
 ROOT = Path(__file__).parents[4]
-IDS = [f"p{i}" for i in range(10)]
 MADE = Completion(token_ids=(1,), logprobs=(-1.0,), weight_version=0, finish_reason="stop")
-
-
-def queue(ids=IDS, seed=1, shuffle=True):
-    return PromptQueue(ids, seed=seed, shuffle=shuffle)
 
 
 def epoch_of(prompts, batch=3):
@@ -34,13 +30,6 @@ def epoch_of(prompts, batch=3):
         order += taken
         prompts.commit(taken)
     return order
-
-
-def restored(prompts, **changes):
-    order = prompts.prompt_order
-    other = queue(order.ids, **{"seed": order.seed, "shuffle": order.shuffle} | changes)
-    other.load_state_dict(json.loads(json.dumps(prompts.state_dict())))
-    return other
 
 
 def test_the_order_is_that_of_every_python_version():

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from actors.data.prompts import build_prompts
 from launcher.base.errors import DataError, ModelError
-from tests.unit.actors.data.test_dataset import RECORDS, TEMPLATE, load, write
+from tests.support.worlds.data import RECORDS, TEMPLATE, load, write
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,7 @@ from actors.data.dataset import BadRecords, load_records
 from launcher.base.errors import DataError
 from launcher.config.data import DatasetConfig
 from launcher.resources.hub import is_hub_name
-from tests.unit.actors.data.test_dataset import RECORDS, load, questions, refused, write
-
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+from tests.support.worlds.data import CHAT, RECORDS, load, questions, refused, write
 
 
 def messages(path, **changes):

@@ -6,7 +6,7 @@ import pytest
 
 from actors.data.unread_media import media_note
 from launcher.base.errors import DataError
-from tests.unit.actors.data.test_dataset import load, write
+from tests.support.worlds.data import load, write
 
 GOOD = {"question": "2+2?", "answer": "#### 4"}
 

@@ -10,7 +10,7 @@ import pytest
 from actors.episodes.episode_process import EpisodeProcess
 from actors.reward.reward_process import ProcessGone
 from tests.support.machine import all_turns
-from tests.unit.actors.episodes.test_episode_runner import config_of
+from tests.support.worlds.episodes import config_of
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,12 +15,13 @@ from actors.serving.sglang_client import Sampling, SGLangClient
 from launcher.base.errors import RewardError, RewardImportError
 from launcher.base.rollouts import Prompt
 from launcher.config.data import ChatConfig
-from launcher.config.schema import GenerationConfig, RewardConfig, RolloutConfig, RunConfig
+from launcher.config.schema import GenerationConfig
 from scripts.faults.fault_proxy import FaultProxy
 from tests.programs import stand_in_server
 from tests.support.episodes import chat_templates
 from tests.support.machine import scaled
 from tests.support.ready_servers import pool_of
+from tests.support.worlds.episodes import config_of
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes that import a client
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6))
@@ -30,17 +31,6 @@ SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6))
 def server():
     with stand_in_server.running("--weight-version", "0", "--model-path", str(chat_templates.MODEL)) as url:
         yield url
-
-
-def config_of(agent, **settings):
-    rollout = RolloutConfig(
-        episode=f"tests.support.episodes.agents:{agent}",
-        retry_wait_initial=0.001,
-        retry_wait_max=0.01,
-        request_retries=5,
-        **{"episode_timeout": 60.0, "max_turns": 4, **settings},
-    )
-    return RunConfig(experiment_name="episodes", rollout=rollout, reward=RewardConfig())
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from actors.foreign.door_http import ByteBudget
-from tests.unit.actors.foreign.test_door import until
+from tests.support.worlds.door import until
 
 
 async def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():

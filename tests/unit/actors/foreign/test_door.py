@@ -14,8 +14,8 @@ from launcher.base.messages import ServerState
 from launcher.config.schema import RolloutConfig, RunConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.foreign.counting_server import CountingServer, completion
-from tests.support.machine import scaled
-from tests.unit.actors.foreign.test_kept_weights import give, remove
+from tests.support.worlds.door import until
+from tests.support.worlds.foreign import give, remove
 
 IDS = [2, 7, 1]
 pytestmark = pytest.mark.timeout(120)
@@ -66,12 +66,6 @@ class Door:
 
     async def serve(self, *servers, state=ServerState.READY):
         await self.servers.pool.update([server.info(state) for server in servers])
-
-
-async def until(holds):
-    async with asyncio.timeout(scaled(30.0)):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def in_the_midst(server):

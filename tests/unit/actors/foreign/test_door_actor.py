@@ -11,8 +11,8 @@ from launcher.config.schema import RunConfig, SGLangConfig
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
-from tests.unit.actors.foreign.test_door import until
-from tests.unit.actors.foreign.test_kept_weights import give
+from tests.support.worlds.door import until
+from tests.support.worlds.foreign import give
 
 pytestmark = pytest.mark.timeout(120)
 

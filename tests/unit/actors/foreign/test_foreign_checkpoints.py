@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +17,8 @@ from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal, name_of
-from tests.unit.launcher.adapters.test_areal_adapter import older, trainer
+from tests.support.worlds.adapters import older, trainer
+from tests.support.worlds.foreign import Recorded, lines
 
 CONTRADICTED = """
 {"time": 1795439150.3885427, "event": "trainer.starting", "attempt": 1, "reason": "…", "at_byte": 0}
@@ -31,25 +31,12 @@ CONTRADICTED = """
 """Of a run of AReaL 1.0.4 whose rewards were at 0 from step 24 on, and stayed so; reasons are cut."""
 
 
-class Recorded(SimpleNamespace):
-    def event(self, name, **facts):
-        self.events.append((name, facts))
-
-    @property
-    def command_events(self):
-        return [{"event": name, **facts} for name, facts in self.events]
-
-
 def checkpoints(tmp_path, history, unproven=None, *, made_by=trainer, are_ours=True):
     config = RunConfig(experiment_name=EXPERIMENT, trial_name=TRIAL)
     config.cluster.fileroot = str(tmp_path / "runs")
     RunPaths.of(config).prepare()
     config.trainer = made_by(tmp_path)
     return ForeignCheckpoints(config, adapter_of(config.trainer), history, are_ours=are_ours, unproven=unproven)
-
-
-def lines(count):
-    return [{"global_step": step, "rollout/reward": 0.5, "time": 1.0 + step} for step in range(count)]
 
 
 @pytest.fixture

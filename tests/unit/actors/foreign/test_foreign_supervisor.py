@@ -24,7 +24,7 @@ from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
 from tests.support.run_memory import history_of
-from tests.unit.launcher.adapters.test_areal_adapter import YAML
+from tests.support.worlds.adapters import YAML
 
 STAND_IN = Path(__file__).parents[3] / "programs" / "areal_stand_in.py"
 

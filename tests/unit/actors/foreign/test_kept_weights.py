@@ -1,28 +1,15 @@
 """Weights that a trainer gave once, after it has removed or overwritten its files."""
 
 import pytest
-import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from actors.foreign.kept_weights import KeptWeights
 from launcher.base.errors import WeightsRefused
-
-
-def give(folder, value):
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(save({"w": torch.full((3,), float(value))}))  # into what is there
-    return folder
+from tests.support.worlds.foreign import give, remove
 
 
 def held(kept):
     return load_file(f"{kept.newest.path}/model.safetensors")["w"][0].item()
-
-
-def remove(folder):
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
 
 
 def test_they_outlive_the_trainers_folder_and_two_of_them_are_kept(tmp_path):

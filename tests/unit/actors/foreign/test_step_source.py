@@ -4,7 +4,7 @@ import pytest
 
 from actors.foreign.step_source import StepSource
 from launcher.adapters.text_tail import MOST_BYTES
-from tests.unit.launcher.adapters.test_command_adapter import adapter
+from tests.support.worlds.adapters import adapter
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from launcher.run_files.control_requests import ControlRequest, RequestEntry, as
 from launcher.run_files.journal import read_lines
 from tests.support.foreign.foreign_run import PROGRAM
 from tests.support.run_memory import history_of
-from tests.unit.actors.foreign.test_mend_wait import (
+from tests.support.worlds.foreign import (
     HELD,
     as_killed,
     assert_sound,

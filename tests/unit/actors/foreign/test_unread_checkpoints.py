@@ -13,7 +13,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL
-from tests.unit.actors.foreign.test_foreign_checkpoints import Recorded, lines
+from tests.support.worlds.foreign import Recorded, lines
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from launcher.config.schema import OptimizerConfig
 from launcher.resources.preflight import PROBE_OPTIMIZER, _tried
 from tests.support.preflight_parts import ARITHMETIC, changed
 from tests.support.tiny_models import actor, make_groups, make_model, reference, train, weights
-from tests.unit.actors.training.test_step_loop import Trial
+from tests.support.worlds.training import Trial
 
 EIGHT_BIT = "torchao.optim:AdamW8bit"
 

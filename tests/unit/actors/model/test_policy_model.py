@@ -1,7 +1,6 @@
 """The whole update against plain autograd, what may be committed, and that variants of one computation agree."""
 
 import dataclasses
-import functools
 import math
 from collections import Counter
 
@@ -13,27 +12,8 @@ from launcher.base.errors import ConfigError, TrainerError
 from launcher.checkpoints.model_shape import MODEL_TYPES
 from launcher.config.recipe import RewardNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
-from tests.support import tiny_models
 from tests.support.tiny_models import make_groups, make_model, weights
-
-TEMPERATURE = 0.8
-
-
-policy = functools.partial(tiny_models.policy, temperature=TEMPERATURE)
-
-
-def gradients(model):
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model._part.model.named_parameters()}
-
-
-def bits(tensors):
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-
-
-def close(ours, expected, **tolerance):
-    assert ours.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(ours[name], expected[name], msg=lambda m, n=name: f"{n}: {m}", **tolerance)
+from tests.support.worlds.model import TEMPERATURE, close, gradients, policy
 
 
 def naive_logprobs(model, prompt, completion, temperature):

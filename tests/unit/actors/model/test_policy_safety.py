@@ -12,7 +12,7 @@ from launcher.base.errors import ConfigError, ModelError, ResourceError, Trainer
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import OptimizerConfig
 from tests.support.tiny_models import actor, make_groups, make_model, reference, weights
-from tests.unit.actors.model.test_policy_model import bits, close, gradients, policy
+from tests.support.worlds.model import bits, close, gradients, policy
 
 
 def with_reward(groups, reward):

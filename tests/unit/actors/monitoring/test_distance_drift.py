@@ -8,7 +8,7 @@ from actors.monitoring.reward_series import MOST_STEPS, RewardSeries
 from launcher.config.supervision import GateConfig
 from launcher.policy.admission import StepFigures
 from launcher.policy.reward_health import RewardPoint
-from tests.unit.actors.monitoring.test_health_monitor import World, batch, use
+from tests.support.worlds.health_monitor import World, batch, use
 
 FIRST = 7e-4
 

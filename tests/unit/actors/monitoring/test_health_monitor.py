@@ -3,109 +3,16 @@
 import asyncio
 import dataclasses
 import threading
-import time
 
 import pytest
 
-from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.monitor_view import Watched
-from actors.monitoring.reward_series import RewardSeries
-from actors.serving.sglang_client import SGLangClient
-from launcher.base.messages import Cause, ServerInfo, ServerState
-from launcher.config.schema import RunConfig
-from launcher.config.supervision import HealthConfig
-from launcher.policy.admission import BatchReport
-from launcher.policy.canary_policy import CanaryRound, CanaryScore
+from launcher.base.messages import Cause
+from launcher.policy.canary_policy import CanaryRound
 from launcher.run_files import journal
-from launcher.run_files.journal import Journal, append_line, read_lines
-from launcher.run_files.run_paths import RunPaths
-from tests.unit.actors.monitoring.test_server_watch import QUICK, deadline_s, tree
-
-SOUND = CanaryScore(name="right", expected=1.0, got=1.0)
-WRONG = dataclasses.replace(SOUND, got=0.0)
-
-
-class World:
-    """A run's files, and monitors that read them."""
-
-    def __init__(self, folder):
-        self.paths = RunPaths(fileroot=folder, user="ann", experiment_name="exp", trial_name="t0")
-        self.paths.prepare()
-        self.config = RunConfig(experiment_name="exp", health=HealthConfig(**dataclasses.asdict(QUICK)))
-        self.config.sglang.dtype = self.config.actor.dtype = "float32"
-        self.journal = Journal(self.paths.events, attempt=1)
-
-    def monitor(self):
-        return HealthMonitor(self.config, self.journal, SGLangClient(), series=RewardSeries.read(self.paths))
-
-    def step(self, step, reward=0.5, low=0.0, high=1.0, distance=1e-7):
-        append_line(
-            self.paths.metrics,
-            {
-                "time": time.time(),
-                "global_step": step,
-                "grpo_actor/task_reward/avg": reward,
-                "grpo_actor/task_reward/min": low,
-                "grpo_actor/task_reward/max": high,
-                "grpo_actor/no_eos_ratios/avg": 0.05,
-                "grpo_actor/logprob_distance/avg": distance,
-            },
-        )
-
-    def steps(self, count, first=0):
-        for step in range(first, first + count):
-            self.step(step, reward=0.5 + 0.05 * (-1) ** step)
-
-    def events(self, name):
-        return [event for event in read_lines(self.paths.events) if event["event"] == name]
-
-
-@pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
-
-
-def use(world, work):
-    """Run `work(monitor)` on a loop; the monitor ends with it."""
-
-    async def inside():
-        monitor = world.monitor()
-        try:
-            async with asyncio.timeout(deadline_s()):
-                result = work(monitor)
-                return await result if asyncio.iscoroutine(result) else result
-        finally:
-            await monitor.close()
-            await monitor._client.close()
-
-    return asyncio.run(inside())
-
-
-def batch(step, **change):
-    given = {
-        "policy_version": step,
-        "weight_versions": (step,),
-        "completions": 128,
-        "without_reward": 0,
-        "empty": 0,
-        "nonfinite_logprobs": 0,
-        "uneven_groups": 0,
-        "global_step": step,
-        "truncated": 6,
-        "mean_reward": 0.5,
-        "low_reward": 0.0,
-        "high_reward": 1.0,
-        "logprob_distance": 1e-7,
-        "canaries": (SOUND,),
-    }
-    return BatchReport(**(given | change))
-
-
-def server(pid, url, generation=0):
-    return ServerInfo(
-        name="server-0", index=0, generation=generation, state=ServerState.READY, url=url, pid=pid, weight_version=0
-    )
-
+from launcher.run_files.journal import Journal, read_lines
+from tests.support.worlds.health_monitor import SOUND, WRONG, batch, server, use
+from tests.support.worlds.server_watch import deadline_s, tree
 
 # ── the gate ──
 

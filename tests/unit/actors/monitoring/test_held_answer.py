@@ -13,7 +13,7 @@ from launcher.base.errors import StorageError
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
-from tests.unit.actors.monitoring.test_health_monitor import batch
+from tests.support.worlds.health_monitor import batch
 
 HELD_S = 1000.0
 deadline_s = partial(scaled, 60.0)

@@ -1,9 +1,9 @@
 """A question of the gate that arrives late, or twice, counts once, and not for weights that the trainer left."""
 
 from launcher.base.messages import Cause
-from tests.unit.actors.monitoring.test_borne_out import checked, fall, healthy, replayed
-from tests.unit.actors.monitoring.test_borne_out import world as world
-from tests.unit.actors.monitoring.test_health_monitor import batch, use
+from tests.support.worlds.borne_out import checked, fall, healthy, replayed
+from tests.support.worlds.borne_out import world as world
+from tests.support.worlds.health_monitor import batch, use
 
 OF_BEFORE = {"mean_reward": 0.0, "high_reward": 0.0, "canaries": (), "replayed": replayed(0.5, 0.0), "lineage": 1}
 

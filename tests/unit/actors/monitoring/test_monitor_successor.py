@@ -5,8 +5,8 @@ import pytest
 from launcher.base.messages import Cause
 from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE
 from launcher.run_files.journal import Journal
-from tests.unit.actors.monitoring.test_health_monitor import SOUND, WRONG, batch, use
-from tests.unit.actors.monitoring.test_health_monitor import world as world
+from tests.support.worlds.health_monitor import SOUND, WRONG, batch, use
+from tests.support.worlds.health_monitor import world as world
 
 
 def test_a_successor_knows_from_the_files_what_its_predecessor_knew(world):

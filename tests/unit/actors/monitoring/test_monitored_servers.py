@@ -11,8 +11,8 @@ from actors.serving.server_processes import ServerProcesses
 from launcher.base.messages import Cause, Health, Verdict
 from launcher.policy.admission import Admission
 from tests.programs import stand_in_server
-from tests.unit.actors.monitoring.test_health_monitor import batch, server, use, world
-from tests.unit.actors.monitoring.test_server_watch import QUICK, fault, tree
+from tests.support.worlds.health_monitor import batch, server, use, world
+from tests.support.worlds.server_watch import QUICK, fault, tree
 
 __all__ = ["world"]  # the fixture
 

@@ -1,16 +1,11 @@
 """A watch sees real processes, real counts and real answers: what is stopped is condemned, what is slow is not."""
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 import time
-from functools import partial
 
-import aiohttp
 import pytest
 
 from actors.monitoring import server_watch
@@ -20,15 +15,10 @@ from actors.processes.process_tree import Process, identify
 from actors.serving.server_processes import ServerProcesses
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState
-from launcher.config.supervision import HealthConfig
 from launcher.policy.observation_history import Task
 from tests.programs import stand_in_server
-from tests.support.machine import scaled
+from tests.support.worlds.server_watch import QUICK, deadline_s, fault, tree
 
-deadline_s = partial(scaled, 30.0)
-QUICK = HealthConfig(
-    look_interval_s=0.02, probe_interval_s=0.05, stopped_s=0.2, silence_s=0.4, silence_factor=1.0, proof_s=1.0
-)
 URL_OF_NOBODY = "http://127.0.0.1:9"
 
 
@@ -38,29 +28,8 @@ def stand_in():
         yield url
 
 
-@contextlib.contextmanager
-def tree(folder, *words):
-    folder.mkdir(exist_ok=True)
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.programs.fake_server_tree", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
-    ) as process:
-        try:
-            assert process.stdout.readline() == "up\n"
-            yield process
-        finally:
-            process.kill()
-
-
 def server(pid, url):
     return ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=url, pid=pid)
-
-
-async def fault(url, **fault):
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/stand_in/fault", json=fault) as answer:
-        answer.raise_for_status()
 
 
 class Seen:

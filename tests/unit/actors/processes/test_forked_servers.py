@@ -13,7 +13,7 @@ import pytest
 from actors.processes import hosted_process
 from actors.processes.process_tree import PROC, bearing
 from launcher.base.errors import ServerError
-from tests.unit.actors.processes.test_process_host import deadline_s, forked, until
+from tests.support.worlds.processes import deadline_s, forked, until
 
 __all__ = ["forked"]
 

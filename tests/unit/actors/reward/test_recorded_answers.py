@@ -11,7 +11,7 @@ from actors.reward.recorded_answers import LEAST, RecordedAnswers
 from actors.reward.reward_pool import Score
 from launcher.base.errors import RewardError
 from tests.support.replay import Replay, prompts
-from tests.unit.launcher.policy.test_admission import OneTake, spoiled
+from tests.support.worlds.policy import OneTake, spoiled
 
 IDS = prompts(4)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.reward.reward_pool import RewardPool
-from tests.unit.actors.reward.test_reward_pool import config, score
+from tests.support.worlds.reward import config, score
 
 KEEPING = """
 kept = []

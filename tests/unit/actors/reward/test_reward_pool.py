@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,14 +16,11 @@ import pytest
 from actors.reward import reward_process
 from actors.reward.reward_pool import RewardPool, Score
 from launcher.base.errors import RewardError, RewardImportError
-from launcher.base.rollouts import Prompt
 from launcher.config.schema import RewardConfig
 from tests.support.machine import scaled, wait_until
+from tests.support.worlds.reward import PROMPT, config, deadline_s, score
 
-deadline_s = partial(scaled, 60)
-"""Of a function that never answers; the others beside it answer sooner, on a busy machine too."""
 ROOT = Path(__file__).parents[4]
-PROMPT = Prompt(id="p1", token_ids=(1,), record={"question": "6*7?", "answer": "6*7=42\n#### 42", "level": 2})
 
 REWARDS = """
     import ctypes, os, signal, subprocess, sys, time
@@ -67,14 +63,6 @@ def rewards(tmp_path, monkeypatch):
     (tmp_path / "user_rewards.py").write_text(textwrap.dedent(REWARDS))
     monkeypatch.syspath_prepend(tmp_path)
     return "user_rewards:score"
-
-
-def config(fn, **changes):
-    return RewardConfig(**{"fn": fn, "timeout": 30.0, "setup_timeout": 60.0, "workers": 1} | changes)
-
-
-def score(pool, completions, prompt=PROMPT):
-    return asyncio.run(asyncio.wait_for(pool.score(completions, prompt), deadline_s()))
 
 
 def gone(pid):

@@ -13,7 +13,7 @@ from actors.rollout.rollout_stream import RolloutStream
 from launcher.base.rollouts import Rollout, RolloutGroup, mean_of
 from launcher.policy.routing import may_take
 from tests.support.replay import digits, prompts
-from tests.unit.actors.rollout.test_rollout_stream import PROMPTS, WANT, World, epochs_of, part
+from tests.support.worlds.rollout import PROMPTS, WANT, World, epochs_of, part
 
 
 def has_signal(prompt_id, share):

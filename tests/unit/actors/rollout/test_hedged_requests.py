@@ -18,7 +18,7 @@ from tests.programs import stand_in_server
 from tests.support.machine import scaled
 from tests.support.ready_servers import ready
 from tests.support.replay import prompts
-from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, queue_of
+from tests.support.worlds.rollout import SAMPLING, EveryoneIsRight, queue_of
 
 deadline_s = partial(scaled, 60.0)
 PACED = ("--weight-version", "0", "--seconds-per-token", "0.01")

@@ -11,7 +11,7 @@ from actors.serving.completions import CompletionStream
 from tests.programs import stand_in_server
 from tests.support.ready_servers import ready
 from tests.support.replay import prompts
-from tests.unit.actors.rollout.test_rollout import QUICK, SAMPLING, engine, queue_of
+from tests.support.worlds.rollout import QUICK, SAMPLING, engine, queue_of
 
 
 class Watched(CompletionStream):

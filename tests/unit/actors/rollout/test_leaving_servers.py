@@ -9,7 +9,7 @@ from actors.rollout import server_pool
 from launcher.base.messages import ServerState
 from tests.programs import stand_in_server
 from tests.support.replay import prompts
-from tests.unit.actors.rollout.test_rollout import QUICK, collect, engine, fault, queue_of
+from tests.support.worlds.rollout import QUICK, collect, engine, fault, queue_of
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from actors.rollout import server_pool
 from actors.rollout.throughput_tracker import LATELY, WINDOW_S
 from launcher.base.messages import ServerState
 from tests.support.machine import all_turns
-from tests.unit.actors.rollout.test_server_pool import HOLD_S, assert_none_is_leased, leased, pool, server
+from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server
 
 
 def with_a_pace(servers, name="server-0"):

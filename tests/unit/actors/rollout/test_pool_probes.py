@@ -5,7 +5,7 @@ import asyncio
 from actors.rollout import server_pool
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
-from tests.unit.actors.rollout.test_server_pool import HOLD_S, leased, pool, server
+from tests.support.worlds.rollout import HOLD_S, leased, pool, server
 
 
 async def test_each_request_is_busy_time_of_its_server_and_its_samples_are_free_again():

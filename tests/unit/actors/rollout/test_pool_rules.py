@@ -7,7 +7,7 @@ import pytest
 from actors.rollout import server_pool
 from actors.rollout.server_pool import RequestMigrated
 from launcher.base.messages import ServerState
-from tests.unit.actors.rollout.test_server_pool import HOLD_S, assert_none_is_leased, leased, pool, server
+from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server
 
 
 async def some_turns():

@@ -4,75 +4,15 @@ import asyncio
 import contextlib
 import dataclasses
 
-import aiohttp
 import pytest
 
-from actors.data.prompt_queue import PromptQueue
-from actors.reward.reward_pool import Score
-from actors.rollout.rollout_engine import RolloutEngine
-from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
+from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RewardError, RolloutError
 from launcher.base.messages import ServerState
-from launcher.config.schema import GenerationConfig, RolloutConfig
 from scripts.faults.fault_proxy import KINDS, FaultProxy
 from tests.programs import stand_in_server
-from tests.support.ready_servers import pool_of
 from tests.support.replay import prompts
-
-SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=4))
-QUICK = RolloutConfig(request_timeout=5.0, request_retries=3, retry_wait_initial=0.001, retry_wait_max=0.01)
-
-
-class EveryoneIsRight:
-    """A scorer whose rewards are all 1, so that a 0 could only come from somewhere else."""
-
-    def __init__(self, fails=lambda prompt: False):
-        self._fails = fails
-
-    async def score(self, completions, prompt, *, whole_or_none=False, made=(), group=()):
-        if self._fails(prompt):
-            return [Score(value=None, error="it raised")] * len(completions)
-        return [Score(value=1.0)] * len(completions)
-
-
-@contextlib.asynccontextmanager
-async def engine(urls, *, config=QUICK, scorer=None, version=0):
-    async with SGLangClient() as client:
-
-        async def probe(url):
-            try:
-                return (await client.model_info(url, timeout_s=2)).weight_version
-            except RequestFailed:
-                return None
-
-        pool = await pool_of(urls, version=version, probe=probe)
-        yield (
-            RolloutEngine(
-                client=client,
-                pool=pool,
-                scorer=scorer or EveryoneIsRight(),
-                config=config,
-                decode=lambda ids: [str(i) for i in ids],
-            ),
-            pool,
-        )
-        await pool.close()
-
-
-async def collect(rollouts, queue, items, want, *, n_samples=8, version=0):
-    return await rollouts.collect(
-        queue,
-        items,
-        want=want,
-        n_samples=n_samples,
-        sampling=SAMPLING,
-        weight_version=version,
-        concurrent_prompts=16,
-    )
-
-
-def queue_of(items):
-    return PromptQueue([*items], seed=1, shuffle=True)
+from tests.support.worlds.rollout import QUICK, SAMPLING, EveryoneIsRight, collect, engine, fault, queue_of
 
 
 @pytest.mark.slow
@@ -167,11 +107,6 @@ async def test_an_outage_is_waited_for_and_burns_no_retries(servers):
 async def generated(url):
     async with SGLangClient() as client:
         return (await client.metrics(url, timeout_s=10))["sglang:num_requests_total"]
-
-
-async def fault(url, body):
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/stand_in/fault", json=body) as response:
-        response.raise_for_status()
 
 
 async def test_a_completion_of_other_weights_is_not_taken(servers):

@@ -3,131 +3,16 @@
 import asyncio
 import functools
 import json
-import random
 from collections import Counter
 
 import pytest
 
 from actors.data.prompt_queue import PromptQueue
-from actors.rollout.rollout_stream import GroupFailed, RolloutStream
+from actors.rollout.rollout_stream import RolloutStream
 from actors.serving.completions import joined
-from launcher.base.rollouts import Completion, Rollout, RolloutGroup
+from launcher.base.rollouts import Rollout, RolloutGroup
 from tests.support.replay import prompts
-
-PROMPTS, WANT, SAMPLES = 21, 4, 2
-
-
-def part(version, lineage):
-    return Completion(
-        token_ids=(7,), logprobs=(-1.0,), weight_version=version, finish_reason="stop", server=f"{version}/{lineage}"
-    )
-
-
-class World:
-    """A trainer whose steps, kills and restores are drawn, and servers whose tokens say which weights made them.
-
-    `server` of a completion names the weights of its tokens: the version, and after how many restores it was made.
-    """
-
-    def __init__(self, seed, ahead):
-        self.draw = random.Random(seed)
-        self.ahead = ahead
-        self.version = self.lineage = self.made = 0
-        self.ancestors = {0: 0}  # of the current weights: after how many restores each version was made
-        self.queue = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True)
-        self.stream = self.new_stream()
-        self.saved = self.state()
-        self.trained, self.order = [], []
-
-    def new_stream(self):
-        return RolloutStream(
-            self.make,
-            self.queue,
-            prompts(PROMPTS),
-            n_samples=SAMPLES,
-            concurrent_prompts=self.draw.choice([1, 3, 100]),
-            attempts=100,
-            scored_by="",
-            ahead=self.ahead,
-            newest=lambda: self.version,
-        )
-
-    async def some_time(self):
-        for _ in range(self.draw.randrange(6)):
-            await asyncio.sleep(0)
-
-    async def make(self, prompt, weights, tally, kept):
-        await self.some_time()
-        if kept:
-            completions = list(kept)
-        else:
-            served = weights.newest or (lambda: weights.oldest)
-            begun = part(served(), self.ancestors[served()])
-            await self.some_time()
-            completions = [joined(begun, part(served(), self.ancestors[served()]))] * SAMPLES
-            self.made += 1
-        if self.draw.random() < 0.05:
-            raise GroupFailed("it failed")
-        return RolloutGroup(
-            prompt=prompt, rollouts=tuple(Rollout(completion=one, text="", reward=1.0) for one in completions)
-        )
-
-    def state(self):
-        return json.dumps(self.queue.state_dict()), self.version, dict(self.ancestors), []
-
-    async def step(self):
-        """Returns whether the step was committed."""
-        batch = self.batch = await self.stream.next_batch(WANT, version=self.version)
-        for group in batch.all_groups:
-            for rollout in group.rollouts:
-                for made in rollout.completion.server.split():
-                    version, lineage = map(int, made.split("/"))
-                    assert self.version - self.ahead <= version <= self.version
-                    assert self.ancestors[version] == lineage, "weights that were condemned made this token"
-        used = (*batch.prompt_ids, *batch.filtered_ids)
-        await self.some_time()
-        match self.draw.choice(["commit"] * 5 + ["reject", "pause"]):
-            case "reject":
-                self.queue.requeue(used)
-                self.queue.abandon()
-                return False
-            case "pause":
-                if self.draw.random() < 0.5:
-                    await self.stream.close()
-                self.queue.load_state_dict(self.queue.state_dict())
-                return False
-        self.queue.commit(used)
-        self.version += 1
-        self.ancestors[self.version] = self.lineage
-        self.trained.append(used)
-        return True
-
-    async def restore(self):
-        """To the saved state: in the same process, with and without what was being made, or in another one."""
-        content, version, ancestors, _ = self.saved
-        match self.draw.choice(["told", "not told", "killed"]):
-            case "told":
-                await self.stream.close()
-            case "killed":
-                await self.stream.close()
-                self.queue = PromptQueue([*prompts(PROMPTS)], seed=self.queue.prompt_order.seed, shuffle=True)
-                self.stream = self.new_stream()
-        self.queue.load_state_dict(json.loads(content))
-        self.version, self.ancestors = version, dict(ancestors)
-        self.lineage += 1
-        del self.trained[version:]
-        await self.some_time()
-
-
-def epochs_of(trained):
-    """The prompts of each whole epoch, and those of the one that has begun."""
-    epochs, met = [], []
-    for ids in trained:
-        met += ids
-        if len(met) == PROMPTS:
-            epochs.append(met)
-            met = []
-    return epochs, met
+from tests.support.worlds.rollout import PROMPTS, SAMPLES, WANT, World, epochs_of, part
 
 
 @pytest.mark.parametrize("seed", range(60))

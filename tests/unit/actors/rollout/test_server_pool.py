@@ -5,42 +5,12 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.server_pool import RequestMigrated, ServerPool
+from actors.rollout.server_pool import RequestMigrated
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError
-from launcher.base.messages import ServerInfo, ServerState
-from tests.support.machine import all_turns, scaled
-
-HOLD_S = scaled(30.0)  # only a lease that never comes takes it
-
-
-def server(name="server-0", index=0, *, generation=0, state=ServerState.READY, version=0):
-    return ServerInfo(
-        name=name, index=index, generation=generation, state=state, url=f"http://{name}", weight_version=version
-    )
-
-
-def pool(*, answers=None):
-    """A pool whose probe answers from the list `answers`, then with its last element."""
-    left = list(answers or [None])
-
-    async def probe(url):
-        return left.pop(0) if len(left) > 1 else left[0]
-
-    return ServerPool(probe)
-
-
-async def leased(servers, version, **options):
-    async with asyncio.timeout(HOLD_S), servers.acquire(version, **options) as info:
-        return info.name
-
-
-async def assert_none_is_leased(servers, version):
-    waiting = asyncio.create_task(leased(servers, version))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not waiting.done()
-    waiting.cancel()
+from launcher.base.messages import ServerState
+from tests.support.machine import all_turns
+from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server
 
 
 async def test_the_least_busy_server_is_leased():

@@ -6,7 +6,7 @@ from actors.reward.reward_pool import Score
 from launcher.base.errors import RewardError
 from tests.programs import stand_in_server
 from tests.support.replay import prompts
-from tests.unit.actors.rollout.test_rollout import QUICK, collect, engine, queue_of
+from tests.support.worlds.rollout import QUICK, collect, engine, queue_of
 
 
 class AnswersLater:

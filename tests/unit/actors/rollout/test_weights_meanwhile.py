@@ -13,7 +13,7 @@ from tests.programs import stand_in_server
 from tests.support.machine import scaled
 from tests.support.ready_servers import pool_of
 from tests.support.replay import prompts
-from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, queue_of
+from tests.support.worlds.rollout import SAMPLING, EveryoneIsRight, queue_of
 
 CONFIG = RolloutConfig(stream_interval=2, hedge_after_s=None, request_retries=0)
 LONG = dataclasses.replace(SAMPLING, max_new_tokens=60, min_new_tokens=60, seed=5)

@@ -9,7 +9,7 @@ from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
 from launcher.config.compose import compose
 from tests.support.machine import scaled
-from tests.unit.actors.serving.test_sglang_process import make, running, start
+from tests.support.worlds.serving import make, running, start
 
 __all__ = ["make"]
 SAMPLED = ReadinessProof.of(compose(["conf=arithmetic_cpu", "gconfig.top_p=0.9"]))

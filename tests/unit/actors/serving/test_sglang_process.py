@@ -1,64 +1,19 @@
 """A server's lives, with the stand-in as the command: real processes in a real host."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import sys
-from functools import partial
 
 import aiohttp
 import pytest
 
 from actors.processes.process_tree import descendants, identify
-from actors.serving.readiness_proof import SHORT
-from actors.serving.server_incarnation import ServerSpec
-from actors.serving.sglang_server import SGLangProcess
 from launcher.base.errors import ResourceError, ServerError
 from launcher.base.messages import Cause, ServerState
-from launcher.config.schema import SGLangConfig
 from launcher.policy.exit_cause import find_server_cause
-from launcher.run_files.run_keys import ServerKeys
-from tests.support.machine import scaled
-
-ENTRY = (sys.executable, "-m", "tests.programs.stand_in_server")
-deadline_s = partial(scaled, 60.0)
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Makes a server of the stand-in; `words` are further arguments to it."""
-
-    def make(*words, port=None, setup_timeout_s=None, entry=ENTRY, gpu_ids=(), proof=SHORT):
-        config = SGLangConfig(dtype="float32", device="cpu", random_seed=1, port=port)
-        spec = ServerSpec(
-            index=0,
-            config=config,
-            log=tmp_path / "llm_server-0.log",
-            keys=ServerKeys.make(tmp_path / "keys"),
-            setup_timeout_s=setup_timeout_s or deadline_s(),
-            entry=(*entry, *words),
-            gpu_ids=gpu_ids,
-            proof=proof,
-            node="n0de0123456789",
-        )
-        return SGLangProcess(spec, owners=(os.getpid(),))
-
-    return make
-
-
-@contextlib.asynccontextmanager
-async def running(server):
-    try:
-        async with asyncio.timeout(deadline_s()):
-            yield
-    finally:
-        await server.stop()
-
-
-def start(server, *, generation=0, weight_version=3):
-    return server.start(generation=generation, model_path="some/model", weight_version=weight_version)
+from tests.support.worlds.serving import running, start
 
 
 async def post(url, body):

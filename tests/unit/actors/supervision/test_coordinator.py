@@ -1,12 +1,11 @@
 """Transcripts: what the Coordinator does when this is seen, and that its successor goes on where it was killed."""
 
 import asyncio
-import dataclasses
 import time
 
 import pytest
 
-from actors.supervision.coordinator import QUIET_TURN_S, TURN_S, Coordinator
+from actors.supervision.coordinator import QUIET_TURN_S, TURN_S
 from launcher.base.messages import Cause, Incident, ServerExit, ServerState, TerminalStatus
 from launcher.policy.actions import (
     AdmitServer,
@@ -21,48 +20,13 @@ from launcher.policy.actions import (
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
-from launcher.run_files.journal import read_lines
 from tests.support.run_memory import history_of
-from tests.support.simulated_run.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
+from tests.support.simulated_run.run_model import ALIVE, CONFIG, STARTING, RunModel
+from tests.support.worlds.supervision import Trial, collapsed, restored_unheard
 
-ENOUGH = 30
 RESTORED_TO_19 = RepairAttempt(
     at=900.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RESTORE, onset_step=45, restored_step=19
 )
-
-
-class Trial:
-    """One Coordinator over a run; a second one over the same run and journal is its successor."""
-
-    def __init__(self, folder, run=None):
-        self.run = run or RunModel()
-        self.path = folder / "events.jsonl"
-        self.history = history_of(self.path, 1)
-        self.hands = ModelHands(self.run, self.history)
-        sglang = dataclasses.replace(CONFIG.sglang, n_servers=len(self.run.servers))
-        config = dataclasses.replace(CONFIG, sglang=sglang)
-        self.coordinator = Coordinator(config, self.hands, self.history, clock=lambda: self.run.now)
-
-    async def turns(self, n=ENOUGH):
-        """Looks a second apart, with what was begun in each given the time to end."""
-        for _ in range(n):
-            self.run.now += 1.0
-            await self.coordinator.turn()
-            for _ in range(5):
-                await asyncio.sleep(0)
-
-    async def begun(self):
-        self.history.begin()
-        await self.hands.begin()
-        await self.turns()
-        self.hands.done.clear()
-        return self
-
-    def did(self, *kinds):
-        return [action for action in self.hands.done if not kinds or isinstance(action, kinds)]
-
-    def events(self, name):
-        return [event for event in read_lines(self.path) if event["event"] == name]
 
 
 async def test_a_run_begins_with_weights_before_traffic_and_traffic_before_steps(tmp_path):
@@ -208,17 +172,6 @@ async def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_p
     assert trial.run.servers["server-0"].state is ServerState.READY
 
 
-def collapsed(trial):
-    trial.run.step(40)
-    trial.run.checkpoints = tuple(
-        CheckpointFacts(global_step=step, status=CheckpointStatus.CANDIDATE) for step in (9, 19, 29, 39)
-    )
-    trial.run.incident = Incident(
-        cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=trial.run.now, onset_step=25
-    )
-    return trial
-
-
 async def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
     trial = collapsed(await Trial(tmp_path).begun())
     await trial.turns()
@@ -323,17 +276,6 @@ async def test_a_restore_that_never_reached_the_trainer_is_not_counted_twice(tmp
     assert sum(one.restored_step == 19 for one in trial.history.attempts) == 1
     assert history_of(trial.path, 1).attempts == trial.history.attempts
     assert trial.history.state is RunState.RUNNING
-
-
-async def restored_unheard(tmp_path):
-    """The successor of a Coordinator that was killed after the trainer carried out its restore, before it heard so."""
-    before = collapsed(await Trial(tmp_path).begun())
-    before.hands.hangs.add(RestoreTrainer)
-    await before.turns(6)
-    before.hands._take_effect(before.did(RestoreTrainer)[0])
-    after = Trial(tmp_path, before.run)
-    await after.hands.begin()
-    return after
 
 
 async def test_a_restore_that_the_trainer_carried_out_though_its_coordinator_was_killed_counts(tmp_path):

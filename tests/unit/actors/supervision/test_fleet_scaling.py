@@ -22,7 +22,7 @@ from tests.support.fake_actors import FakeActor, never
 from tests.support.run_memory import history_of
 from tests.support.simulated_run.looks import CRASHED, attempts, dead, decide, fresh, kinds, observed, server, trainer
 from tests.support.simulated_run.run_model import ModelHands, RunModel
-from tests.unit.actors.supervision.test_coordinator import Trial
+from tests.support.worlds.supervision import Trial
 
 ONE = {"fleet": ("s1",)}
 """Of servers, s0 is too many."""

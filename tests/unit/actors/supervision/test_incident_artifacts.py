@@ -8,19 +8,9 @@ import sys
 import pytest
 
 from actors.processes.process_tree import identify
-from actors.supervision import artifact_collector, incident_artifacts
+from actors.supervision import incident_artifacts
 from actors.supervision.incident_artifacts import collect
-from tests.support.machine import scaled
-
-SLEEPER = """
-import time
-
-def waits_for_nothing():
-    print('up', flush=True)
-    time.sleep(1000)
-
-waits_for_nothing()
-"""
+from tests.support.worlds.supervision import SLEEPER
 
 
 @pytest.fixture
@@ -29,15 +19,6 @@ def sleeper():
         assert process.stdout.readline() == "up\n"
         yield process
         process.kill()
-
-
-@pytest.fixture
-def patience(monkeypatch):
-    """With py-spy, which takes its time on a busy machine."""
-    for name in ("DEADLINE_S", "DUMP_TIMEOUT_S"):
-        monkeypatch.setattr(incident_artifacts, name, scaled(60))
-    for name in ("EVIDENCE_S", "CLOSE_S"):
-        monkeypatch.setattr(artifact_collector, name, scaled(60))
 
 
 def gather(paths, number=1, **more):

@@ -21,9 +21,8 @@ from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
 from tests.support.run_memory import history_of
-from tests.unit.actors.supervision.test_coordinator import Trial
-from tests.unit.actors.supervision.test_incident_artifacts import SLEEPER, patience
-from tests.unit.launcher.policy.test_admission import OneTake
+from tests.support.worlds.policy import OneTake
+from tests.support.worlds.supervision import SLEEPER, Trial, patience
 
 __all__ = ["patience"]
 

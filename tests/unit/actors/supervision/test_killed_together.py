@@ -4,7 +4,7 @@ import pytest
 
 from launcher.policy.actions import RestartTrainer, RestoreTrainer
 from launcher.policy.run_state import RunState
-from tests.unit.actors.supervision.test_coordinator import Trial, collapsed, restored_unheard
+from tests.support.worlds.supervision import Trial, collapsed, restored_unheard
 
 
 @pytest.mark.parametrize("kills", [1, 2])

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -10,93 +9,17 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.supervision import server_handle
 from actors.supervision.server_handle import ServerHandle
-from actors.weights.start_weights import StartWeights
 from launcher.base.errors import ServerError
-from launcher.base.messages import Cause, Health, ServerExit, ServerInfo, ServerState, Verdict
+from launcher.base.messages import Cause, Health, ServerInfo, ServerState, Verdict
 from launcher.policy.exit_cause import RanOut
-from tests.support.fake_actors import Method
 from tests.support.machine import all_turns
-
-WEIGHTS = StartWeights(path="model", version=3, lineage=1)
-
-
-class FakeActor:
-    """A server's actor; `ready` is what `wait_ready` does, `end` ends its life."""
-
-    def __init__(self, ready=None):
-        self._ready = ready
-        self.state = ServerState.STOPPED
-        self.generation = -1
-        self.reason = ""
-        self.version = None
-        self.exited = asyncio.get_running_loop().create_future()
-        for name in ("info", "start", "stop", "wait_ready", "wait_exit"):
-            setattr(self, name, Method(getattr(self, f"_{name}")))
-
-    async def _info(self):
-        return ServerInfo(
-            name="server-0",
-            index=0,
-            generation=self.generation,
-            state=self.state,
-            weight_version=self.version,
-            reason=self.reason,
-        )
-
-    async def _start(self, *, generation, model_path, weight_version, overrides):
-        self.generation, self.state = generation, ServerState.STARTING
-        self.version = weight_version
-        return await self._info()
-
-    async def _stop(self):
-        self.state = ServerState.STOPPED
-
-    async def _wait_ready(self):
-        if self._ready is not None:
-            self.state, self.reason = ServerState.FAILED, self._ready.message
-            raise self._ready
-        self.state = ServerState.READY
-        return await self._info()
-
-    async def _wait_exit(self):
-        return await asyncio.shield(self.exited)
-
-    def end(self, reason, exit_code=-9, at=0.0, was_told=False):
-        self.state = ServerState.DEAD
-        self.exited.set_result(
-            ServerExit(
-                name="server-0",
-                generation=self.generation,
-                pid=7,
-                exit_code=exit_code,
-                reason=reason,
-                at=0.0,
-                monotonic=at,
-                was_told=was_told,
-            )
-        )
-
-
-@asynccontextmanager
-async def handle(*, ready=None):
-    """Of a server; with its actor, and the list of deaths that were told."""
-    died = []
-    actor = FakeActor(ready)
-    slot = ServerHandle("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
-    try:
-        yield slot, actor, died
-    finally:
-        await slot.close()
+from tests.support.worlds.supervision import WEIGHTS, FakeActor, facts, handle
 
 
 def in_pool(state, *, generation=0, version=3, lineage=1):
     return ServerInfo(
         name="server-0", index=0, generation=generation, state=state, weight_version=version, lineage=lineage
     )
-
-
-def facts(slot, pool=None, judged=None, *, is_publishing=False):
-    return slot.facts(pool, judged, is_publishing=is_publishing)
 
 
 async def test_a_started_server_is_stale_until_the_trainer_has_admitted_this_life():

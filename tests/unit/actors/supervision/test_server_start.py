@@ -11,7 +11,7 @@ from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import ServerError
 from launcher.base.messages import Health, ServerState
 from tests.support.machine import scaled
-from tests.unit.actors.supervision.test_server_handle import WEIGHTS, facts, handle
+from tests.support.worlds.supervision import WEIGHTS, facts, handle
 
 
 def hanging(monkeypatch, slot_actor, *methods):

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,6 @@ from launcher.config.supervision import HealthConfig
 from launcher.policy.observed import StandbyTrainer
 from tests.support.fake_actors import FakeActor, never
 from tests.support.machine import scaled
-from tests.unit.actors.supervision.test_trainer_handle import NO_LOG
 
 STEPPING = TrainerView(pid=1, node="here", is_started=True, is_loaded=True, is_allowed=True, is_running=True)
 EMPTY = TrainerView(pid=2, node="here")
@@ -64,7 +64,7 @@ class Trainers:
             ended=[].append,
             changed=changed,
             health=HealthConfig(trainer_first_s=5.0),
-            log=NO_LOG,
+            log=Path("no such log"),
             standby=standby,
         )
         await trainer.probe.refresh()

@@ -19,7 +19,6 @@ from tests.support.fake_actors import FakeActor, Method, never
 from tests.support.machine import scaled
 
 EMPTY = TrainerView(pid=1)
-NO_LOG = Path("no such log")
 LOADED = TrainerView(pid=1, is_started=True, is_loaded=True)
 
 
@@ -34,7 +33,9 @@ class World:
     @asynccontextmanager
     async def link(self):
         health, changed = HealthConfig(trainer_first_s=0.05), asyncio.Event()
-        link = TrainerHandle(self.actor, ended=self.ended.append, changed=changed, health=health, log=NO_LOG)
+        link = TrainerHandle(
+            self.actor, ended=self.ended.append, changed=changed, health=health, log=Path("no such log")
+        )
         try:
             yield link
         finally:

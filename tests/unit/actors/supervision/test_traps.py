@@ -23,8 +23,8 @@ from launcher.policy import retention
 from launcher.run_files.run_paths import RunPaths
 from tests.programs import stand_in_server
 from tests.support.ready_servers import nobody
-from tests.unit.actors.rollout.test_rollout import fault
-from tests.unit.actors.training.test_step_loop import Trial
+from tests.support.worlds.rollout import fault
+from tests.support.worlds.training import Trial
 
 REPOSITORY = Path(__file__).parents[4]
 

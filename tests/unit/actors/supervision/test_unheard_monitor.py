@@ -5,7 +5,7 @@ import pytest
 from launcher.base.messages import Cause, Incident
 from launcher.policy.actions import PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
-from tests.unit.actors.supervision.test_coordinator import Trial, collapsed
+from tests.support.worlds.supervision import Trial, collapsed
 
 
 async def paused_for_the_verifier(folder):

@@ -19,9 +19,8 @@ from launcher.policy.admission import Admission, GateRules, admit
 from launcher.policy.canary_policy import CanaryScore
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
-from tests.unit.actors.training.test_spoilt_batches import poison
-from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial
-from tests.unit.launcher.policy.test_admission import OneTake, spoiled
+from tests.support.worlds.policy import OneTake, spoiled
+from tests.support.worlds.training import N_PROMPTS, SAMPLES, Trial, poison
 
 BATCH = Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=7)
 URL = BATCH.groups[0].rollouts[0].completion.server

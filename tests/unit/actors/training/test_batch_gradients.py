@@ -13,7 +13,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.admission import GateRules, admit
 from launcher.run_files.journal import Journal
 from tests.support.replay import Replay, prompts
-from tests.unit.launcher.policy.test_admission import OneTake
+from tests.support.worlds.policy import OneTake
 
 GOOD, BAD = "http://server-0", "http://server-1"
 SERVERS = tuple(

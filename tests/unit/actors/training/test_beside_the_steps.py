@@ -12,7 +12,7 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.policy.admission import Admission
 from tests.support.machine import scaled
-from tests.unit.actors.training.test_step_loop import Trial
+from tests.support.worlds.training import Trial
 
 deadline_s = partial(scaled, 60.0)
 SAVED_FIRST, STEPS = 3, 7

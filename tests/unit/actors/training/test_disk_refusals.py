@@ -9,7 +9,7 @@ from launcher.base.disk_faults import DiskFault, Refusal, fault_of_file
 from launcher.base.errors import JournalError
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
-from tests.unit.actors.training.test_step_loop import Trial
+from tests.support.worlds.training import Trial
 
 
 def test_a_full_disk_at_a_save_stops_the_loop_which_saves_when_it_may_go_on(tmp_path, monkeypatch):

@@ -9,19 +9,7 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.rollouts import RolloutGroup
 from launcher.reporting.ledger_audit import audit
 from tests.support.replay import group, prompts
-from tests.unit.actors.training.test_step_loop import BATCH, N_PROMPTS, SAMPLES, Trial, identical
-from tests.unit.actors.training.test_steps_ahead import AheadReplay
-
-MOST = 2
-
-
-def trial(root, *, ahead=0, rollouts=None, **settings):
-    replayed = rollouts or AheadReplay(ahead=ahead, most_batches=MOST)
-    recipe = {"use_decoupled_loss": ahead > 0, "dynamic_sampling": MOST}
-    made = Trial(root, rollouts=replayed, recipe=recipe, **settings)
-    made.config.rollout.max_head_offpolicyness = ahead
-    made.loop._gate._rules = type(made.loop._gate._rules).of(made.config)
-    return made
+from tests.support.worlds.training import BATCH, MOST, N_PROMPTS, SAMPLES, AheadReplay, identical, trial
 
 
 @pytest.mark.slow

@@ -22,9 +22,8 @@ from launcher.config.schema import OptimizerConfig
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, edit_tensors, make_trial, reseal, save
 from tests.support.replay import Replay, group, prompts
 from tests.support.tiny_models import actor, make_groups, make_model, reference, train, weights
-from tests.unit.actors.training.test_dynamic_sampling import trial as sampling_trial
-from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial, identical
-from tests.unit.actors.training.test_steps_ahead import AheadReplay
+from tests.support.worlds.training import N_PROMPTS, SAMPLES, AheadReplay, Trial, identical
+from tests.support.worlds.training import trial as sampling_trial
 
 MATRIX, OTHER = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 NO_REWARD = [[0.0] * 4] * 3

@@ -9,7 +9,7 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
-from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
+from tests.support.worlds.checkpoints import save, steps_of
 
 
 class Killed(BaseException):

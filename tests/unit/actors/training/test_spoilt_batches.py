@@ -10,29 +10,7 @@ from launcher.base.messages import Cause
 from launcher.config.schema import OptimizerConfig
 from tests.support.hot_optimizer import POISON
 from tests.support.replay import Replay, prompts
-from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial
-
-
-def poison(version, at=0, **change):
-    """Changes one completion of the batch at `version`, in the group `at`, once."""
-    left = [True]
-
-    def spoil(batch):
-        if not left or batch.weight_versions != (version,):
-            return batch
-        left.clear()
-        rollout = batch.groups[at].rollouts[0]
-        inner = {k: v for k, v in change.items() if k != "reward"}
-        if "logprobs" in inner:
-            inner["logprobs"] = (inner["logprobs"],) * len(rollout.completion.token_ids)
-        spoiled = dataclasses.replace(rollout, completion=dataclasses.replace(rollout.completion, **inner))
-        if "reward" in change:
-            spoiled = dataclasses.replace(spoiled, reward=change["reward"])
-        groups = list(batch.groups)
-        groups[at] = dataclasses.replace(groups[at], rollouts=(spoiled, *groups[at].rollouts[1:]))
-        return dataclasses.replace(batch, groups=tuple(groups))
-
-    return spoil
+from tests.support.worlds.training import N_PROMPTS, SAMPLES, Trial, poison
 
 
 @pytest.mark.slow

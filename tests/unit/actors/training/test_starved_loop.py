@@ -12,7 +12,7 @@ from launcher.base.messages import Cause
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.policy.exit_cause import RanOut, find_trainer_cause
 from tests.support.machine import scaled
-from tests.unit.actors.training.test_step_loop import Trial, identical
+from tests.support.worlds.training import Trial, identical
 
 pytestmark = pytest.mark.slow
 

@@ -2,123 +2,26 @@
 
 import json
 import math
-import time
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from actors.data.prompt_queue import PromptQueue
-from actors.model.policy_model import PolicyModel
 from actors.rollout.live_rollouts import Stopped
 from actors.training import run_position
-from actors.training.admission_gate import AdmissionGate
-from actors.training.checkpointing import Checkpointer
-from actors.training.step_loop import GrpoLoop
 from launcher.base.errors import RolloutError
 from launcher.base.messages import EvalReport
 from launcher.checkpoints import in_memory_checkpoints
-from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.config.schema import (
-    ActorConfig,
-    DatasetConfig,
     EvaluatorConfig,
-    GenerationConfig,
     OptimizerConfig,
-    RecoverConfig,
-    RefConfig,
-    RunConfig,
 )
 from launcher.policy.admission import Admission
-from launcher.run_files.journal import Journal, read_lines
-from launcher.run_files.run_paths import RunPaths
 from tests.support.replay import Replay, as_episodes, prompts
-
-MODEL = Path(__file__).parents[4] / "assets" / "arithmetic" / "model"
-N_PROMPTS = 24
-BATCH = 5
-SAMPLES = 3
+from tests.support.worlds.training import N_PROMPTS, SAMPLES, Trial, identical
 
 
 @pytest.fixture(autouse=True)
 def states_in_memory_are_below_the_test_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tmp_path)
-
-
-class Trial:
-    """One launch of the loop over the folders of a trial."""
-
-    def __init__(
-        self,
-        root,
-        *,
-        steps=20,
-        rollouts=None,
-        resume=False,
-        publish=lambda version: None,
-        ask=None,
-        memory=True,
-        recipe=None,
-        **settings,
-    ):
-        self.config = RunConfig(
-            experiment_name="loop",
-            seed=3,
-            total_train_epochs=5,
-            total_train_steps=steps,
-            train_dataset=DatasetConfig(path="none", batch_size=BATCH),
-            gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=16),
-            actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1, **(recipe or {})),
-            recover=RecoverConfig(freq_steps=4, first_steps=None, keep_last=2, memory=memory, memory_share=1.0),
-            **settings,
-        )
-        self.config.cluster.fileroot = str(root)
-        self.paths = RunPaths.of(self.config)
-        self.paths.prepare()
-        self.reports = []
-        self.store = CheckpointStore(self.paths.default_checkpoints)
-        self.queue = PromptQueue([*prompts(N_PROMPTS)], seed=3, shuffle=True)
-        ref = RefConfig(path=str(MODEL), dtype="float32")
-        self.model = PolicyModel(self.config.actor, ref, temperature=1.0, total_steps=20)
-        journal = Journal(self.paths.events, 1, time.time)
-        checkpointer = Checkpointer(self.config, self.paths, journal)
-        self.loop = GrpoLoop(
-            self.config,
-            model=self.model,
-            queue=self.queue,
-            rollouts=rollouts or Replay(prompts(N_PROMPTS), SAMPLES),
-            publish=publish,
-            checkpointer=checkpointer,
-            record=lambda report, _: self.reports.append(report),
-            journal=journal,
-            attempt=1,
-            gate=AdmissionGate(self.config, journal, ask=ask),
-        )
-        if resume:
-            newest = self.store.latest_complete().checkpoint
-            self.loop.restore(checkpointer.load(newest.path, self.model, self.queue))
-
-    def run(self):
-        return self.loop.run()
-
-    def weights(self):
-        return {name: tensor.clone() for name, tensor in self.model.named_weights(torch.float32)}
-
-    def training_state(self):
-        return {p.name: load_file(p) for p in self.store.list()[-1].path.glob("*.safetensors")}
-
-    def events(self, name):
-        return [line for line in read_lines(self.paths.events) if line["event"] == name]
-
-
-def identical(left, right):
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        if isinstance(value, dict):
-            identical(value, right[name])
-        else:
-            assert torch.equal(value, right[name]), name
 
 
 SEVERAL = {"ppo_n_minibatches": 2, "recompute_logprob": True}

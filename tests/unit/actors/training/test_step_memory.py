@@ -18,7 +18,7 @@ from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.verification import Verification, verify
 from launcher.run_files.journal import current_lines, read_lines
-from tests.unit.actors.training.test_step_loop import Trial, identical
+from tests.support.worlds.training import Trial, identical
 
 
 @pytest.fixture(autouse=True)

@@ -1,58 +1,14 @@
 """The step loop with batches made ahead: they are in the state, so a resume is exact; and none outlives a rejection."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
-from actors.rollout.live_rollouts import LoopThread
-from actors.rollout.rollout_stream import RolloutStream
 from launcher.base.errors import RewardError
 from launcher.base.messages import Cause
 from launcher.policy.admission import Admission
-from tests.support.replay import Replay, group, prompts
-from tests.unit.actors.training.test_step_loop import BATCH, N_PROMPTS, SAMPLES, Trial, identical
-
-AHEAD = 2
-
-
-class AheadReplay(Replay):
-    """Rollouts of the weights that were current when their prompt was taken; all that was taken is made in time."""
-
-    def __init__(self, *, ahead=AHEAD, most_batches=None):
-        super().__init__(prompts(N_PROMPTS), SAMPLES)
-        self.ahead, self.most_batches = ahead, most_batches
-        self.thread = LoopThread("ahead")
-        self.stream = None
-        self.generated = 0
-
-    def collect(self, queue, *, want, weight_version):
-        return self.thread.call(self._collect(queue, want, weight_version))
-
-    async def _collect(self, queue, want, version):
-        if self.stream is None:
-            self.stream = RolloutStream(
-                self._make,
-                queue,
-                self._items,
-                n_samples=SAMPLES,
-                concurrent_prompts=3,
-                attempts=3,
-                scored_by="",
-                ahead=self.ahead,
-                newest=lambda: version,
-                most_batches=self.most_batches,
-            )
-        batch = await self.stream.next_batch(want, version=version)
-        if self.stream._running:
-            await asyncio.wait(self.stream._running)
-        return batch
-
-    async def _make(self, prompt, weights, tally, kept):
-        self.generated += not kept
-        made = group(prompt, SAMPLES, kept[0].weight_version if kept else weights.oldest)
-        assert not kept or [one.completion for one in made.rollouts] == list(kept)
-        return made
+from tests.support.replay import prompts
+from tests.support.worlds.training import AHEAD, BATCH, N_PROMPTS, SAMPLES, AheadReplay, Trial, identical
 
 
 def trial(root, *, ahead=AHEAD, **settings):

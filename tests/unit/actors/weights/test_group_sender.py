@@ -23,7 +23,7 @@ from launcher.base.messages import ServerState
 from tests.programs import stand_in_server
 from tests.support.machine import scaled
 from tests.support.ready_servers import pool_of, ready
-from tests.unit.actors.rollout.test_rollout import fault
+from tests.support.worlds.rollout import fault
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
 from tests.support.ready_servers import pool_of
-from tests.unit.actors.rollout.test_rollout import fault
+from tests.support.worlds.rollout import fault
 
 pytestmark = pytest.mark.slow
 

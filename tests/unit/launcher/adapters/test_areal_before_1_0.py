@@ -8,7 +8,7 @@ import pytest
 
 from launcher.adapters.trainer_adapter import adapter_of
 from tests.support.checkpoint_makers import make_areal, make_export, name_of, truncate
-from tests.unit.launcher.adapters.test_areal_adapter import missing, older
+from tests.support.worlds.adapters import missing, older
 
 TWO_TABLES = """\
 20250911-11:37:11.251 stats logger INFO: Epoch 1/2 Step 2/80 Train step 2/160 done.

@@ -9,16 +9,9 @@ import sys
 
 import pytest
 
-from launcher.adapters.command_adapter import LONGEST, CommandAdapter
+from launcher.adapters.command_adapter import LONGEST
 from launcher.base.errors import ConfigError
-from launcher.config.foreign import ForeignTrainerConfig
-
-PATTERN = r"step (?P<step>\d+).*reward (?P<reward>\S+)"
-
-
-def adapter(tmp_path, **settings):
-    given = {"adapter": "command", "command": "python train.py", "cwd": str(tmp_path), "pattern": PATTERN, **settings}
-    return CommandAdapter(ForeignTrainerConfig(**given))
+from tests.support.worlds.adapters import PATTERN, adapter
 
 
 def test_the_command_is_split_as_by_a_shell_and_resumed_with_the_checkpoint(tmp_path):

@@ -11,7 +11,7 @@ from launcher.checkpoints import checkpoint_folder
 from launcher.checkpoints.checkpoint_folder import SETTLED_S, Listing
 from launcher.checkpoints.checkpoint_store import CheckpointState
 from launcher.checkpoints.manifest import KEEP_MARK, MANIFEST_NAME
-from tests.unit.launcher.checkpoints.test_checkpoints import save
+from tests.support.worlds.checkpoints import save
 
 
 class Looks:

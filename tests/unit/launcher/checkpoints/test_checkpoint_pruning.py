@@ -9,14 +9,7 @@ import pytest
 
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from tests.unit.launcher.checkpoints.test_checkpoints import (
-    flip_one_bit,
-    hidden,
-    name_of,
-    save,
-    steps_of,
-    truncate,
-)
+from tests.support.worlds.checkpoints import flip_one_bit, hidden, name_of, save, steps_of, truncate
 
 
 def test_retention_keeps_the_last_the_marked_and_nothing_else(store):

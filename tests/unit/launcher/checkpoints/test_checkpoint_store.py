@@ -12,7 +12,7 @@ from launcher.base import durable
 from launcher.base.errors import CheckpointError, DiskError
 from launcher.checkpoints import checkpoint_store
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
-from tests.unit.launcher.checkpoints.test_checkpoints import (
+from tests.support.worlds.checkpoints import (
     commit,
     fill,
     flip_one_bit,

@@ -11,46 +11,21 @@ import pytest
 
 from launcher.base import durable
 from launcher.base.errors import CheckpointError
-from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointState, CheckpointStore
+from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
 from launcher.checkpoints.manifest import Manifest
-
-FINGERPRINT = {"experiment_name": "exp", "gconfig.n_samples": 8}
-FILES = {"model.safetensors": b"w" * 3000, "config.json": b"{}", "state/optimizer.bin": b"o" * 500}
-
-
-def name_of(step):
-    return CheckpointName(epoch=step // 10, epoch_step=step % 10, global_step=step)
-
-
-def fill(folder, step=0):
-    for name, data in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(data + str(step).encode())
-
-
-def save(store, step, *, keep=False, reward=0.5):
-    with store.staging(name_of(step)) as staged:
-        fill(staged, step)
-        return commit(store, staged, step, keep=keep, reward=reward)
-
-
-def commit(store, staged, step, *, keep=False, reward=0.5):
-    return store.commit(
-        staged,
-        global_step=step,
-        policy_version=step + 1,
-        config_fingerprint=FINGERPRINT,
-        health={"reward_mean": reward, "verdict": "HEALTHY"},
-        keep=keep,
-    )
-
-
-def steps_of(store):
-    return [checkpoint.global_step for checkpoint in store.list()]
-
-
-def hidden(store):
-    return [path.name for path in store.root.iterdir() if path.name.startswith(".")]
+from tests.support.worlds.checkpoints import (
+    FILES,
+    FINGERPRINT,
+    commit,
+    fill,
+    flip_one_bit,
+    hidden,
+    lose_manifest,
+    name_of,
+    save,
+    steps_of,
+    truncate,
+)
 
 
 def test_a_checkpoint_is_where_areal_looks_for_it_and_says_what_it_is(store):
@@ -185,17 +160,6 @@ def test_an_empty_folder_or_a_link_is_not_a_checkpoint(store, tmp_path):
     assert store.list() == ()
 
 
-def truncate(path):
-    os.truncate(path / "model.safetensors", 2999)
-
-
-def flip_one_bit(path):
-    file = path / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[1234] ^= 1
-    file.write_bytes(data)
-
-
 def lose_a_file(path):
     (path / "state" / "optimizer.bin").unlink()
 
@@ -216,10 +180,6 @@ def edit_manifest(**changes):
 def empty(path):
     shutil.rmtree(path)
     path.mkdir()
-
-
-def lose_manifest(path):
-    (path / "manifest.json").unlink()
 
 
 def make_unreadable_file(path):

@@ -12,7 +12,7 @@ from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from scripts import list_checkpoints
 from tests.support.remote_machine import Machine, far
-from tests.unit.launcher.checkpoints.test_checkpoints import save
+from tests.support.worlds.checkpoints import save
 
 # ── on the way back ──
 

@@ -1,7 +1,6 @@
 """States in memory: whole or passed over, only this run's, only beside the checkpoints that they were kept beside."""
 
 import shutil
-import time
 
 import pytest
 import torch
@@ -11,80 +10,13 @@ from actors.model.stored_tensors import overwrite_tensors
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
-from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, StateFacts, check, write_small
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, check
 from launcher.checkpoints.resume_decision import resume_point
-from launcher.config.fingerprint import config_fingerprint
-from launcher.config.schema import DatasetConfig, RunConfig
-from launcher.run_files.journal import Journal, append_line
-from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.journal import append_line
 from tests.support.checkpoint_makers import flip
+from tests.support.worlds.checkpoints import Run
 
 pytestmark = pytest.mark.usefixtures("memory")
-
-
-class Run:
-    """A trial with checkpoints on the disk and states in memory, all of them tiny."""
-
-    def __init__(self, root):
-        self.config = RunConfig(experiment_name="states", train_dataset=DatasetConfig(path="none", batch_size=4))
-        self.config.gconfig.n_samples = 2
-        self.config.actor.path = self.config.ref.path = "model"
-        self.config.cluster.fileroot = str(root)
-        self.paths = RunPaths.of(self.config)
-        self.paths.prepare()
-        Journal(self.paths.events, 1, time.time).record("run.started")
-        self.store = CheckpointStore(self.paths.default_checkpoints)
-        self.states = InMemoryCheckpoints(self.paths)
-
-    def again(self):
-        """As the next process sees it."""
-        return Run(self.config.cluster.fileroot)
-
-    def save(self, step):
-        with self.store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
-            (staged / "model.safetensors").write_bytes(b"weights")
-            self.store.commit(
-                staged,
-                global_step=step,
-                policy_version=step + 1,
-                config_fingerprint=config_fingerprint(self.config),
-                health={},
-                keep=False,
-            )
-
-    def keep(self, step, slots=2, attempt=None):
-        newest = self.store.list()[-1] if self.store.list() else None
-        folder = self.states.begin(slots)
-        files = {"tensors": write_small(folder / "tensors", {"step": step, "filling": "x" * 1000})}
-        facts = StateFacts(
-            global_step=step,
-            epoch=0,
-            epoch_step=step,
-            policy_version=step + 1,
-            run=self.states.run_began(),
-            base=None if newest is None else str(newest),
-            base_made_at=None if newest is None else newest.manifest.created_at,
-            config_fingerprint=config_fingerprint(self.config),
-            attempt=attempt,
-        )
-        self.states.commit(folder, facts, files)
-        return folder
-
-    def step(self, step, attempt, *, has_line=True):
-        self.keep(step, attempt=attempt)
-        if has_line:
-            append_line(self.paths.ledger, {"global_step": step, "attempt": attempt})
-
-    def current(self):
-        return [state.global_step for state in self.states.current(self.store.list())]
-
-    def newest_complete(self):
-        state = self.states.newest_complete(self.store.list())
-        return None if state is None else state.global_step
-
-    def facts(self):
-        return [(f.global_step, f.in_memory) for f in CheckpointCatalog.of_run(self.config, self.paths).facts(-1)]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from launcher.checkpoints.resume_decision import already_finished
 from launcher.policy.restore import choose
 from launcher.run_files.journal import Journal
 from tests.support.checkpoint_makers import flip, learned, make_trial, reseal, snapshot, truncate
-from tests.unit.actors.training.test_step_loop import Trial, identical
+from tests.support.worlds.training import Trial, identical
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,7 @@ from launcher.checkpoints.onset import find_falls, standing
 from launcher.checkpoints.recorded_health import read_health
 from launcher.config.supervision import RestoreConfig
 from tests.support.checkpoint_makers import write_rewards
-
-HEALTHY = [0.5, 0.55, 0.48, 0.52, 0.5] * 8
-
-
-def began(number, onset, *, cause="reward_collapse", at=1100.0):
-    event = {"event": "incident.began", "time": at, "incident": number, "cause": cause, "subject": "policy"}
-    return event | {"onset_step": onset, "reason": "it fell"}
+from tests.support.worlds.checkpoints import HEALTHY, began
 
 
 def ended(number, *, mended, at=1101.0):

@@ -5,7 +5,7 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
+from tests.support.worlds.checkpoints import save, steps_of
 
 
 def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(paths, tmp_path):

@@ -8,8 +8,7 @@ import pytest
 from launcher.base.errors import ConfigError
 from tests.programs import object_store
 from tests.support.remote_machine import Machine
-from tests.unit.launcher.checkpoints.test_checkpoints import save
-from tests.unit.launcher.checkpoints.test_uploads import killed_after
+from tests.support.worlds.checkpoints import killed_after, save
 
 pytest.importorskip("moto", reason="the emulator comes with the extra `test`")
 pytest.importorskip("s3fs", reason="s3:// comes with the extra `s3`")

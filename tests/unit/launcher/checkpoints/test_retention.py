@@ -12,7 +12,7 @@ from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus,
 from launcher.policy.restore import FIRST_WEIGHTS, choose
 from launcher.policy.retention import worth_keeping
 from tests.support.trial_names import trial_paths
-from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
+from tests.support.worlds.checkpoints import save, steps_of
 
 SETTINGS = RestoreConfig(good_after_steps=5)
 

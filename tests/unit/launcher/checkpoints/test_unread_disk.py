@@ -9,8 +9,7 @@ import pytest
 from launcher.base.errors import CheckpointError, DiskError
 from launcher.checkpoints import checkpoint_store
 from launcher.checkpoints.checkpoint_folder import refuse_unread
-from tests.unit.launcher.checkpoints.test_checkpoints import save
-from tests.unit.launcher.checkpoints.test_in_memory_checkpoints import Run
+from tests.support.worlds.checkpoints import Run, save
 
 
 @pytest.fixture

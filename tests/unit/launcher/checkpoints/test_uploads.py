@@ -1,16 +1,12 @@
 """Checkpoints at a URL: whole or not there at all, set back with the run, and fetched only where they prove whole."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from tests.support.remote_machine import Machine, deadline_s, far
-from tests.unit.launcher.checkpoints.test_checkpoints import save
+from tests.support.worlds.checkpoints import killed_after, save
 
 # ── copies ──
 
@@ -190,26 +186,6 @@ def test_the_thread_copies_beside_the_run_and_not_before_the_run_knows_from_wher
     assert machine.there() == [0, 1]
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from launcher.checkpoints.remote_store import RemoteStore
-from tests.support.remote_machine import Machine
-machine = Machine(Path(sys.argv[1]), sys.argv[2])
-whole, n = machine.remote._fs.put_file, [0]
-def put_file(source, target):
-    whole(source, target)
-    n[0] += 1
-    if n[0] == int(sys.argv[3]):
-        print("half", flush=True)
-        time.sleep(1000)
-machine.remote._fs.put_file = put_file
-machine.uploader.turn()
-print("whole", flush=True)
-time.sleep(1000)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 2, 3])
 def test_a_kill_in_the_middle_leaves_nothing_that_is_listed_and_the_next_copies_it(tmp_path, url, folder, files):
@@ -221,10 +197,3 @@ def test_a_kill_in_the_middle_leaves_nothing_that_is_listed_and_the_next_copies_
     assert Machine(tmp_path / "elsewhere", url).fetch() is None
     machine.copy()
     assert machine.there() == [0]
-
-
-def killed_after(files, root, url, environment=None):
-    command = [sys.executable, "-c", KILLED, str(root), url, str(files)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment or os.environ) as process:
-        assert process.stdout.readline() == "half\n"
-        process.send_signal(signal.SIGKILL)

@@ -5,22 +5,19 @@ import json
 import random
 import re
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from launcher.base.errors import DataError
 from launcher.base.own_python import python
 from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.remedies import remedy_of
-from launcher.diagnosis.judging.verdict import RunCondition, diagnose
+from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.output.as_json import to_dict
 from launcher.diagnosis.output.as_page import to_page
-from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
-from launcher.diagnosis.reading.run_folders import look_around
 from launcher.policy.exit_cause import RanOut
 from tests.support.made_logs import FAILURES, Made, RunMaker
+from tests.support.worlds.diagnosis import diagnosis_of, export, made_run
 
 CAUSES = {
     "crash": (RunCondition.FELL, Guess.SERVER_CRASH, ""),
@@ -32,31 +29,6 @@ CAUSES = {
     "degradation": (RunCondition.FELL, Guess.DEGRADATION, ""),
     "reward_function": (RunCondition.FELL, Guess.REWARD_FUNCTION, ""),
 }
-
-
-def diagnosis_of(*paths, checkpoints=None):
-    contents = read_inputs(find_inputs(paths))
-    return diagnose(contents, look_around(paths, contents.log_events, checkpoints))
-
-
-def made_run(folder, made, *, merged=False, steps=(), settings=""):
-    """Logs in AReaL's layout below `folder`, with exports of `steps` beside them; the folder of the logs."""
-    logs = RunMaker(made).write(folder / "logs" / "me" / "exp" / "t0", merged=merged)
-    if settings:
-        (logs / "config.yaml").write_text(settings)
-    for step in steps:
-        export(folder / "checkpoints" / "me" / "exp" / "t0" / "default", step)
-    return logs
-
-
-def export(root, step, *, is_whole=True):
-    path = root / f"epoch0epochstep{step}globalstep{step}"
-    path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
-    save_file({"weight": np.zeros(1, dtype=np.float32)}, path / "model.safetensors")
-    if is_whole:
-        (path / "tokenizer_config.json").write_text("{}")
-    return path
 
 
 def test_every_failure_has_its_cause():

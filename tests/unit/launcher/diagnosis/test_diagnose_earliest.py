@@ -6,12 +6,8 @@ from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_records import Kind
 from tests.support.made_logs import Made, RunMaker
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+from tests.support.worlds.diagnosis import CHILD_FAILED, EXIT_CODE, LAUNCHER, diagnosis_of, run_that_stops
 
-STEPS = 60
-LAUNCHER = "20251111-{at}.000 Launcher ERROR: "
-CHILD_FAILED = LAUNCHER + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: trainer.py FAILED"
-EXIT_CODE = LAUNCHER + "exitcode  : -9 (pid: 4242)"
 SIGNAL = LAUNCHER + "traceback : Signal 9 (SIGKILL) received by PID 4242"
 KILLED = (CHILD_FAILED, EXIT_CODE, SIGNAL)
 TIMEOUT = "20251111-{at}.000 WorkflowExecutor ERROR: Workflow execution failed: TimeoutError"
@@ -20,19 +16,6 @@ EXCEPTION = (
     '  File "/env/sglang/srt/managers/scheduler.py", line 2012, in event_loop_overlap\nKeyError: 7'
 )
 EVERY_2_S = "[2025-11-11 {at}] Decode batch, #running-req: 48, #queue-req: 0, "
-
-
-def run_that_stops(folder, *, trainer=(), server=(), last_tokens="09:59:58", talks_until=""):
-    """A run of steps of 60 s whose last ended at 10:00:00; each line as (time, text)."""
-    folder.mkdir(parents=True)
-    lines = list(RunMaker(Made(steps=STEPS, plain=True)).trainer())
-    text = "".join(lines).replace(f"/{STEPS} done", f"/{STEPS * 2} done")
-    more = [(at, line) for at, line in trainer] + ([(talks_until, LAUNCHER + "waiting")] if talks_until else [])
-    (folder / "trainer.log").write_text(text + "".join(line.format(at=at) + "\n" for at, line in more))
-    maker = RunMaker(Made(steps=STEPS, plain=True))
-    tokens = [line for line in maker.server() if "Decode" not in line or line[12:20] <= last_tokens]
-    (folder / "llm_server.log").write_text("".join(tokens) + "".join(f"{line.format(at=at)}\n" for at, line in server))
-    return folder
 
 
 def cause_of(folder):

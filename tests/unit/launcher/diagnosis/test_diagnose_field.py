@@ -9,7 +9,7 @@ from launcher.diagnosis.output.as_text import say_onset
 from launcher.diagnosis.reading.log_records import Kind
 from tests.support.checkpoint_makers import write_areal_log
 from tests.support.made_logs import Made, RunMaker, table
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+from tests.support.worlds.diagnosis import diagnosis_of
 
 FIRST = {0: 0.34, 1: 0.47, 2: 0.34, 3: 0.50, 4: 0.34, 27: 0.41, 62: 0.59, 79: 0.63, 81: 0.75, 82: 0.38}
 EXCERPT = (

@@ -8,8 +8,7 @@ import pytest
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_records import Kind, Role
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
-from tests.unit.launcher.diagnosis.test_diagnose_earliest import CHILD_FAILED, EXIT_CODE, run_that_stops
+from tests.support.worlds.diagnosis import CHILD_FAILED, EXIT_CODE, diagnosis_of, run_that_stops
 
 INVOKED = "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"
 STACK = " oom_kill_process+0x104/0x210"

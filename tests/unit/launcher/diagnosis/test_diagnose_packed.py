@@ -22,7 +22,7 @@ from launcher.diagnosis.reading import unpacked
 from launcher.diagnosis.reading.log_records import Kind
 from scripts import diagnose
 from tests.support.made_logs import Made, RunMaker
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+from tests.support.worlds.diagnosis import diagnosis_of
 
 MADE = Made(fails="crash", onset=30, steps=60, plain=True)
 DATE = "2025-11-11 09:00:00"

@@ -9,7 +9,7 @@ from launcher.base.errors import DataError
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.log_records import REWARD
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+from tests.support.worlds.diagnosis import diagnosis_of
 
 REWARD_TAG = "ppo_actor/task_reward/avg"
 

@@ -8,7 +8,7 @@ from launcher.diagnosis.judging.verdict import RunCondition
 from scripts import diagnose
 from tests.support.checkpoint_makers import write_areal_log
 from tests.support.made_logs import Made, RunMaker
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+from tests.support.worlds.diagnosis import diagnosis_of
 
 
 def read(folder, rewards):

@@ -14,7 +14,7 @@ from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_clock import STAMP, LogClock, read_stamp
 from launcher.diagnosis.reading.log_records import Kind
 from launcher.diagnosis.reading.unpacked import unpacked
-from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+from tests.support.worlds.diagnosis import diagnosis_of
 
 READ_IN = ("UTC", "America/New_York", "Asia/Tokyo", "Australia/Lord_Howe")
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()

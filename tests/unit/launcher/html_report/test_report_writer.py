@@ -15,7 +15,7 @@ from launcher.reporting.run_reader import RunReader
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import wait_until
-from tests.unit.launcher.reporting.test_tensorboard_sink import NOW
+from tests.support.worlds.reporting import NOW
 
 
 @pytest.mark.slow

@@ -13,33 +13,7 @@ from launcher.policy.canary_policy import CanaryScore
 from launcher.policy.reward_health import RewardPoint
 from tests.support.replay import Replay, prompts
 from tests.support.reward_runs import HEALTHY
-
-EXACT = GateRules(settings=GateConfig(), is_exact=True, versions_behind=0)
-ROUNDED = dataclasses.replace(EXACT, is_exact=False)
-
-SOUND = BatchReport(
-    policy_version=7,
-    weight_versions=(7,),
-    completions=128,
-    without_reward=0,
-    empty=0,
-    nonfinite_logprobs=0,
-    uneven_groups=0,
-    requests=16,
-    truncated=6,
-    blank=1,
-    mean_reward=0.5,
-    low_reward=0.0,
-    high_reward=1.0,
-    logprob_distance=1.3e-7,
-)
-USUAL = UsualValues(
-    mean_reward=0.5, reward_range=1.0, reward_noise=0.05, truncated_share=0.05, blank_share=0.01, distance=7e-4
-)
-
-
-def changed(**change):
-    return dataclasses.replace(SOUND, **change)
+from tests.support.worlds.policy import EXACT, ROUNDED, SOUND, USUAL, OneTake, changed, spoiled
 
 
 @pytest.mark.parametrize("gate", [EXACT, ROUNDED])
@@ -183,23 +157,6 @@ def test_while_damage_is_known_nothing_is_admitted_and_what_is_certain_keeps_its
     fell = dataclasses.replace(USUAL, mean_reward=0.9)
     assert admit(changed(mean_reward=0.0), EXACT, usual=fell, incident=known).cause is Cause.REWARD_COLLAPSE
     assert admit(changed(weight_versions=(6,)), EXACT, incident=known).cause is Cause.SERVER_STALE
-
-
-def spoiled(batch, **change):
-    """`batch` with its first rollout changed: fields of the rollout, or of its completion."""
-    first = batch.groups[0].rollouts[0]
-    of_rollout = {k: v for k, v in change.items() if k in ("reward", "text")}
-    of_completion = {k: v for k, v in change.items() if k not in of_rollout}
-    rollout = dataclasses.replace(
-        first, completion=dataclasses.replace(first.completion, **of_completion), **of_rollout
-    )
-    group = dataclasses.replace(batch.groups[0], rollouts=(rollout, *batch.groups[0].rollouts[1:]))
-    return dataclasses.replace(batch, groups=(group, *batch.groups[1:]))
-
-
-class OneTake:
-    def take(self, n):
-        return [f"p{i:03d}" for i in range(n)]
 
 
 BATCH = Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=7)

@@ -23,12 +23,12 @@ from launcher.policy.admission import admit
 from launcher.policy.exit_cause import find_server_cause, find_trainer_cause
 from launcher.policy.liveness import Pace, slow_reason
 from tests.support.replay import Replay, prompts
-from tests.unit.actors.supervision.test_server_handle import WEIGHTS, handle
-from tests.unit.actors.training.test_spoilt_batches import poison
-from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial
-from tests.unit.launcher.checkpoints.test_checkpoints import flip_one_bit, save, truncate
-from tests.unit.launcher.policy import test_trainer_liveness as trainers
-from tests.unit.launcher.policy.test_admission import EXACT, changed
+from tests.support.worlds.checkpoints import flip_one_bit, save, truncate
+from tests.support.worlds.policy import EXACT, changed
+from tests.support.worlds.policy import LIMIT_S as TRAINER_LIMIT_S
+from tests.support.worlds.policy import watch as watch_trainer
+from tests.support.worlds.supervision import WEIGHTS, handle
+from tests.support.worlds.training import N_PROMPTS, SAMPLES, Trial, poison
 
 # ── death watch ──
 
@@ -103,11 +103,11 @@ def test_a_large_gradient_that_is_finite_is_clipped_and_stepped(tmp_path):
 
 def test_without_patience_that_ends_a_hung_trainer_would_be_waited_for(monkeypatch):
     faults = ({"stopped": True}, {"mute": True, "idle": True}, {"idle": True})
-    until = 30 + trainers.LIMIT_S + 5
-    assert all(Health.DEAD in trainers.watch(until, **fault) for fault in faults)
+    until = 30 + TRAINER_LIMIT_S + 5
+    assert all(Health.DEAD in watch_trainer(until, **fault) for fault in faults)
     for_ever = HealthConfig(trainer_min_s=1e6, trainer_silence_s=1e6)
-    monkeypatch.setattr(trainers, "SETTINGS", for_ever)
-    assert not any(Health.DEAD in trainers.watch(until, **fault) for fault in faults)
+    monkeypatch.setattr("tests.support.worlds.policy.SETTINGS", for_ever)
+    assert not any(Health.DEAD in watch_trainer(until, **fault) for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import GateRules, StepFigures, UsualValues, admit
 from launcher.policy.reward_health import RewardPoint
-from tests.unit.actors.monitoring.test_health_monitor import batch
-from tests.unit.launcher.policy.test_admission import ROUNDED, USUAL, changed
+from tests.support.worlds.health_monitor import batch
+from tests.support.worlds.policy import ROUNDED, USUAL, changed
 
 CONFIG = RunConfig(experiment_name="exp")
 CONFIG.sglang.dtype = CONFIG.actor.dtype = "float32"

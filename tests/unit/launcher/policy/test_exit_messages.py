@@ -16,7 +16,7 @@ from actors.serving.sglang_cpu import sglang_folder
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut, find_server_cause, find_trainer_cause, least_fraction
 from launcher.policy.memory_backoff import MEM_FRACTION, TriedSettings, next_rung
-from tests.unit.launcher.policy.test_memory_backoff import CONFIG, GPU
+from tests.support.worlds.policy import CONFIG, GPU
 
 MESSAGES = tomllib.loads((Path(__file__).parent / "data" / "exit_messages.toml").read_text())["message"]
 SGLANG = sglang_folder() / "srt"

@@ -23,21 +23,9 @@ from launcher.policy.memory_backoff import (
     TriedSettings,
     next_rung,
 )
+from tests.support.worlds.policy import CONFIG, GPU
 
-CONFIG = MemoryConfig()
 ALLOWED = MemoryConfig(change_learning=True)
-GPU = MemorySettings(
-    mem_fraction_static=0.8,
-    max_total_tokens=None,
-    max_concurrent_rollouts=16,
-    max_tokens_per_mb=4096,
-    gradient_checkpointing=False,
-    max_new_tokens=512,
-    n_samples=8,
-    longest_sequence=1500,
-    on_gpu=True,
-    shares_gpu=True,
-)
 CPU = dataclasses.replace(GPU, on_gpu=False, shares_gpu=False, max_total_tokens=20000)
 
 

@@ -7,51 +7,9 @@ import pytest
 from actors.cluster import node_identity
 from actors.monitoring.trainer_watch import TrainerWatch
 from launcher.base.messages import Cause, Health, TrainerView
-from launcher.config.supervision import HealthConfig
 from launcher.policy import trainer_liveness
-from launcher.policy.trainer_liveness import StepClock, TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
-
-SETTINGS = HealthConfig()
-MEDIAN_S = 2.0
-LIMIT_S = max(SETTINGS.trainer_min_s, SETTINGS.trainer_factor * MEDIAN_S)
-
-
-def watch(
-    until,
-    *,
-    at=30.0,
-    stopped=False,
-    mute=False,
-    idle=False,
-    waits=False,
-    asleep=False,
-    unwatched_s=0.0,
-    median=MEDIAN_S,
-):
-    """The first time after `at` with each health. What is named happens from `at` on."""
-    first, evidence, t, cpu, progress, pinged_at = {}, None, 0.0, 0.0, 0, 0.0
-    while t < until:
-        begun = t >= at
-        halted = begun and stopped
-        cpu += 0.0 if halted or (begun and asleep) else 0.2
-        progress += not (begun and (stopped or idle or waits))
-        pinged_at = pinged_at if begun and (stopped or mute) else t
-        look = TrainerLook(
-            at=t,
-            state="T" if halted else "R",
-            cpu_s=cpu,
-            pinged_at=pinged_at,
-            ping_waits=begun and (stopped or mute),
-            progress=progress,
-            waits_for="a server" if begun and waits else "",
-            median_step_s=median,
-        )
-        evidence = observe_trainer(evidence, look, SETTINGS) if evidence else TrainerEvidence(look=look)
-        verdict = judge_trainer(evidence, SETTINGS, t)
-        if begun:
-            first.setdefault(verdict.health, (t - at, verdict))
-        t += unwatched_s if begun and unwatched_s and t - at < SETTINGS.look_interval_s else SETTINGS.look_interval_s
-    return first
+from launcher.policy.trainer_liveness import StepClock, TrainerEvidence, TrainerLook, judge_trainer
+from tests.support.worlds.policy import LIMIT_S, MEDIAN_S, SETTINGS, watch
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from launcher.reporting.otel_sink import OtelSink
 from launcher.resources.config_checks import find_problems
 from launcher.resources.missing_machine import missing_writer
 from tests.support.machine import scaled
-from tests.unit.launcher.reporting.test_tensorboard_sink import NOW
+from tests.support.worlds.reporting import NOW
 
 T0 = 1_800_000_000
 ON = ["conf=arithmetic_cpu", "stats_logger.otel.exporter=otlp"]

@@ -4,21 +4,13 @@ import sys
 
 import pytest
 
-from launcher.base.messages import TrainerStatus
 from launcher.cli.run_screen import Screen
 from launcher.config.compose import compose
 from launcher.diagnosis.reading.log_records import REWARD, FigureNames
 from launcher.diagnosis.reading.tensorboard_files import read_event_file
-from launcher.reporting.current_status import CurrentStatus
 from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.resources.missing_machine import missing_writer
-
-STATUS = TrainerStatus(
-    phase="rollout", next_step=1, total_steps=9, steps_per_epoch=9, policy_version=1, pid=1, seconds_in_phase=0.0
-)
-NOW = CurrentStatus(
-    attempt=1, beat=1, host="here", pid=1, address="local", is_detached=False, elapsed_s=1.0, status=STATUS
-)
+from tests.support.worlds.reporting import NOW
 
 
 def line(step, reward):

@@ -8,7 +8,7 @@ from launcher.checkpoints.model_files import read_shape
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.run_plan import make_plan, recommend_server
 from tests.support.preflight_parts import NO_GPU, changed
-from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, MODEL, QWEN
+from tests.support.worlds.resources import ARITHMETIC, GSM8K, LARGE, MODEL, QWEN
 
 APART = changed(GSM8K, sglang__gpu_fraction=1.0, actor__gpu_fraction=1.0)
 

@@ -8,11 +8,9 @@ from actors.model.token_logprobs import LOGITS_AT_ONCE
 from launcher.checkpoints.model_files import read_shape
 from launcher.checkpoints.model_shape import ModelShape, known_shape
 from launcher.checkpoints.tensor_files import read_entries
-from launcher.config.compose import REPOSITORY, compose
 from launcher.resources import memory_estimate
 from launcher.resources.gpus import Gpu, visible
 from launcher.resources.hardware import (
-    Hardware,
     cgroup_memory,
     device_for,
     find_hardware,
@@ -22,13 +20,7 @@ from launcher.resources.memory_estimate import GIB, activation_bytes
 from launcher.resources.placement import gpus_needed, place
 from launcher.resources.run_plan import lacks, make_plan, smallest_gpu_gib
 from tests.support.preflight_parts import NO_GPU, changed, printed
-
-ARITHMETIC = compose(["conf=arithmetic_cpu", "sglang.max_total_tokens=20000"])
-GSM8K = compose(["conf=gsm8k_h200"])
-QWEN = known_shape("Qwen/Qwen2.5-1.5B-Instruct")
-MODEL = REPOSITORY / "assets/arithmetic/model"
-H200 = Gpu(name="NVIDIA H200", memory=140 * GIB, free=139 * GIB)
-LARGE = Hardware(gpus=(H200,), cpus=16, memory=128 * GIB, memory_free=120 * GIB)
+from tests.support.worlds.resources import ARITHMETIC, GSM8K, H200, LARGE, MODEL, QWEN
 
 
 @pytest.mark.parametrize(

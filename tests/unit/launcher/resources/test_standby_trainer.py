@@ -11,7 +11,7 @@ from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import make_plan
 from launcher.resources.standby_trainer import STANDBY, with_standby_trainer
 from tests.support.preflight_parts import NO_GPU, changed, printed
-from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, MODEL, QWEN
+from tests.support.worlds.resources import ARITHMETIC, GSM8K, LARGE, MODEL, QWEN
 
 LEFT = 100 * MIB
 SMALL = read_shape(MODEL)

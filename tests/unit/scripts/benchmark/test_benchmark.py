@@ -11,7 +11,7 @@ from launcher.config.compose import REPOSITORY
 from scripts.benchmark import scale
 from scripts.benchmark.__main__ import BENCHMARKS
 from scripts.benchmark.measured import Measured, paired_ratio, spread
-from tests.e2e.test_benchmarks import BY_FAULT_BENCH, SMALLEST
+from tests.support.worlds.benchmarks import BY_FAULT_BENCH, SMALLEST
 
 POSITIVE = st.floats(0.01, 100.0)
 

@@ -1,30 +1,15 @@
 """A trainer's memory is taken away: the fault fires where it can, and is refused where it can't."""
 
-import os
 import resource
 import signal
 from pathlib import Path
 
 import pytest
 
-from actors.processes.process_tree import identify
-from launcher.base.errors import UsageError
 from scripts.faults import memory_faults
 from scripts.run_processes import find_run
 from tests.support.fault_game import FaultGame, gone
-
-
-def may_make_a_cgroup() -> bool:
-    try:
-        memory_faults.memory_cgroup(identify(os.getpid()))
-    except UsageError:
-        return False
-    return True
-
-
-NEEDS_A_CGROUP = pytest.mark.skipif(
-    not may_make_a_cgroup(), reason="no memory cgroup of version 1 that may be written to"
-)
+from tests.support.worlds.faults import NEEDS_A_CGROUP
 
 
 @pytest.fixture
