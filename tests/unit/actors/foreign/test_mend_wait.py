@@ -32,6 +32,8 @@ from tests.support.worlds.foreign import (
     until,
     waiting,
 )
+from tests.support.worlds.foreign import config as config
+from tests.support.worlds.foreign import paths as paths
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from launcher.config.supervision import AlertsConfig
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import keep_webhook
 from tests.support.worlds.alerts import deadline_s
+from tests.support.worlds.alerts import webhook as webhook
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from launcher.base.messages import Cause
 from launcher.policy.canary_policy import CanaryRound, CanaryScore, compare_rescored
 from tests.support.worlds.borne_out import KNOWN, SOUND, checked, fall, healthy, offered, replayed
+from tests.support.worlds.borne_out import world as world
 from tests.support.worlds.health_monitor import batch, use
 
 BROKEN = compare_rescored(KNOWN, [0.0] * 24)

@@ -12,6 +12,7 @@ from launcher.policy.canary_policy import CanaryRound
 from launcher.run_files import journal
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.worlds.health_monitor import SOUND, WRONG, batch, server, use
+from tests.support.worlds.health_monitor import world as world
 from tests.support.worlds.server_watch import deadline_s, tree
 
 # ── the gate ──

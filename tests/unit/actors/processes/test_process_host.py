@@ -18,6 +18,7 @@ from actors.processes.process_tree import Process, bearing, descendants, identif
 from launcher.base.errors import ServerError
 from tests.support.hosts import has_looked
 from tests.support.worlds.processes import TREE, World, deadline_s, end, until
+from tests.support.worlds.processes import world as world
 
 
 @pytest.fixture

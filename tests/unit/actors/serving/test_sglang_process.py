@@ -13,6 +13,7 @@ from actors.processes.process_tree import descendants, identify
 from launcher.base.errors import ResourceError, ServerError
 from launcher.base.messages import Cause, ServerState
 from launcher.policy.exit_cause import find_server_cause
+from tests.support.worlds.serving import make as make
 from tests.support.worlds.serving import running, start
 
 

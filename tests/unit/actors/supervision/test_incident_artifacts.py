@@ -11,6 +11,7 @@ from actors.processes.process_tree import identify
 from actors.supervision import incident_artifacts
 from actors.supervision.incident_artifacts import collect
 from tests.support.worlds.supervision import SLEEPER
+from tests.support.worlds.supervision import patience as patience
 
 
 @pytest.fixture
