@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from launcher.run_files.journal import Record, number_of
+from launcher.run_files.run_paths import MOST_ATTEMPTS
 
 MOST, MOST_WHOLE = 1e100, 2**53
 MOST_SECONDS = 2.0**35
@@ -30,3 +31,9 @@ def without_endless_integers(line: Record) -> Record:
 
 def as_integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE else None
+
+
+def as_attempt(value: object) -> int | None:
+    """As the counter of attempts takes it: one line with more would be the newest attempt for ever."""
+    number = as_integer(value)
+    return number if number is not None and number < MOST_ATTEMPTS else None

@@ -34,7 +34,7 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import FileFollower, check_readable
 from launcher.run_log.incident_facts import IncidentFacts, RecordedIncident, incidents_of
 from launcher.run_log.last_attempt import SERVER_STATES, LastAttempt
-from launcher.run_log.line_values import as_float, as_integer, as_unix_time
+from launcher.run_log.line_values import as_attempt, as_float, as_integer, as_unix_time
 from launcher.run_log.run_clock import AttemptSpan, AttemptTimes
 from launcher.run_log.set_aside import SetAside
 from launcher.run_log.step_line import StepLine, SteppedBack, standing_steps
@@ -128,8 +128,9 @@ class RunLog:
             return True
         event = {key: _kept(key, value) for key, value in line.items() if key != "traceback"}
         if name.startswith(OF_THE_RUN):
-            attempt = as_integer(line.get("attempt"))
-            self._attempts.extend(self._run_attempt if attempt == 0 else attempt, as_unix_time(line.get("time")))
+            attempt = as_attempt(line.get("attempt"))
+            if attempt or not self._run_attempt:  # what never began an attempt adds no time to the last, days ago
+                self._attempts.extend(attempt, as_unix_time(line.get("time")))
         self.has_started_trainer |= name == "trainer.starting"
         self._take_end(name, line)
         self._take_incident(name, event)
@@ -271,7 +272,7 @@ class RunLog:
             at = one.after
 
     def _take_attempt(self, event: Record) -> None:
-        number = as_integer(event.get("attempt"))
+        number = as_attempt(event.get("attempt"))
         if number is not None and number >= self.last_attempt.number:
             if number > self.last_attempt.number:
                 self.last_attempt = LastAttempt(number=number)
@@ -306,7 +307,7 @@ class RunLog:
 
     def _attempt_of_run(self, event: Record) -> int:
         """A driver that ends before it has begun an attempt of its own (0) ends the last one."""
-        return as_integer(event.get("attempt")) or self._run_attempt
+        return as_attempt(event.get("attempt")) or self._run_attempt
 
     def _take_end(self, name: str, line: Record) -> None:
         if name == STARTED:

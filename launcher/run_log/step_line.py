@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from launcher.run_files.journal import Record
-from launcher.run_log.line_values import as_float, as_integer, as_unix_time
+from launcher.run_log.line_values import as_attempt, as_float, as_integer, as_unix_time
 
 REWARD = "rollout/reward"
 TASK_REWARD = "grpo_actor/task_reward"
@@ -48,7 +48,7 @@ class StepLine:
             return None
         return cls(
             step=step,
-            attempt=as_integer(line.get("attempt")) or 0,
+            attempt=as_attempt(line.get("attempt")) or 0,
             time=as_unix_time(line.get("time")),
             reward=as_float(line.get(REWARD)),
             task_reward=as_float(line.get(f"{TASK_REWARD}/avg")),

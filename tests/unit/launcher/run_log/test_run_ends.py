@@ -69,9 +69,27 @@ def test_what_ends_before_it_has_an_attempt_of_its_own_ends_the_last_one(ended):
     """The driver of a detached run never got the run's lock: the report showed that the run still went on, in two
     attempts, of which the real one began when it was over."""
     paths = ended({"event": "run.started", "attempt": 3}, {"event": "run.errored", "attempt": 0, "reason": "no lock"})
-    assert read_run_log(paths).attempts() == (AttemptSpan(number=3, start=T0, end=T0 + 1),)
+    assert read_run_log(paths).attempts() == (AttemptSpan(number=3, start=T0, end=T0),)
     assert said_of(paths) == ("run.errored", "ERRORED", "ERRORED", "ERRORED", "ERRORED")
     assert read_run_log(paths).last_word()[1] == "no lock"
+
+
+def test_a_driver_that_never_began_an_attempt_adds_no_time_to_the_last_one(ended):
+    """A detached command was refused two days after the last attempt: these days were counted, and priced, as its."""
+    refused = {"event": "run.errored", "attempt": 0, "time": T0 + 2 * 86_400, "reason": "refused"}
+    paths = ended({"event": "run.started", "attempt": 3}, {"event": "run.aborted", "attempt": 3}, refused)
+    assert read_run_log(paths).attempts() == (AttemptSpan(number=3, start=T0, end=T0 + 1),)
+    assert said_of(paths) == ("run.errored", "ERRORED", "ERRORED", "ERRORED", "ERRORED")
+
+
+@pytest.mark.parametrize("event", ["run.placed", "checkpoint.committed"])
+def test_an_attempt_that_no_run_counts_to_is_none(ended, event):
+    """One damaged line: a run that was FINISHED had not ended for any tool, and its command began it again."""
+    config = RunConfig(experiment_name="e", trial_name="t")
+    finished = {"event": "run.finished", "total_train_epochs": config.total_train_epochs, "attempt": 1}
+    paths = ended({"event": "run.started", "attempt": 1}, {"event": event, "attempt": 10**12}, finished)
+    assert said_of(paths) == ("run.finished", "FINISHED", "FINISHED", "FINISHED", "FINISHED")
+    assert "is FINISHED" in already_finished(config, paths)
 
 
 def test_a_run_that_a_person_took_back_is_not_finished_any_more(ended):
