@@ -245,13 +245,16 @@ class RunLog:
         return place_events(self._undoing, self.steps, attrgetter("head"))
 
     def _borne_out(self) -> list[PlacedEvent]:
-        """Without restores that were mistakes. One whose trainer ended before its first step was made again."""
+        """Without restores that were mistakes, which may be said twice. One whose trainer ended before its first step
+        was made again."""
         found: list[PlacedEvent] = []
+        is_said = True
         for one in self._placed():
             if one.event.get("event") != OUTSIDE_WEIGHTS:
                 found.append(one)
-            elif found:
-                mistake = found[-1]
+                is_said = False
+            elif not is_said:
+                mistake, is_said = found[-1], True
                 while found and _is_same_restore(found[-1], mistake):
                     found.pop()
         return found

@@ -191,6 +191,20 @@ def test_a_restore_that_was_not_borne_out_has_undone_no_step():
     assert [(one.step, one.steps_back) for one in log.restores()] == [(4, 5), (4, 0), (8, 1)], "they were all made"
 
 
+def test_what_is_said_twice_of_one_restore_takes_no_other_back():
+    """A monitor that is killed after it has said it has a successor that is asked the same batch, and says it too."""
+    lines = [
+        {"event": "trainer.restored", "lineage": 1, "global_step": -1},
+        *({"global_step": step, "lineage": 1} for step in range(20)),
+        {"event": "trainer.restored", "lineage": 2, "global_step": 5},
+        *({"global_step": step, "lineage": 2} for step in range(6, 10)),
+        {"event": "trainer.restored", "lineage": 3, "global_step": 7},
+        *[{"event": "health.outside_weights", "global_step": None}] * 2,
+    ]
+    log = log_of(*lines)
+    assert (log.newest_step(), [one.step for one in log.stepped_back()]) == (9, [5])
+
+
 def test_the_words_are_those_of_the_last_attempt():
     log = log_of({"event": "run.errored", "reason": "broken"}, {"event": "run.started", "attempt": 2})
     assert log.last_word() == ("", "")
