@@ -56,7 +56,8 @@ def losses_of(
     timed, undone = _timed(steps), _timed(undone)
     usual = median(line.step_s for line in timed) if timed else None
     standing_s = sum(line.step_s for line in timed)
-    spans = _merged([(one.began_at, one.ended_at or _end_of_its_attempt(one, attempts)) for one in incidents])
+    timed_incidents = [one for one in incidents if one.reported_at > 0]
+    spans = _merged([(one.began_at, one.ended_at or _end_of_its_attempt(one, attempts)) for one in timed_incidents])
     strict_s = sum(min(line.step_s, usual or 0.0) if _touches(line, spans) else line.step_s for line in timed)
     bad = _bad_steps(timed, incidents)
     semantic_s = None if bad is None else standing_s - sum(line.step_s for line in bad)

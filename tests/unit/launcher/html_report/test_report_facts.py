@@ -120,6 +120,12 @@ def one_is_left_open(data):
     step(data, 4, 10_500, attempt=2)
 
 
+def one_has_no_time(data):
+    told = {"incident": 1, "cause": "server_crash", "subject": "server-0"}
+    data.log.take_event({"event": "incident.began", "time": None, "attempt": 1, **told})
+    event(data, "incident.ended", 55, is_mended=True, **told)
+
+
 def a_person_goes_back(data):
     event(data, "trainer.restored", 60, global_step=1, reason="to step 1")
     step(data, 2, 71)
@@ -145,6 +151,7 @@ def another_attempt_follows(data):
         (one_waits, 30.0),  # 40 s in place of 10; the incident lies within that step
         (one_is_undone, 18.0),  # step 3, and 52 to 60, in which none was under way
         (one_is_left_open, 0.0),  # as far as is known: nothing was written after 55 until another attempt began
+        (one_has_no_time, 0.0),  # when it began is not known: the time since the run began is not its
         (a_person_goes_back, 0.0),
         (a_person_and_then_a_fault, 28.0),  # step 1 and the second step 2, and 72 to 80
         (another_attempt_follows, 12.0),  # 58 to 60 and 10,000 to 10,010: nobody knows what the time between them costs
