@@ -152,6 +152,9 @@ def judge(found: Distances, *, dtype: str, quantised: str = "") -> ServedWeights
     verdict = WeightsVerdict.UNKNOWN
     if not math.isfinite(found.server):
         reason = "the folder's model gives log-probs that are not finite"
+    elif not math.isfinite(found.rounding + found.rounding_farthest + found.noise):
+        rounded = dtype or "bfloat16"
+        reason = f"the folder's model gives log-probs that are not finite in {rounded}, or with noise in its weights"
     elif quantised and limit < found.server and as_noise <= MOST_NOISE:
         reason = f"the server is quantised ({quantised}), which may explain as much"
     elif found.server > most:

@@ -55,6 +55,10 @@ def in_float32(server, **changes):
         (distances(4.1e-3), "bfloat16", "", OTHER, "explains at most 0.004"),
         (distances(1e-3, farthest=0.039), "bfloat16", "", SAME, ""),
         (distances(1e-3, farthest=0.041), "bfloat16", "", OTHER, "the farthest prompt alone"),
+        # a folder that overflows in the server's format says nothing of the server: its kernels are others
+        (distances(3e-3, rounding=math.nan, rounding_farthest=math.nan), "float16", "", UNKNOWN, "not finite in"),
+        (distances(3e-3, rounding=math.inf, rounding_farthest=math.inf), "float16", "", UNKNOWN, "not finite in"),
+        (distances(1e-3, noise=math.nan), "bfloat16", "", UNKNOWN, "or with noise"),
         # where a folder is exactly what it is in the server's format, the run's own limit is left
         (distances(9e-6, rounding=0.0), "bfloat16", "", SAME, ""),
         # a format that is not known explains nothing, and is no reason to accuse
