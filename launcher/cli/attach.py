@@ -24,6 +24,7 @@ from launcher.reporting.run_view import STEPS_REMEMBERED, RunProgress
 from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.line_values import as_attempt
 
 POLL_S = 0.25
 SILENT_S = 60.0
@@ -66,7 +67,8 @@ class Attached:
             if line := tell(event):
                 self._panel.line(line)
             status = ENDS.get(str(event.get("event")))
-            if status is not None:
+            attempt = as_attempt(event.get("attempt")) or self._attempt
+            if status is not None and (attempt or 0) >= (self._attempt or 0):  # an earlier one may write late
                 self._panel.close()
                 self._show_end(status, str(event.get("reason")))
                 code = event.get("exit_code")

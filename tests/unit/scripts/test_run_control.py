@@ -344,6 +344,26 @@ def test_attach_that_stood_still_itself_does_not_say_that_the_run_is_gone(paths,
     assert attach(paths) == 0
 
 
+def test_attach_does_not_end_with_what_an_earlier_attempt_writes_late(paths, monkeypatch, capsys):
+    """The driver of a machine that had lost the network: `attach` said that the run had ended, and left."""
+    file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 2, address="auto", is_detached=True))
+    file.write_if_due()
+    file._writer.join()
+    ends = iter(((1, "aborted"), (2, "finished")))
+
+    class Clock:
+        monotonic, time = time.monotonic, time.time
+
+        def sleep(self, seconds):
+            attempt, status = next(ends)
+            Journal(paths.events, attempt).record(f"run.{status}", reason=status)
+
+    monkeypatch.setattr(attach_module, "SUMMARY_S", 0.0)
+    monkeypatch.setattr(attach_module, "time", Clock())
+    assert attach(paths) == 0
+    assert "FINISHED: finished" in capsys.readouterr().out
+
+
 def test_what_a_run_is_at_survives_its_file(paths):
     file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 3, address="auto", is_detached=False))
     file.heard(STATUS, (SERVER,), ())
