@@ -162,7 +162,7 @@ class OtelSink:
     def _add_outcome(self, outcome: RunOutcome) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        reason = in_one_line(outcome.reason, longest=LONGEST_TEXT)
+        reason = _text(outcome.reason)
         self._attempt.set_attributes({"grpo.status": str(outcome.status), "grpo.reason": reason})
         if outcome.status is TerminalStatus.ERRORED:
             self._attempt.set_status(Status(StatusCode.ERROR, reason))
@@ -244,10 +244,15 @@ def _attributes(line: Mapping[str, object], names: Mapping[str, str]) -> dict[st
     for key, name in names.items():
         value = line.get(key)
         if isinstance(value, str):
-            found[name] = in_one_line(value, longest=LONGEST_TEXT)
+            found[name] = _text(value)
         elif isinstance(value, int | float) and abs(value) < MOST_WHOLE:  # not of NaN: it compares as False
             found[name] = value
     return found
+
+
+def _text(value: str) -> str:
+    """As the journal writes what is no Unicode: OTLP's encoder would give up all spans beside it."""
+    return in_one_line(value.encode(errors="backslashreplace").decode(), longest=LONGEST_TEXT)
 
 
 def _ns(time: float) -> int | None:

@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -78,6 +79,19 @@ def seconds(span):
 
 def events_of(span):
     return [(one.name, one.timestamp / 1e9 - T0) for one in span.events]
+
+
+def test_what_is_no_unicode_costs_no_span(paths, sent):
+    """A file's name with a byte that is none: OTLP's encoder gave up all spans that were sent with it."""
+    sink = OtelSink(compose(ON), paths, 1, say=lambda text: None)
+    sink.follow(event("incident.began", 5, **CRASH, reason="no \udcff.json"))
+    sink.log(line(0, 10))
+    sink.end(RunOutcome(status=TerminalStatus.ERRORED, reason="no \udcff.json"))
+    sink.finish()
+    encoded = encode_spans(sent.get_finished_spans()).resource_spans[0].scope_spans[0].spans
+    assert [one.name for one in encoded] == ["rl.loop", "grpo.attempt"]
+    assert encoded[1].status.message == "no \\udcff.json"
+    assert "no \\udcff.json" in [one.value.string_value for one in encoded[0].events[0].attributes]
 
 
 def test_a_step_is_a_span_of_the_run_below_its_attempt(paths, sent):
