@@ -184,7 +184,7 @@ class ForeignSupervisor:
 
     async def _left_by_a_predecessor(self) -> ForeignFault | None:
         """Its supervisor was killed, and the command with it. Raises OutsideWeights where a mend is to be awaited."""
-        mine = [one for one in self._history.command_events if one["attempt"] == self._journal.attempt]
+        mine = [one for one in self._history.command_events if one.get("attempt") == self._journal.attempt]
         starts = [one for one in mine if one["event"] == "trainer.starting"]
         if not starts and not self._history.incidents.open:
             return await self._found_at_first()

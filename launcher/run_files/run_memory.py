@@ -273,7 +273,7 @@ class MemoryFile:
         incidents.last = max(incidents.last, last_incident)
         self._attempt = attempt
         begun = RunMemory(attempt=attempt, incidents=incidents, command_events=command if has_command else None)
-        self._replace(msgspec.json.encode(begun))
+        self._replace(_encoded(begun))
         return why
 
     def last(self) -> RunMemory | None:
@@ -286,11 +286,11 @@ class MemoryFile:
     def write(self, memory: RunMemory) -> None:
         """Returns when it is on the disk. Raises OSError, and RunError where another attempt has begun."""
         self._attempt = memory.attempt
-        self._replace(msgspec.json.encode(memory))
+        self._replace(_encoded(memory))
 
     def changed(self, memory: RunMemory) -> bytes | None:
         """What `write_content` is to write, None where nothing has changed since it was last asked."""
-        content = msgspec.json.encode(memory)
+        content = _encoded(memory)
         if content == self._newest:
             return None
         self._newest = content
@@ -344,6 +344,24 @@ class MemoryFile:
 
     def _decoded(self) -> _Written:
         return msgspec.json.decode(self.path.read_bytes(), type=_Written)
+
+
+def _encoded(memory: RunMemory) -> bytes:
+    try:
+        return msgspec.json.encode(memory)
+    except UnicodeEncodeError:  # a file name that is no Unicode, in a reason: it would end the Coordinator each turn
+        return msgspec.json.encode(_in_unicode(msgspec.to_builtins(memory)))
+
+
+def _in_unicode(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_in_unicode(key): _in_unicode(item) for key, item in value.items()}
+        case list():
+            return [_in_unicode(item) for item in value]
+    return value
 
 
 def memory_file(paths: RunPaths) -> MemoryFile:

@@ -46,6 +46,19 @@ def test_a_successor_knows_the_words_of_each_failure_and_whether_the_halt_may_pa
     assert (after.memory.ending_reason, after.memory.ending_may_pass) == ("again", True)
 
 
+def test_a_reason_that_is_no_unicode_is_remembered_readably(events):
+    """The name of a file in the user's exception: no Coordinator could write its memory, nor begin anything."""
+    history = history_of(events)
+    told = RepairAttempt(at=1.0, cause=Cause.TRAINER_CRASH, subject="trainer", rung=Rung.RESTORE, told="no \udcff.sh")
+    history.attempted(told)
+    history.save()
+    after = history_of(events)
+    assert after.attempts == [dataclasses.replace(told, told="no \\udcff.sh")]
+    file = MemoryFile(events.with_name("other.json"), "n")
+    file.begin(2, last_incident=0, of_a_command=[{"event": "trainer.starting", "reason": "\udcff"}])
+    assert file.read(2).command_events == [{"event": "trainer.starting", "reason": "\\udcff"}]
+
+
 def test_a_load_of_the_state_is_not_called_a_damaged_checkpoint(events):
     """Each start has one: it counts as a try in case it fails, and nothing is known to be damaged."""
     history_of(events).attempted(
