@@ -78,7 +78,7 @@ def same(left, right):
     [
         *("torch.optim:SGD", "torch.optim:Adafactor", "torch.optim:NAdam", "torch.optim:RMSprop"),
         *(f"{__name__}:Momentum", f"{__name__}:Plain"),
-        pytest.param(EIGHT_BIT, marks=pytest.mark.slow),
+        pytest.param(EIGHT_BIT, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),  # its step is compiled to C++
     ],
 )
 def test_four_steps_are_two_then_a_restart_then_two(folder, tmp_path, kind):
