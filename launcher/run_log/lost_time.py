@@ -10,7 +10,7 @@ Beside these shares, the seconds that faults took: not start-up and evaluation, 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -91,8 +91,10 @@ def _undone_by_faults(
     undone: Sequence[StepLine], restores: Sequence[Restore], spans: Sequence[Span]
 ) -> Iterator[StepLine]:
     """Those that a restore during an incident took back; any other is a person's, or follows an end without a cause."""
+    afters = [one.after for one in restores]
     for line in undone:
-        back = next((one for one in restores if one.after > line.number and one.step < line.step), None)
+        later = restores[bisect_right(afters, line.number) :]  # the first of them is nearly always the one
+        back = next((one for one in later if one.step < line.step), None)
         if back is not None and any(begin <= back.time <= end for begin, end in spans):
             yield line
 
