@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -31,7 +32,7 @@ from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import EVERY_S, CurrentStatusFile, DriverFacts
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
-from launcher.run_files.journal import Journal, Record
+from launcher.run_files.journal import Journal, Record, last_lines
 from launcher.run_files.run_memory import MemoryFile, RunMemory
 from launcher.run_files.run_paths import RunPaths
 
@@ -117,7 +118,9 @@ class RunActor(ABC):
         """Files are read in threads: this loop answers `ping`."""
         journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
         file = MemoryFile(self._paths.run_memory, this_node())
-        history = self._history = RunHistory(journal, await take_place(self._config, file, self._attempt), file)
+        history = self._history = RunHistory(
+            journal, await take_place(self._config, file, self._attempt, self._paths.events), file
+        )
         history.placed(this_node())
         await history.flush()
         status = await asyncio.to_thread(CurrentStatusFile, self._paths, self._driver)
@@ -217,13 +220,15 @@ class CoordinatorActor(RunActor):
         return status, view.servers, view.evals
 
 
-async def take_place(config: RunConfig, file: MemoryFile, attempt: int) -> RunMemory:
+async def take_place(config: RunConfig, file: MemoryFile, attempt: int, events: Path) -> RunMemory:
     """The memory to continue from. One that was started on another node first waits until the one before it has ended,
     behind a partition too. Raises RunError."""
     memory = await asyncio.to_thread(file.read, attempt)
     if file.writer not in ("", this_node()) and (lease_s := lease_of(config)) is not None:
         await asyncio.sleep(lease_s + MARGIN_S)
         memory = await asyncio.to_thread(file.read, attempt)  # with what the one before decided meanwhile
+    lines = await asyncio.to_thread(lambda: [*last_lines(events)])
+    memory.catch_up(lines, is_here=file.writer in ("", this_node()))
     return memory
 
 

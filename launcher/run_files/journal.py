@@ -268,11 +268,15 @@ def current_lines(records: Iterable[Record]) -> list[Record]:
     return [record for _, record in standing]
 
 
+def last_lines(path: Path) -> Iterable[Record]:
+    """Those in the last TAIL_WINDOW bytes of a file; none where there is no file."""
+    size = path.stat().st_size if path.exists() else 0
+    return LineTail(path, since=max(0, size - TAIL_WINDOW)).read(has_ended=True)
+
+
 def newest_line(path: Path) -> Mapping[str, object]:
     """The last line of a file; empty where there is none."""
-    size = path.stat().st_size if path.exists() else 0
-    lines = LineTail(path, since=max(0, size - TAIL_WINDOW)).read(has_ended=True)
-    return next(iter(deque(lines, maxlen=1)), {})
+    return next(iter(deque(last_lines(path), maxlen=1)), {})
 
 
 def current_line(path: Path, step: int) -> Mapping[str, object] | None:

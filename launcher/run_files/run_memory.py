@@ -30,7 +30,7 @@ from launcher.policy.observed import TrainerFacts
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import RunState
-from launcher.run_files.journal import plain
+from launcher.run_files.journal import number_of, plain
 from launcher.run_files.run_paths import RunPaths
 
 MOST_LINES = 200
@@ -183,6 +183,26 @@ class RunMemory:
             self.incidents.keep(number, line)
         if self.command_events is not None and line.get("event") in OF_A_COMMAND:
             self.command_events.append(_plain_line(line))
+
+    def catch_up(self, events: Iterable[Line], *, is_here: bool) -> None:
+        """Incidents that the journal has begun or ended, and this memory not yet: it is written behind the journal, and
+        a kill came between the two. Begun again, they would have the same number. `is_here`: on this node's clock."""
+        begun: dict[int, Line] = {}
+        for line in events:
+            number = line.get("incident")
+            if line.get("attempt") != self.attempt or not isinstance(number, int):
+                continue
+            if line.get("event") == "incident.began":
+                begun[number] = line
+            elif line.get("event") == "incident.ended":
+                begun.pop(number, None)
+                self.incidents.end(number)
+        now = time.monotonic()
+        for number, line in begun.items():
+            if number not in self.incidents.open and line.get("cause") in set(Cause):
+                since = number_of(line.get("at"), now) if is_here else now
+                self.incidents.begin(number, Cause(str(line["cause"])), str(line.get("subject")), min(since, now))
+                self.incidents.keep(number, line)
 
     def owes_proof(self, subject: str) -> bool:
         """It was repaired since the run last got further with its help."""

@@ -16,6 +16,7 @@ from launcher.cli.attempt_incidents import begin_memory
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import AbandonServer, Halt, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
+from launcher.policy.incident_policy import Trouble
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.policy.restore import choose
 from launcher.run_files import run_memory
@@ -158,8 +159,33 @@ async def test_one_of_another_node_waits_for_its_end_and_knows_what_it_decided_m
     monkeypatch.setattr("actors.supervision.coordinator_actor.asyncio.sleep", slept)
     monkeypatch.setattr("actors.supervision.coordinator_actor.lease_of", lambda config: 5.0)
     monkeypatch.setattr("actors.supervision.coordinator_actor.this_node", lambda: "this")
-    memory = await take_place(RunConfig(experiment_name="e"), MemoryFile(events.with_name("memory.json"), "this"), 1)
+    file = MemoryFile(events.with_name("memory.json"), "this")
+    memory = await take_place(RunConfig(experiment_name="e"), file, 1, events)
     assert (len(waits), memory.generations) == (1, {"server-0": 3})
+
+
+async def test_an_incident_that_the_journal_has_and_the_memory_not_yet_is_not_begun_again(events):
+    """The memory is written behind the journal: a Coordinator that was killed between the two left it without."""
+    history = history_of(events)
+    for subject in ("server-0", "server-1", "server-2"):
+        history.incident_began(Trouble(cause=Cause.SERVER_CRASH, subject=subject, reason=""), "", now=1.0)
+    history.save()
+    for number, subject in ((1, "server-0"), (9, "server-9")):
+        line = {"event": "incident.ended", "attempt": 1, "incident": number, "subject": subject}
+        append_line(events, line)
+    began = {"event": "incident.began", "attempt": 1, "cause": "server_hang", "subject": "server-3", "at": 2.0}
+    append_line(events, {**began, "incident": 4})
+    append_line(events, {**began, "incident": 5, "attempt": 2})
+    append_line(events, {**began, "incident": 6, "cause": "no cause"})
+    file = MemoryFile(events.with_name("memory.json"), "n")
+    memory = await take_place(RunConfig(experiment_name="e"), file, 1, events)
+    assert {number: one.subject for number, one in memory.incidents.open.items()} == {
+        2: "server-1",
+        3: "server-2",
+        4: "server-3",
+    }
+    assert memory.incidents.lines[4][0]["event"] == "incident.began"
+    assert memory.incidents.number_to_begin("server-5") == 5
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[1", b'{"memory": {"attempt": "x"}}', b"\xff"])
