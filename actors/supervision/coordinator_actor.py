@@ -27,6 +27,7 @@ from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import furthest_step
 from actors.supervision.run_history import RunHistory, server_names
 from actors.training.trainer import MONITOR
+from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, TrainerStatus
 from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import EVERY_S, CurrentStatusFile, DriverFacts
@@ -227,8 +228,9 @@ async def take_place(config: RunConfig, file: MemoryFile, attempt: int, events: 
     if file.writer not in ("", this_node()) and (lease_s := lease_of(config)) is not None:
         await asyncio.sleep(lease_s + MARGIN_S)
         memory = await asyncio.to_thread(file.read, attempt)  # with what the one before decided meanwhile
-    lines = await asyncio.to_thread(lambda: [*last_lines(events)])
-    memory.catch_up(lines, is_here=file.writer in ("", this_node()))
+    with contextlib.suppress(OSError, JournalError):  # a disk that does not give the journal must not keep it away
+        lines = await asyncio.to_thread(lambda: [*last_lines(events)])
+        memory.catch_up(lines, is_here=file.writer in ("", this_node()))
     return memory
 
 

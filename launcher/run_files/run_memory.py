@@ -199,9 +199,10 @@ class RunMemory:
                 self.incidents.end(number)
         now = time.monotonic()
         for number, line in begun.items():
-            if number not in self.incidents.open and line.get("cause") in set(Cause):
+            cause = str(line.get("cause"))  # of a damaged line it may be a list
+            if number not in self.incidents.open and cause in set(Cause):
                 since = number_of(line.get("at"), now) if is_here else now
-                self.incidents.begin(number, Cause(str(line["cause"])), str(line.get("subject")), min(since, now))
+                self.incidents.begin(number, Cause(cause), str(line.get("subject")), min(since, now))
                 self.incidents.keep(number, line)
 
     def owes_proof(self, subject: str) -> bool:

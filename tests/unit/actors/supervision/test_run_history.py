@@ -177,6 +177,7 @@ async def test_an_incident_that_the_journal_has_and_the_memory_not_yet_is_not_be
     append_line(events, {**began, "incident": 4})
     append_line(events, {**began, "incident": 5, "attempt": 2})
     append_line(events, {**began, "incident": 6, "cause": "no cause"})
+    append_line(events, {**began, "incident": 7, "cause": []})
     file = MemoryFile(events.with_name("memory.json"), "n")
     memory = await take_place(RunConfig(experiment_name="e"), file, 1, events)
     assert {number: one.subject for number, one in memory.incidents.open.items()} == {
