@@ -176,6 +176,10 @@ class Training:
             global_step=self._loop.next_step - 1,
             incident=incident,
             lineage=lineage,
+            # Once more: no Coordinator may have lived to write `trainer.started`, and without them nobody can say
+            # whether steps are missing at the end.
+            prompts=len(self._queue),
+            total_steps=self._loop.total_steps,
         )
         return self._loop.next_step
 

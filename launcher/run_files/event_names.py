@@ -55,7 +55,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "trainer.unparked": "it was ended, and none is parked again",
     "trainer.restoring": "the trainer loads a checkpoint or an in-memory state",
     "trainer.loaded": "it has loaded it",
-    "trainer.restored": "at which step training resumes, and from which state",
+    "trainer.restored": "at which step training resumes, and from which state; how many prompts and steps are planned",
     "trainer.pausing": "the trainer is paused",
     "trainer.paused": "it is paused",
     "trainer.resuming": "the trainer resumes",

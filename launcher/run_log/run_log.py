@@ -51,6 +51,8 @@ FATES = {
 OF_THE_RUN = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.", "batch.", "server.died")
 """Beginnings of the events that show an attempt at work. Others may come when it is over: messages that are sent."""
 
+PLANNING = ("trainer.started", RESTORED)
+"""Say how many prompts an epoch has, and how many steps are planned."""
 
 StateChange = tuple[float, str, str]
 """Unix time, state, reason."""
@@ -132,6 +134,10 @@ class RunLog:
             if attempt or not self._run_attempt:  # what never began an attempt adds no time to the last, days ago
                 self._attempts.extend(attempt, as_unix_time(line.get("time")))
         self.has_started_trainer |= name == "trainer.starting"
+        if name in PLANNING:
+            planned = {key: as_integer(line.get(key)) for key in ("prompts", "total_steps")}
+            self.prompts = self.prompts if planned["prompts"] is None else planned["prompts"]
+            self.planned_steps = self.planned_steps if planned["total_steps"] is None else planned["total_steps"]
         self._take_end(name, line)
         self._take_incident(name, event)
         self._take_checkpoint(name, event)
@@ -141,8 +147,6 @@ class RunLog:
             self._take_undoing(event)
         elif name == OUTSIDE_WEIGHTS and as_integer(line.get("attempt")) is not None:
             self._undoing.append(event)
-        elif name == "trainer.started":
-            self.prompts, self.planned_steps = as_integer(line.get("prompts")), as_integer(line.get("total_steps"))
         elif name == "eval.done":
             self._take_eval(event)
         self.batches_rejected += name == "batch.rejected"
