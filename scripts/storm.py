@@ -41,7 +41,7 @@ from scripts.faults.started_run import END_S, started, started_interposer, until
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
 EPOCHS_END = ("train_dataset.max_items=160", "total_train_epochs=1000", "saver.freq_epochs=null")
 """12 epochs in 120 steps: that a prompt is lost shows where an epoch ends. A checkpoint at the end of each would repair
-what cells without checkpoints (scripts/fault_bench) are to lose."""
+what cells without checkpoints (scripts/lab/fault_bench) are to lose."""
 AGENT = "actors.reward.calculator:solve"
 SETTLE = 0.9
 """The last fault comes before so much of the run is over, so that it is got over within it."""

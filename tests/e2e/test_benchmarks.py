@@ -26,13 +26,13 @@ def end_of(module, *words):
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_ends_with_its_figure(name, tmp_path):
     options, figures = SMALLEST[name]
-    end_of("scripts.benchmark", name, *options, "--json", str(tmp_path / "found.json"))
+    end_of("scripts.lab.benchmark", name, *options, "--json", str(tmp_path / "found.json"))
     points = json.loads((tmp_path / "found.json").read_text())["points"]
     assert [figure for figure in figures if not points.get(figure)] == [], points
 
 
 def test_the_benchmark_of_faults_writes_what_its_page_shows(tmp_path):
-    end_of("scripts.fault_bench", "--cells", BY_FAULT_BENCH, "--output", str(tmp_path / "made"))
+    end_of("scripts.lab.fault_bench", "--cells", BY_FAULT_BENCH, "--output", str(tmp_path / "made"))
     (cell,) = json.loads((tmp_path / "made" / "results.json").read_text())["cells"]
     assert (cell["name"], cell["status"]) == (BY_FAULT_BENCH, "run")
     assert cell["measures"]["ends_contaminated"]

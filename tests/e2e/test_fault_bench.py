@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scripts.fault_bench.__main__ import main
+from scripts.lab.fault_bench.__main__ import main
 from tests.support.machine import scaled
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scripts.gpu_smoke import main
+from scripts.lab.gpu_smoke import main
 from tests.support.machine import scaled
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]

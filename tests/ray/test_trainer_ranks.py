@@ -10,8 +10,8 @@ import pytest
 
 from launcher.base.messages import Cause
 from launcher.config.compose import compose
-from scripts.benchmark.scale import rank_costs
 from scripts.faults.started_run import PRESET
+from scripts.lab.benchmark.scale import rank_costs
 from tests.programs.supervised_run import SupervisedRun
 
 STEPS = 9

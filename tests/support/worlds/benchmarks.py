@@ -7,8 +7,8 @@ SMALLEST = {
     # a kill comes within 3 s of its turn: with fewer steps the run would be over, and no step would follow the kill
     "trainer_kills": (("--kills", "1", "--runs", "1", "--gap", "10"), ("lost", "parked_beyond_a_step_s")),
 }
-"""Options of `python -m scripts.benchmark`, and the points that the figures are made of."""
+"""Options of `python -m scripts.lab.benchmark`, and the points that the figures are made of."""
 
 
 BY_FAULT_BENCH = "restores"
-"""Has no run, so that `scripts.fault_bench` itself is run with it."""
+"""Has no run, so that `scripts.lab.fault_bench` itself is run with it."""

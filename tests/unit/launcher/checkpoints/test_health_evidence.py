@@ -12,8 +12,8 @@ from launcher.checkpoints.onset import find_falls, standing
 from launcher.config.supervision import RestoreConfig
 from launcher.diagnosis.judging.step_history import evidence_of, falls_of, passes_of
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
-from scripts.benchmark.made_data.hidden_steps import WAYS, advise
-from scripts.benchmark.made_data.made_rewards import FALLS
+from scripts.lab.benchmark.made_data.hidden_steps import WAYS, advise
+from scripts.lab.benchmark.made_data.made_rewards import FALLS
 
 ONSET, STEPS = 120, 260
 

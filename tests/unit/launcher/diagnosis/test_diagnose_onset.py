@@ -9,7 +9,7 @@ from launcher.checkpoints.onset import Shape, find_falls
 from launcher.checkpoints.segments import partition
 from launcher.diagnosis.judging.step_history import falls_of, passes_of
 from launcher.diagnosis.reading.log_records import REWARD, Steps
-from scripts.benchmark.onsets import FALLS, HEALTHY, judge, measure, precision_and_recall, table
+from scripts.lab.benchmark.onsets import FALLS, HEALTHY, judge, measure, precision_and_recall, table
 from tests.support.reward_runs import HEALTHY as HEALTHY_ONLINE
 from tests.support.reward_runs import Run, falling, learning
 
