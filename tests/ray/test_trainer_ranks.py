@@ -9,9 +9,6 @@ import psutil
 import pytest
 
 from launcher.base.messages import Cause
-from launcher.config.compose import compose
-from scripts.faults.started_run import PRESET
-from scripts.lab.benchmark.scale import rank_costs
 from tests.programs.supervised_run import SupervisedRun
 
 STEPS = 9
@@ -142,10 +139,3 @@ def test_parked_ranks_take_over_from_whichever_rank_is_lost_and_others_are_parke
         run.check_ledger()
         assert [line["global_step"] for line in run.ledger()] == list(range(run.steps)), "no step was taken twice"
         assert [cause for cause, _, _ in run.incidents().values()] == [Cause.TRAINER_CRASH] * (life - 1)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_of_many_ranks_each_that_is_lost_is_told_once():
-    found = rank_costs(64, compose([PRESET]), seconds=1.0, kills=2)
-    assert found["events for each loss"] == 1
-    assert found["the latest, s"] > 0

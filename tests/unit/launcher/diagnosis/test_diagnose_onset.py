@@ -9,7 +9,7 @@ from launcher.checkpoints.onset import Shape, find_falls
 from launcher.checkpoints.segments import partition
 from launcher.diagnosis.judging.step_history import falls_of, passes_of
 from launcher.diagnosis.reading.log_records import REWARD, Steps
-from scripts.lab.benchmark.onsets import FALLS, HEALTHY, judge, measure, precision_and_recall, table
+from tests.support.made_runs.rewards import FALLS, HEALTHY
 from tests.support.reward_runs import HEALTHY as HEALTHY_ONLINE
 from tests.support.reward_runs import Run, falling, learning
 
@@ -24,18 +24,24 @@ def drawn(kind, number, kinds):
     return kinds[kind](random.Random(f"test {kind} {number}"))
 
 
+def failures(rewards):
+    """What scripts/diagnose.py calls a failure: a fall that lasts to the end, or did harm."""
+    return [fall for fall in find_falls(np.array(rewards)) if not fall.is_over or fall.zeros >= 5]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FALLS)
 def test_falls_are_found_with_their_onset(kind):
-    found = [judge(kind, drawn(kind, number, FALLS), is_fall=True) for number in range(EACH)]
-    assert sum(one.found for one in found) >= EACH - ("200" in kind)
+    made = [drawn(kind, number, FALLS) for number in range(EACH)]
+    found = [(failures(one.rewards), one.onset) for one in made]
+    assert sum(bool(falls) for falls, _ in found) >= EACH - ("200" in kind)
     within = 15 if "200" in kind else 5 if "decay" in kind else 2
-    assert all(abs(one.error) <= within for one in found if one.error is not None)
+    assert all(abs(falls[0].onset - onset) <= within for falls, onset in found if falls)
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_series_have_no_failure(kind):
-    assert not any(judge(kind, drawn(kind, number, HEALTHY), is_fall=False).found for number in range(EACH))
+    assert not any(failures(drawn(kind, number, HEALTHY).rewards) for number in range(EACH))
 
 
 @pytest.mark.parametrize("name", HEALTHY_ONLINE)
@@ -130,10 +136,3 @@ def test_partition_finds_levels_and_nothing_in_noise():
     levels = np.repeat([0.2, 0.8, 0.5], 50) + rng.normal(0, 0.02, 150)
     assert partition(levels, 0.02) == [(0, 50), (50, 100), (100, 150)]
     assert partition(rng.normal(0, 1, 500), 1.0) == [(0, 500)]
-
-
-@pytest.mark.slow
-def test_the_benchmark_reports_what_it_measured():
-    found = measure(1, seed=3)
-    assert len(found) == len([*table(found)][1:]) == len(FALLS) + len(HEALTHY)
-    assert all(0.8 <= share <= 1 for share in precision_and_recall(found))

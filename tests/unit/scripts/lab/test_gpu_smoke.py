@@ -11,16 +11,16 @@ from actors.reward.reward_import import load_reward_fn
 from launcher.checkpoints.model_shape import KNOWN_SHAPES
 from launcher.config.compose import REPOSITORY, compose
 from launcher.resources.config_checks import check
+from launcher.resources.gpus import Gpu
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.lab import gpu_smoke
-from scripts.lab.fault_bench.cells import Cell
-from scripts.lab.fault_bench.runs import Workplace
-from scripts.lab.fault_bench.verdicts import Mark, Skipped
+from scripts.lab import gpu_smoke, smoke_models
+from scripts.lab.cells import Cell, Mark, Skipped, Workplace
 from scripts.lab.gpu_smoke import Smoke, main
+from scripts.lab.smoke_models import large_words, small_words
 
 NO_GPU = "NVML finds no driver"
-PLACE = Workplace(folder=REPOSITORY, seed=1, overrides=(), usual_s=None)
+PLACE = Workplace(folder=REPOSITORY)
 
 
 def smoke(folder, no_gpu=NO_GPU):
@@ -33,7 +33,7 @@ def cell(name, measures=None, *marks, error=None, expected_s=1.0):
             raise error
         return measures
 
-    return Cell(name=name, arm="", how="made", run=run, marks=marks, expected_s=expected_s)
+    return Cell(name=name, how="made", run=run, marks=marks, expected_s=expected_s)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_what_needs_a_gpu_is_skipped_by_name_without_one_and_the_other_way_round
 
 def test_parts_of_a_run_that_did_not_start_say_so(tmp_path):
     parts = {one.name: one for one in smoke(tmp_path).cells()}
-    for name in ("server_killed", "server_oom_host", "trainer_oom_host", "ledger"):
+    for name in ("server_killed", "server_oom_host", "trainer_oom_host", "ledger", "tensor"):
         with pytest.raises(Skipped, match="there is no run: see `disk`"):
             parts[name].run(PLACE)
 
@@ -194,14 +194,62 @@ def test_points_are_those_of_the_steps_and_what_a_line_lacks_is_no_point(tmp_pat
     assert found == {"step_s": [1.5, 2.5], "logprob_distance": [1e-7]}
 
 
-@pytest.mark.parametrize("settings", [(), gpu_smoke.ON_A_GPU], ids=["cpu", "gpu"])
-def test_the_settings_of_the_runs_are_possible(settings, tmp_path):
-    check(compose([gpu_smoke.PRESET, *gpu_smoke.SAME, *settings, f"actor.path={tmp_path}"]))
+CARD = Gpu(name="NVIDIA H200", memory=139 << 30, free=139 << 30)
+SMALLER = Gpu(name="NVIDIA H100", memory=79 << 30, free=79 << 30)
 
 
-def test_a_run_can_use_its_reward_function():
-    fn = load_reward_fn(compose([gpu_smoke.PRESET, *gpu_smoke.SAME]).reward.fn)
+@pytest.mark.parametrize("no_gpu", [NO_GPU, ""], ids=["cpu", "gpu"])
+def test_the_settings_of_the_runs_are_possible(no_gpu, tmp_path):
+    check(compose(small_words(tmp_path, no_gpu=no_gpu)))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "preset"), [((), "arithmetic_cpu"), ((SMALLER,), "gsm8k_one_80gb"), ((CARD,), "gsm8k_h200")]
+)
+def test_the_large_run_is_the_preset_for_the_card_on_made_problems(gpus, preset, tmp_path):
+    problems = tmp_path / "problems.jsonl"
+    smoke_models.make_problems(problems)
+    words = large_words(tmp_path, problems, gpus, ["trial_name=mine"])
+    assert words[0] == f"conf={preset}"
+    config = compose(words)
+    check(config)
+    assert (config.trial_name, config.actor.path) == ("mine", str(tmp_path))
+    if gpus:
+        assert config.train_dataset.path == config.valid_dataset.path == str(problems)
+    records = [json.loads(line) for line in problems.read_text().splitlines()]
+    assert all(eval(one["question"].rstrip("=?")) == int(one["answer"].removeprefix("#### ")) for one in records)
+
+
+def test_a_run_can_use_its_reward_function(tmp_path):
+    fn = load_reward_fn(compose(small_words(tmp_path, no_gpu=NO_GPU)).reward.fn)
     assert [fn(token_ids=ids) for ids in ([1, 2], [1, 3])] == [1.0, 0.0]
+
+
+def test_a_server_that_died_twice_before_the_first_step_is_waited_for_no_longer(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    for _ in range(2):
+        append_line(paths.events, {"event": "server.died", "subject": "server-0"})
+    with pytest.raises(gpu_smoke.RunError, match="the server died twice before the first step"):
+        smoke(tmp_path)._until_committed(SimpleNamespace(poll=lambda: None), paths, 3)
+    append_line(paths.metrics, {"global_step": 0})
+    smoke(tmp_path)._until_committed(SimpleNamespace(poll=lambda: None), paths, 1)
+
+
+def test_a_model_is_made_for_runs_to_come_and_is_not_made_again(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def save(like, folder, changes, device):
+        made.append(device)
+        folder.mkdir()
+
+    monkeypatch.setattr(gpu_smoke, "find_gpus", lambda: SimpleNamespace(none=NO_GPU, gpus=()))
+    monkeypatch.setattr(smoke_models, "_save_random_weights", save)
+    words = ["--make-only", "--model-folder", str(tmp_path / "made" / "model")]
+    assert [main(words), main(words)] == [0, 0]
+    assert made == ["cpu"]
+    assert main(words[:1]) == 2
+    assert "name it with --model-folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -209,7 +257,7 @@ def test_a_model_of_a_known_shape_has_a_word_for_each_of_its_ids(tmp_path, monke
     shape = KNOWN_SHAPES[gpu_smoke.SMALL]
     small = {name: getattr(shape, name) for name in ("model_type", "positions", "tied")}
     small |= {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate": 32, "vocab": 300}
-    monkeypatch.setattr(gpu_smoke, "KNOWN_SHAPES", {"made": type(shape)(**small)})
+    monkeypatch.setattr(smoke_models, "KNOWN_SHAPES", {"made": type(shape)(**small)})
     gpu_smoke.make_model(tmp_path / "model", "made")
     assert type(shape).of(json.loads((tmp_path / "model" / "config.json").read_text())) == type(shape)(**small)
     tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
@@ -225,13 +273,14 @@ def test_a_model_of_a_known_shape_has_a_word_for_each_of_its_ids(tmp_path, monke
     [
         (["--model", "nope"], "--model nope: no such shape\n  → there are tiny, Qwen/Qwen2.5-0.5B"),
         (["--minutes", "0"], "--minutes 0: no cell fits"),
+        (["--parts", "disk,nope"], "--parts nope: no such name\n  → there are nvml, disk, "),
         (["--output", "{full}"], "is not an empty folder"),
         (["--model", "Qwen/Qwen2.5-0.5B"], "model needs 1.8 GiB, 0.0 GiB are free\n  → make room"),
     ],
 )
 def test_a_wrong_command_is_one_message_and_nothing_is_left(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu_smoke.shutil, "disk_usage", lambda path: SimpleNamespace(free=0, total=1))
+    monkeypatch.setattr(smoke_models.shutil, "disk_usage", lambda path: SimpleNamespace(free=0, total=1))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert main([word.format(full=tmp_path / "full") for word in words]) == 2
@@ -244,4 +293,5 @@ def test_a_wrong_command_is_one_message_and_nothing_is_left(words, said, tmp_pat
 
 def test_every_part_is_on_its_page(tmp_path):
     page = (REPOSITORY / "docs" / "gpu.md").read_text()
-    assert [one.name for one in smoke(tmp_path).cells() if f"`{one.name}`" not in page] == []
+    parts = [*smoke(tmp_path).cells(), *smoke(tmp_path).large_cells()]
+    assert [one.name for one in parts if f"`{one.name}`" not in page] == []
