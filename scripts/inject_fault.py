@@ -7,7 +7,6 @@ time, it would have ended a last copy); 2 the command is wrong, or this run can'
 from __future__ import annotations
 
 import argparse
-import asyncio
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from scripts.checkpoints.arguments import DEFAULT_FILEROOT, Parser, seconds
 from scripts.ending import INTERRUPTED, WRONG, ended
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.interposer import SETTINGS, interpose
 from scripts.faults.kinds import describe
 from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import FaultChoice, ScheduledFault, in_order, parse_fault, storm
@@ -38,8 +36,6 @@ def _run(given: argparse.Namespace) -> int:
         return FIRED
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a fault has changed is changed back
     try:
-        if given.interpose:
-            return _interpose(given)
         return _inject(given)
     except KeyboardInterrupt:
         print("interrupted: what was changed for a time is changed back", file=sys.stderr)
@@ -51,9 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("faults", nargs="*", metavar="KIND[:option=value,…][@STEP|@+SECONDS]")
     parser.add_argument("--list", action="store_true", help="list all kinds of faults with their options")
     parser.add_argument("--fileroot", type=Path, default=DEFAULT_FILEROOT, help="cluster.fileroot of the run")
-    parser.add_argument(
-        "--run", metavar="EXPERIMENT/TRIAL", help="needed if several runs are live, and for --interpose"
-    )
+    parser.add_argument("--run", metavar="EXPERIMENT/TRIAL", help="needed if several runs are live")
     parser.add_argument("--user", default=login_name(), help="who started the run")
     parser.add_argument("--storm", metavar="'KIND[xN] …'", help="inject faults at steps drawn by --seed from --steps")
     parser.add_argument("--steps", metavar="FIRST:LAST", help="range of steps of a storm")
@@ -65,12 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--even-the-last", action="store_true", help="also end or damage the last copy")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be done, and to which process; do nothing"
-    )
-    parser.add_argument(
-        "--interpose",
-        action="store_true",
-        help=f"put proxies before a run's servers; start the run with {SETTINGS} "
-        "(hos: SGLang's --host abbreviated, as the launcher sets the full name itself)",
     )
     return parser
 
@@ -113,7 +101,10 @@ def _steps(text: str | None) -> tuple[int, int]:
 def _paths(given: argparse.Namespace) -> RunPaths:
     """The run that is named, or the only live one. Raises UsageError."""
     if given.run:
-        paths = _named(given)
+        experiment, _, trial = given.run.rstrip("/").partition("/")
+        if not experiment or not trial:
+            raise UsageError(f"--run {given.run} names no run", "write --run EXPERIMENT/TRIAL")
+        paths = RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=experiment, trial_name=trial)
         find_holder(paths)
         return paths
     live = live_runs(given.fileroot)
@@ -121,18 +112,6 @@ def _paths(given: argparse.Namespace) -> RunPaths:
         names = ", ".join(f"{paths.experiment_name}/{paths.trial_name}" for paths in live) or "none"
         raise UsageError(f"live runs below {given.fileroot}: {names}", "name one with --run, or another --fileroot")
     return live[0]
-
-
-def _named(given: argparse.Namespace) -> RunPaths:
-    experiment, _, trial = (given.run or "").rstrip("/").partition("/")
-    if not experiment or not trial:
-        raise UsageError(f"--run {given.run or '(not given)'} names no run", "write --run EXPERIMENT/TRIAL")
-    return RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=experiment, trial_name=trial)
-
-
-def _interpose(given: argparse.Namespace) -> int:
-    asyncio.run(interpose(_named(given), given.seed))
-    return FIRED
 
 
 def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[ScheduledFault], campaign: Campaign) -> None:

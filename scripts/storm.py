@@ -9,7 +9,6 @@ that is known; 1 otherwise; 2 the command is wrong; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import sys
@@ -33,15 +32,14 @@ from scripts.ending import ended
 from scripts.faults.broken_reward import FUNCTION, SOLVE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.interposer import SETTINGS
 from scripts.faults.outcome import FaultOutcome, outcomes, role_of
 from scripts.faults.schedule import ScheduledFault, storm
-from scripts.faults.started_run import END_S, started, started_interposer, until_committed
+from scripts.faults.started_run import END_S, started, until_committed
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
 EPOCHS_END = ("train_dataset.max_items=160", "total_train_epochs=1000", "saver.freq_epochs=null")
 """12 epochs in 120 steps: that a prompt is lost shows where an epoch ends. A checkpoint at the end of each would repair
-what cells without checkpoints (scripts/lab/fault_bench) are to lose."""
+what cells without checkpoints (scripts/lab/fault_bench.py) are to lose."""
 AGENT = "actors.reward.calculator:solve"
 SETTLE = 0.9
 """The last fault comes before so much of the run is over, so that it is got over within it."""
@@ -71,10 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     fileroot = given.fileroot or Path(tempfile.mkdtemp(prefix="storm-"))
-    settings = [*(SETTINGS.split() if given.interpose else ()), *given.overrides]
-    words = storm_words(fileroot.resolve(), conf=given.conf, overrides=settings)
-    with started_interposer(RunPaths.of(compose(words))) if given.interpose else contextlib.nullcontext():
-        result = run_under_faults(words, given.faults, seed=given.seed)
+    words = storm_words(fileroot.resolve(), conf=given.conf, overrides=given.overrides)
+    result = run_under_faults(words, given.faults, seed=given.seed)
     print(table(result))
     if given.json is not None:
         given.json.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
@@ -89,9 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="seed for the steps, the targets and the moments")
     parser.add_argument("--fileroot", type=Path, help="folder that the run writes to; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the result into this file")
-    parser.add_argument(
-        "--interpose", action="store_true", help="put proxies before the run's servers: C8, X-load and X-busy need them"
-    )
     parser.add_argument("--conf", default="arithmetic_cpu", help="preset of the experiment")
     parser.add_argument("overrides", nargs="*", help="settings, added after the storm's own")
     return parser

@@ -49,7 +49,7 @@ OTHER_NAMES = {
 NOT_CUT = frozenset({"ssl_keyfile"})
 """Whole names of arguments of the user's with which a name of the above begins."""
 MAY_BE_CUT = "host"
-"""A server may listen behind a proxy, as those of scripts/faults/interposer.py do: `hos` is checked as an address."""
+"""A server may listen behind a proxy of the user's, at another address than it is asked at: `hos` is checked as one."""
 
 
 def plain_name(given: str) -> str:

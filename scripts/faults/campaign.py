@@ -128,7 +128,6 @@ class Campaign:
         copies = Copies(
             complete_checkpoints=len(complete_checkpoints(self._paths, enough=needed)) if needed else 0,
             live_servers=len(self._progress.ready_servers(found)),
-            raylets=len(found.raylets),
         )
         return last_copy(kind, copies, keep_one=self._rules.keep_one)
 

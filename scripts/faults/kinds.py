@@ -6,7 +6,6 @@ from scripts.faults import declaration as declared
 from scripts.faults import (
     disk_faults,
     gpu_faults,
-    interposer,
     memory_faults,
     reward_faults,
     run_faults,
@@ -15,7 +14,7 @@ from scripts.faults import (
 )
 
 DECLARED_IN = (
-    *(server_faults, interposer, trainer_faults, disk_faults, memory_faults),
+    *(server_faults, trainer_faults, disk_faults, memory_faults),
     *(gpu_faults, reward_faults, run_faults),
 )
 OUT_OF_REACH = (
@@ -42,7 +41,7 @@ def code_place(code: str) -> tuple[int, int, str]:
 KINDS = {
     kind.id: kind for kind in sorted((*declared.KINDS.values(), *OUT_OF_REACH), key=lambda kind: code_place(kind.id))
 }
-NEEDS = {"switch": " [needs the switched reward function]", "interposer": " [needs --interpose]", "": ""}
+NEEDS = {"switch": " [needs the switched reward function]", "": ""}
 
 
 def describe() -> str:

@@ -1,4 +1,4 @@
-"""Faults of what is around trainer and servers: supervisors (M1), the driver (M2), a node (N1), Ray itself (N2)."""
+"""Faults of what is around trainer and servers: supervisors (M1), the driver (M2), Ray itself (N2)."""
 
 from __future__ import annotations
 
@@ -60,11 +60,6 @@ def end_driver(context: FaultContext) -> Figures:
     if not send(context.found.driver, number):
         raise Missed("the driver had ended before the signal", "try again")
     return {"target": "driver", "pids": [context.found.driver.pid], "signal": number.name}
-
-
-@fault("N1", "a node is lost: SIGKILL of a raylet", noticed_as="server", check=check_raylets)
-def lose_node(context: FaultContext) -> Figures:
-    return {"target": "raylet", **signals.kill([context.draw.choice(context.found.raylets)])}
 
 
 @fault(

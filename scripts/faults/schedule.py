@@ -1,7 +1,7 @@
 """When each fault comes: parses the command line, draws a storm from a seed, and decides to fire, wait or refuse.
 
 Pure: no clock, no process, no file. One fault is written `KIND[:option=value,…][@STEP | @+SECONDS]`, e.g. `C1`,
-`C1:part=http,server=0@30`, `C4:seconds=20@+60`; in a storm `KIND[:option=value,…][xN]`.
+`C1:part=http,server=0@30`, `C2:seconds=20@+60`; in a storm `KIND[:option=value,…][xN]`.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class FaultMoment:
     last_copy: str = ""  # why this would end the last good copy of something
 
 
-ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "T8", "D1", "N1", "N2", "M2"})
-ENDS_SERVER = frozenset({"C1", "C2", "C3", "C9", "D1"})
+ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "T8", "N2", "M2"})
+ENDS_SERVER = frozenset({"C1", "C2", "C3", "C9"})
 COPIES_COUNT = ENDS_SERVER | ENDS_TRAINER | {"T4", "T5", "C7"}
 """Kinds for which it matters how many copies there are."""
 
@@ -149,7 +149,6 @@ class Copies:
 
     complete_checkpoints: int
     live_servers: int
-    raylets: int
 
 
 def last_copy(kind: str, copies: Copies, *, keep_one: bool) -> str:
@@ -158,8 +157,6 @@ def last_copy(kind: str, copies: Copies, *, keep_one: bool) -> str:
         return f"{copies.complete_checkpoints} complete checkpoint(s): T4 would leave none"
     if kind in ENDS_TRAINER | {"T5"} and copies.complete_checkpoints < 1:
         return "there is no complete checkpoint yet: the trainer's process holds the only copy of what was learned"
-    if kind == "N1" and copies.raylets < 2:
-        return "this is the only node of the run that is known here: N2 ends its cluster"
     if keep_one and kind == "C7":
         return "C7 ends every server, and --keep-one asks for one to stay"
     if keep_one and kind in ENDS_SERVER and copies.live_servers < 2:

@@ -1,27 +1,19 @@
-"""Faults through a server's own API: stale and damaged weights, and requests that it has no memory for."""
+"""Faults through a server's own API: stale weights, and requests that it has no memory for."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from launcher.base.durable import make_folder
-from launcher.checkpoints.in_memory_checkpoints import memory_folder
-from launcher.checkpoints.tensor_files import read_entries
 from launcher.run_files.run_keys import ServerKeys
-from launcher.run_files.run_paths import RunPaths
 from scripts.faults.signals import Missed
 
 TIMEOUT_S = 60.0
-SIGN_BYTE = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes of a number; the last of them, little-endian, begins with the sign."""
 
 
 def ask(
@@ -62,40 +54,6 @@ def load_weights(url: str, folder: str, keys: ServerKeys, *, version: str) -> No
     if not ask(url, "/update_weights_from_disk", keys, body).get("success"):
         raise Missed(f"{url} refused the weights in {folder}", "see its log")
     _ask(url, f"/flush_cache?timeout={TIMEOUT_S:g}", keys, {}, TIMEOUT_S)
-
-
-def damaged_weights(paths: RunPaths, to: Path, draw: Callable[[int], int]) -> str:
-    """Copy the newest published weights and turn all signs of one tensor; which one. Raises Missed.
-
-    `draw(n)` picks one of n.
-    """
-    published = memory_folder(paths, "weights")
-    versions = [folder for folder in published.glob("v*") if folder.is_dir()]
-    if not versions:
-        raise Missed(f"no published weights in {published}", "C6 needs actor.weight_update_mode=disk and one step")
-    newest = max(versions, key=lambda folder: int(folder.name[1:]))
-    shutil.rmtree(to, ignore_errors=True)
-    make_folder(to.parent)
-    try:
-        shutil.copytree(newest, to)
-    except (OSError, shutil.Error) as error:
-        raise Missed(f"{newest} was removed while it was copied", "try again") from error
-    file = max(to.glob("*.safetensors"), key=lambda path: path.stat().st_size)
-    return f"{turn_signs(file, draw)} of {newest.name}"
-
-
-def turn_signs(file: Path, draw: Callable[[int], int]) -> str:
-    """Turn the signs of one matrix in a safetensors file, in place; its name."""
-    matrices = [one for one in read_entries(file).values() if one.dtype in SIGN_BYTE and len(one.shape) > 1]
-    chosen = sorted(matrices, key=lambda one: one.name)[draw(len(matrices))]
-    size = SIGN_BYTE[chosen.dtype]
-    with file.open("r+b") as opened:
-        opened.seek(chosen.begin)
-        data = bytearray(opened.read(chosen.end - chosen.begin))
-        data[size - 1 :: size] = bytes(byte ^ 0x80 for byte in data[size - 1 :: size])
-        opened.seek(chosen.begin)
-        opened.write(data)
-    return chosen.name
 
 
 def keep_busy(

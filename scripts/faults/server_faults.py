@@ -22,7 +22,6 @@ from scripts.faults.declaration import (
     seconds,
     setting,
 )
-from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.memory_faults import limited
 from scripts.faults.signals import Missed
 from scripts.run_processes import LiveServer
@@ -65,23 +64,6 @@ def starve_server(context: FaultContext) -> Figures:
 
 
 @fault(
-    "C4",
-    "server slower: SIGSTOP and SIGCONT of its scheduler in turn",
-    role="server",
-    server=SERVER,
-    slower=Option(4.0, "times", least=1.1),
-    period_s=seconds(0.2, "of one stop and go", 0.01),
-    seconds=seconds(20.0, SO_LONG),
-)
-def slow_server(context: FaultContext) -> Figures:
-    server = context.server()
-    processes = scheduler(server)
-    options = {name: context.number(name) for name in ("slower", "period_s", "seconds")}
-    times = signals.duty_cycle(processes, **options, sleep=context.sleep)
-    return {"target": server.name, "pids": [process.pid for process in processes], "stops": times}
-
-
-@fault(
     "C5",
     "stale weights: a server is made to load those that the run began with",
     role="server",
@@ -97,22 +79,6 @@ def load_stale_weights(context: FaultContext) -> Figures:
         server_api.load_weights(server.url, first, context.keys, version=version)
     done = {"loaded": first, "weight_version": said, "labelled": version, "signalled_monotonic": at}
     return {"target": server.name, **done}
-
-
-@fault(
-    "C6",
-    "damaged weights: a server is made to load the current ones with one tensor's signs turned",
-    role="server",
-    server=SERVER,
-)
-def load_damaged_weights(context: FaultContext) -> Figures:
-    server = context.server()
-    folder = FaultPaths(context.paths).damaged_weights
-    with _just_published(context, server) as said:
-        what = server_api.damaged_weights(context.paths, folder, context.draw.randrange)
-        at = time.monotonic()
-        server_api.load_weights(server.url, str(folder), context.keys, version=said)
-    return {"target": server.name, "tensor": what, "weight_version": said, "signalled_monotonic": at}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from actors.processes.process_tree import Process, identify, send, wait_ended
+from actors.processes.process_tree import Process, send, wait_ended
 from launcher.base.errors import RunError
 from scripts.run_processes import state
 
@@ -67,17 +67,3 @@ def hold(processes: Sequence[Process], seconds: float, sleep: Callable[[float], 
     with stopped(processes) as pids:
         sleep(seconds)
     return {"pids": pids, "seconds": seconds}
-
-
-def duty_cycle(
-    processes: Sequence[Process], *, slower: float, period_s: float, seconds: float, sleep: Callable[[float], None]
-) -> int:
-    """Let them run for 1/slower of each period; how often they were stopped. Ends early when they have ended."""
-    deadline = time.monotonic() + seconds
-    times = 0
-    while time.monotonic() < deadline and all(identify(process.pid) == process for process in processes):
-        with stopped(processes):
-            times += 1
-            sleep(period_s * (1 - 1 / slower))
-        sleep(period_s / slower)
-    return times

@@ -58,18 +58,6 @@ def started(
 
 
 @contextlib.contextmanager
-def started_interposer(paths: RunPaths) -> Iterator[None]:
-    """Begun before its run, which needs `interposer.SETTINGS`; ended with the block."""
-    run = f"{paths.experiment_name}/{paths.trial_name}"
-    command = [sys.executable, "-m", "scripts.inject_fault", "--interpose", "--run", run]
-    with subprocess.Popen([*command, "--fileroot", str(paths.fileroot)], stdout=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
-
-
-@contextlib.contextmanager
 def short_lived(
     settings: Sequence[str], *, module: str = "launcher", variables: Mapping[str, str] | None = None
 ) -> Iterator[tuple[RunPaths, Driver]]:

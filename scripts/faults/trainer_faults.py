@@ -1,4 +1,4 @@
-"""Faults of the trainer: killed at a moment (T1), stopped (T2, X-gc), killed together with a server (D1).
+"""Faults of the trainer: killed at a moment (T1), stopped (T2, X-gc).
 
 A named moment is verified: the trainer is stopped first, inspected, and killed only if it is at that moment.
 
@@ -30,8 +30,6 @@ from scripts.run_stacks import py_spy
 MOMENTS = (ANY, "rollout", "backward", "optimizer", "publish", "save", "saved")
 RANDOM_MOMENT_S = 3.0
 """T1 at any moment waits for up to this long first, so that the moment isn't always the same one of a step."""
-RECOVERY_BEGINS_S = 2.0
-"""D1 kills its server so long at most after the trainer."""
 STAGED = ".staging-"
 FRAMES = (
     ("save", "save", "checkpointing.py"),
@@ -69,16 +67,6 @@ def kill_trainer(context: FaultContext) -> Figures:
 )
 def stop_trainer(context: FaultContext) -> Figures:
     return {"target": "trainer", **hold([context.trainer()], context.number("seconds"), context.sleep)}
-
-
-@fault("D1", "a server is killed while the trainer recovers from a kill", role="trainer")
-def kill_while_recovering(context: FaultContext) -> Figures:
-    """Kill the trainer, and a server before the run can have got a trainer to step again."""
-    server, trainer = context.server(), context.trainer()
-    first = kill([trainer])
-    context.sleep(context.draw.uniform(0.0, RECOVERY_BEGINS_S))
-    second = kill(server.tree)
-    return {"target": f"trainer, {server.name}", **first, "pids": [*first["pids"], *second["pids"]]}
 
 
 # ── a named moment ──

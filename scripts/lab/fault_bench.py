@@ -46,7 +46,7 @@ UNSUPERVISED = (
 WITHOUT_STANDBY = ("recovery.standby_trainers=0",)
 DISK_ALONE = ("recover.memory=false",)
 NEVER_SAVED = (*DISK_ALONE, "recover.freq_steps=null", "recover.first_steps=null", "recover.freq_secs=null")
-SILENT = frozenset({"C5", "C6", "S1", "S2"})
+SILENT = frozenset({"C5", "S1", "S2"})
 """No process ends and nobody waits, so that a job without supervision goes on."""
 WAIT_S, HANG_S = 10.0, 60.0
 """Until a lost job is begun again (AReaL's launcher); until a hang is found (slime's and miles' probes)."""

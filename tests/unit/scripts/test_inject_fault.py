@@ -144,8 +144,6 @@ def test_a_dry_run_does_nothing_and_names_everybody(game, capsys):
         (["C1", "--run", "game"], "names no run"),
         (["C1", "--run", "game/night"], "game/night"),
         (["S1"], "config.yaml"),
-        (["C8"], "--interpose"),
-        (["N1"], "no raylet"),
         (["N2"], "no raylet"),
     ],
 )

@@ -1,21 +1,15 @@
 """The run that a storm starts: where it is, and what it writes."""
 
 import shutil
-import time
 
 import pytest
 
-from launcher.base.errors import RunError
-from launcher.base.file_lock import file_held
 from launcher.config.compose import REPOSITORY, compose
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts import storm
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.interposer import SETTINGS
 from scripts.faults.started_run import started
 from scripts.storm import read_result, table
-from tests.support.machine import scaled
 from tests.support.made_ledger import MadeRun
 
 
@@ -99,33 +93,3 @@ def _said_of(run, *faults):
         append_line(FaultPaths(run.paths).record, fired)
     append_line(run.paths.events, {"time": 3.0, "monotonic": 3.0, "event": "server.ready", "subject": "server-0"})
     return table(read_result(run.paths, seed=1, asked=len(faults), exit_code=0, seconds=1.0))
-
-
-def is_interposed(paths):
-    lock = FaultPaths(paths).proxy_lock
-    if not lock.exists():
-        return False
-    try:
-        with file_held(lock):
-            return False
-    except BlockingIOError:
-        return True
-
-
-@pytest.mark.slow
-def test_an_interposed_storm_has_the_proxies_of_its_run_beside_it_and_ends_them(tmp_path, monkeypatch):
-    seen = []
-
-    def run_under_faults(words, text, *, seed):
-        paths, give_up_at = RunPaths.of(compose(words)), time.monotonic() + scaled(60)
-        while not is_interposed(paths):
-            assert time.monotonic() < give_up_at
-            time.sleep(0.05)
-        seen.append((paths, words))
-        raise RunError("seen enough")
-
-    monkeypatch.setattr(storm, "run_under_faults", run_under_faults)
-    assert storm.main(["--interpose", "--faults", "C8", "--fileroot", str(tmp_path)]) == 1
-    ((paths, words),) = seen
-    assert {*SETTINGS.split()} <= {*words}
-    assert not is_interposed(paths)

@@ -16,9 +16,9 @@ from launcher.base.errors import RewardError, RewardImportError
 from launcher.base.rollouts import Prompt
 from launcher.config.data import ChatConfig
 from launcher.config.schema import GenerationConfig
-from scripts.faults.fault_proxy import FaultProxy
 from tests.programs import stand_in_server
 from tests.support.episodes import chat_templates
+from tests.support.fault_proxy import FaultProxy
 from tests.support.machine import scaled
 from tests.support.ready_servers import pool_of
 from tests.support.worlds.episodes import config_of

@@ -9,8 +9,8 @@ import pytest
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RewardError, RolloutError
 from launcher.base.messages import ServerState
-from scripts.faults.fault_proxy import KINDS, FaultProxy
 from tests.programs import stand_in_server
+from tests.support.fault_proxy import KINDS, FaultProxy
 from tests.support.replay import prompts
 from tests.support.worlds.rollout import QUICK, SAMPLING, EveryoneIsRight, collect, engine, fault, queue_of
 

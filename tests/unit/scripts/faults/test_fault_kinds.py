@@ -53,15 +53,6 @@ def test_c2_stops_for_good_or_for_a_time(game):
 
 
 @pytest.mark.slow
-def test_c4_stops_and_goes_and_leaves_it_going(game):
-    game.step()
-    (scheduler,) = find_run(game.paths).servers[0].part("scheduler")
-    assert game.inject("C4:server=0,slower=4,period_s=0.02,seconds=2") == 0
-    assert game.fired()["stops"] >= 2
-    assert state(scheduler) in "SR"
-
-
-@pytest.mark.slow
 def test_t1_needs_a_complete_checkpoint_or_to_be_told(game, capsys):
     game.step()
     trainer = find_run(game.paths).trainer
@@ -127,17 +118,6 @@ def test_m2_ends_the_driver_and_what_was_to_follow_is_missed(game):
     assert whats[:2] == [("M2", "begun"), ("M2", "fired")]
     assert whats[2] == ("C1", "missed")
     assert wait_ended([p for server in servers for p in server.tree], deadline_s())
-
-
-@pytest.mark.slow
-def test_d1_ends_a_server_and_the_trainer(game):
-    game.step()
-    game.commit_checkpoint(0)
-    before = find_run(game.paths)
-    assert game.inject("D1") == 0
-    assert before.trainer.pid in game.fired()["pids"]
-    assert len(game.fired()["pids"]) == 4
-    assert gone(game.fired()["pids"])
 
 
 # ── checkpoints and disks ──

@@ -23,7 +23,7 @@ def test_a_fault_is_read_with_its_options_and_its_time():
     fault = parse_fault("C1:part=http,server=0@30")
     assert (fault.kind.id, fault.at_step, fault.after_s) == ("C1", 30, None)
     assert fault.options == {"part": "http", "server": 0.0}
-    assert parse_fault("C4:seconds=20@+60").after_s == 60.0
+    assert parse_fault("C2:seconds=20@+60").after_s == 60.0
     assert not parse_fault("X-gc").is_scheduled
 
 
@@ -41,9 +41,9 @@ def test_what_is_printed_reads_back_as_the_same_fault(kind, when, way):
         ("Z1", "'Z1' is no kind"),
         ("C1:prat=http", "no option 'prat'"),
         ("C1:part=engine", "part=engine is none of"),
-        ("C4:seconds=soon", "seconds=soon is not a number"),
-        ("C4:slower=0.5", "slower=0.5 is less than"),
-        ("C4:seconds=inf", "seconds=inf"),
+        ("X-gc:seconds=soon", "seconds=soon is not a number"),
+        ("X-gc:seconds=0.05", "seconds=0.05 is less than"),
+        ("X-gc:seconds=inf", "seconds=inf"),
         ("C1@3.5", "@3.5 is no time"),
         ("C1x3", "belongs into a storm"),
         ("S4", "S4 can't be injected"),
@@ -61,7 +61,7 @@ def test_every_kind_that_is_within_reach_can_be_injected_and_no_other():
 
 
 def test_a_code_is_a_letter_with_a_number_or_a_trap_with_a_word_and_names_one_kind():
-    assert len(KINDS) > 30
+    assert len(KINDS) > 20
     assert [code for code in KINDS if not CODE.fullmatch(code)] == []
     assert len(KINDS) == len(declaration.KINDS) + len(OUT_OF_REACH)
     with pytest.raises(ValueError, match="C1 is declared twice"):
@@ -69,8 +69,8 @@ def test_a_code_is_a_letter_with_a_number_or_a_trap_with_a_word_and_names_one_ki
 
 
 def test_kinds_are_listed_by_letter_and_number():
-    codes = ["X-gc", "C10", "T1", "C9", "S1", "C1", "N10", "N2", "X-busy"]
-    assert sorted(codes, key=code_place) == ["C1", "C9", "C10", "T1", "S1", "N2", "N10", "X-busy", "X-gc"]
+    codes = ["X-gc", "C10", "T1", "C9", "S1", "C1", "N10", "N2", "X-ape"]
+    assert sorted(codes, key=code_place) == ["C1", "C9", "C10", "T1", "S1", "N2", "N10", "X-ape", "X-gc"]
 
 
 STORM = "C1x3 C2:seconds=2x2 C7 T1x2 M1×2 C5 T3"
@@ -100,10 +100,10 @@ def test_a_storm_that_has_no_room_or_names_steps_is_refused(text, first, last):
 
 
 def test_what_comes_at_once_comes_first():
-    texts = ["C1@30", "C2@+60", "C4", "C7@10", "T1@+5"]
+    texts = ["C1@30", "C2@+60", "C5", "C7@10", "T1@+5"]
     random.Random(1).shuffle(texts)
     assert [str(fault)[:2] for fault in in_order([parse_fault(text) for text in texts])] == [
-        "C4",
+        "C5",
         "T1",
         "C2",
         "C7",
@@ -139,28 +139,25 @@ def test_a_fault_waits_for_its_time_and_for_a_role_that_recovers(fault, moment, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "checkpoints", "servers", "raylets", "keep_one", "refused"),
+    ("kind", "checkpoints", "servers", "keep_one", "refused"),
     [
-        ("T1", 0, 2, 1, False, "no complete checkpoint"),
-        ("T1", 1, 2, 1, False, ""),
-        ("T4", 1, 2, 1, False, "would leave none"),
-        ("T4", 2, 2, 1, False, ""),
-        ("T5", 0, 2, 1, False, "no complete checkpoint"),
-        ("M2", 0, 2, 1, False, "no complete checkpoint"),
-        ("N1", 1, 2, 1, False, "only node"),
-        ("N1", 1, 2, 2, False, ""),
-        ("C1", 0, 1, 1, False, ""),
-        ("C1", 0, 1, 1, True, "keep-one"),
-        ("C1", 0, 2, 1, True, ""),
-        ("C2", 0, 1, 1, True, "keep-one"),
-        ("C7", 0, 3, 1, True, "keep-one"),
-        ("D1", 1, 1, 1, True, "keep-one"),
-        ("M1", 0, 0, 0, True, ""),
-        ("S1", 0, 0, 0, True, ""),
+        ("T1", 0, 2, False, "no complete checkpoint"),
+        ("T1", 1, 2, False, ""),
+        ("T4", 1, 2, False, "would leave none"),
+        ("T4", 2, 2, False, ""),
+        ("T5", 0, 2, False, "no complete checkpoint"),
+        ("M2", 0, 2, False, "no complete checkpoint"),
+        ("C1", 0, 1, False, ""),
+        ("C1", 0, 1, True, "keep-one"),
+        ("C1", 0, 2, True, ""),
+        ("C2", 0, 1, True, "keep-one"),
+        ("C7", 0, 3, True, "keep-one"),
+        ("M1", 0, 0, True, ""),
+        ("S1", 0, 0, True, ""),
     ],
 )
-def test_the_last_copy_of_anything_is_kept(kind, checkpoints, servers, raylets, keep_one, refused):
-    copies = Copies(complete_checkpoints=checkpoints, live_servers=servers, raylets=raylets)
+def test_the_last_copy_of_anything_is_kept(kind, checkpoints, servers, keep_one, refused):
+    copies = Copies(complete_checkpoints=checkpoints, live_servers=servers)
     reason = last_copy(kind, copies, keep_one=keep_one)
     assert refused in reason
     assert bool(reason) == bool(refused)

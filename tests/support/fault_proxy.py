@@ -1,16 +1,9 @@
-"""A proxy in front of a server that corrupts a seeded share of the generations passing through (fault C8).
-
-It can also delay loads of weights, and answer 503 to health as a server does that has too much to do (traps X-load,
-X-busy). What it doesn't spoil passes through unchanged.
-"""
+"""A proxy in front of a server that corrupts a seeded share of the generations that pass through it."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Self
 
 import aiohttp
@@ -25,36 +18,16 @@ EMPTY = (
 """A completed stream whose one completion holds no token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spoil:
-    """`share` of the generations; `load_s` more for each load of weights; `busy`: 503 to health."""
-
-    share: float = 0.0
-    load_s: float = 0.0
-    busy: bool = False
-
-
 class FaultProxy:
     """`async with FaultProxy(url, share=0.2, seed=1) as proxy:` serves at `proxy.url`; `proxy.fired` counts.
 
-    `spoil`, where given, is asked at each request in the place of `share`.
+    What it doesn't spoil passes through unchanged.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        seed: int,
-        share: float = 0.0,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        spoil: Callable[[], Spoil] | None = None,
-    ) -> None:
+    def __init__(self, target: str, *, seed: int, share: float = 0.0) -> None:
         self._target = target
-        self._spoil = spoil or (lambda: Spoil(share=share))
+        self._share = share
         self._random = random.Random(seed)
-        self._host = host
-        self._port = port
         self.fired: Counter[str] = Counter()
         self.requests = 0
 
@@ -67,8 +40,8 @@ class FaultProxy:
         # A client that gives a request up ends it at the server too: it would generate on for nobody.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port).start()
-        self.url = f"http://{self._host}:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -76,7 +49,7 @@ class FaultProxy:
         await self._session.close()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        kind = await self._choose(request.path)
+        kind = self._choose() if request.path == "/generate" else None
         if kind == "reset":
             return self._reset(request)
         if kind in {"500", "503"}:
@@ -94,23 +67,9 @@ class FaultProxy:
         except aiohttp.ClientError:
             return self._reset(request)  # the server is gone, and so must be the proxy in front of it
 
-    async def _choose(self, path: str) -> str | None:
-        spoil = self._spoil()
-        if path == "/generate":
-            if spoil.busy:  # a server that nobody doubts is not asked for its health
-                self.fired["generates while busy"] += 1
-            return self._draw(spoil.share)
-        if path.startswith("/health") and spoil.busy:
-            self.fired["busy"] += 1
-            return "503"
-        if path.startswith("/update_weights") and spoil.load_s:
-            self.fired["slow load"] += 1
-            await asyncio.sleep(spoil.load_s)
-        return None
-
-    def _draw(self, share: float) -> str | None:
+    def _choose(self) -> str | None:
         self.requests += 1
-        if self._random.random() >= share:
+        if self._random.random() >= self._share:
             return None
         kind = self._random.choice(KINDS)
         self.fired[kind] += 1
