@@ -128,7 +128,7 @@ def _run(given: argparse.Namespace, words: Sequence[str]) -> int:
     if given.make_only:
         if given.model_folder is None:
             raise UsageError("--make-only: where the model goes is not known", "name it with --model-folder")
-        make_model(given.model_folder, name, "cpu" if found.none else "cuda")
+        make_model(given.model_folder, name, on_the_gpu=not found.none)
         return DONE
     folder = given.output.resolve()
     model = (given.model_folder or folder / "model").resolve()

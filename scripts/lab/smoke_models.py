@@ -18,14 +18,13 @@ from scripts.faults.started_run import PRESET
 
 TINY = "tiny"
 SAME = (
-    *("experiment_name=gpu_smoke", "reward.fn=scripts.faults.broken_reward:of_token_ids"),
+    "reward.fn=scripts.faults.broken_reward:of_token_ids",
     *("gate.canaries=0", "gate.recorded=0", "gate.max_reward_jump=null", "gate.max_share_jump=null"),
     *("reward_health.zero_breaker_steps=null", "reward_health.fall_threshold=null"),
     *("evaluator.freq_steps=null", "valid_dataset.max_items=8", "saver.freq_epochs=null", "recover.freq_steps=20"),
     "total_train_epochs=10000",
 )
 """Random weights learn nothing: rewards are drawn, and what judges them is off."""
-SMALL_BATCHES = ("actor.mb_spec.max_tokens_per_mb=16384",)
 ON_A_GPU = (
     *("sglang.device=cuda", "actor.device=cuda", "actor.dtype=bfloat16"),
     *("sglang.gpu_fraction=0.5", "actor.gpu_fraction=0.5", "sglang.mem_fraction_static=0.2"),
@@ -55,7 +54,8 @@ LARGE_CARD = 100 * GIB
 
 def small_words(model: Path, *, no_gpu: str, overrides: Sequence[str] = ()) -> list[str]:
     """Settings of a run that fits any card."""
-    return [PRESET, *SAME, *SMALL_BATCHES, *(() if no_gpu else ON_A_GPU), f"actor.path={model}", *overrides]
+    own = ("experiment_name=gpu_smoke", "actor.mb_spec.max_tokens_per_mb=16384", f"actor.path={model}")
+    return [PRESET, *SAME, *(() if no_gpu else ON_A_GPU), *own, *overrides]
 
 
 def large_words(model: Path, problems: Path, gpus: Sequence[Gpu], overrides: Sequence[str] = ()) -> list[str]:
@@ -80,10 +80,10 @@ def make_problems(file: Path) -> None:
             out.write(json.dumps(record) + "\n")
 
 
-def make_model(folder: Path, name: str, device: str = "cpu") -> None:
+def make_model(folder: Path, name: str, *, on_the_gpu: bool = False) -> None:
     """A folder with random weights and the preset's tokenizer, which has a word for each further id that the shape has.
-    One that is whole already stays. `device`: where they are drawn; "cuda" is faster, and is held until the process
-    ends. Raises ResourceError where there is no room for it."""
+    One that is whole already stays. `on_the_gpu`: drawn there in bfloat16, which is faster, and the GPU is held until
+    this process ends. Raises ResourceError where there is no room for it."""
     vocabulary = folder / "tokenizer.json"  # written last
     if vocabulary.exists():
         return
@@ -96,7 +96,7 @@ def make_model(folder: Path, name: str, device: str = "cpu") -> None:
             said = f"{folder} needs {needed / GIB:.1f} GiB, {room / GIB:.1f} GiB are free"
             raise ResourceError(said, "make room, or name another --output")
         changes = {key: getattr(shape, field) for field, key in KEYS.items()}
-    _save_random_weights(own, folder, changes, device)
+    _save_random_weights(own, folder, changes, on_the_gpu=on_the_gpu)
     for file in ("tokenizer_config.json", "chat_template.jinja"):
         shutil.copy2(own / file, folder)
     tokenizer = json.loads((own / "tokenizer.json").read_text())
@@ -106,7 +106,7 @@ def make_model(folder: Path, name: str, device: str = "cpu") -> None:
     vocabulary.write_text(json.dumps(tokenizer))
 
 
-def _save_random_weights(like: Path, folder: Path, changes: dict[str, object], device: str) -> None:
+def _save_random_weights(like: Path, folder: Path, changes: dict[str, object], *, on_the_gpu: bool) -> None:
     """In the shape of the model `like`, but for the keys of its config.json that are given."""
     import torch  # here, since the command's help and its refusals need none
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -114,7 +114,7 @@ def _save_random_weights(like: Path, folder: Path, changes: dict[str, object], d
     config = AutoConfig.from_pretrained(like, trust_remote_code=False)
     config.update(changes)
     config.update({"layer_types": ["full_attention"] * config.num_hidden_layers})
-    config.update({"dtype": torch.bfloat16} if device == "cuda" else {})
-    with torch.device(device):
+    config.update({"dtype": torch.bfloat16} if on_the_gpu else {})
+    with torch.device("cuda" if on_the_gpu and torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
