@@ -4,7 +4,7 @@
 
 Formulas: GRPO from DeepSeekMath (arXiv 2402.03300), Dr. GRPO (2503.20783, no deviation), the overlong penalty from DAPO
 (2503.14476). For what papers leave open AReaL 1.0.4 is followed (`PPOActor._compute_advantages`, `Normalization`);
-`python -m scripts.compare_losses` compares with it.
+`python -m scripts.lab.compare_losses` compares with it.
 """
 
 from __future__ import annotations

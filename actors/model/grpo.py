@@ -8,7 +8,7 @@ Formulas: GRPO from DeepSeekMath (arXiv 2402.03300), asymmetric clip and token m
 constant length from Dr. GRPO (2503.20783), the sequence's ratio from GSPO (2507.18071), CISPO from MiniMax-M1
 (2506.13585), the dual clip from Ye et al. (1912.09729), the decoupled loss from Hilton et al. (2110.00641) and AReaL
 (2505.24298). The code that was followed for what the papers leave open is
-TRL 1.16.0, verl 0.9.1 and AReaL 1.0.4; `python -m scripts.compare_losses` compares with theirs.
+TRL 1.16.0, verl 0.9.1 and AReaL 1.0.4; `python -m scripts.lab.compare_losses` compares with theirs.
 A loss is a weighted sum whose weights come from the complete batch, so cutting the batch into pieces changes nothing.
 NaN is never hidden: a reward or log-prob that is not a number makes what it touches not a number.
 """

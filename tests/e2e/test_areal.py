@@ -1,6 +1,6 @@
 """The real AReaL 1.0.4 and its SGLang servers, on the CPU, under the launcher: trainer and server killed; rewards at 0.
 
-AREAL_RIG: see scripts/faults/areal_rig.py; without it the tests are skipped.
+AREAL_RIG: see scripts/lab/areal_rig.py; without it the tests are skipped.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import pytest
 
 from launcher.run_log.run_log import written_steps
 from scripts import check_health
-from scripts.faults.areal_rig import BROKEN, areal_rig, make_folder, settings_of, variables_of
-from scripts.faults.foreign_cost import cost_of
+from scripts.lab.areal_rig import BROKEN, areal_rig, make_folder, settings_of, variables_of
+from scripts.lab.foreign_cost import cost_of
 from tests.support.foreign.foreign_run import ForeignRun
 
 pytestmark = [

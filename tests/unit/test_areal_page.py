@@ -11,7 +11,8 @@ from launcher.__main__ import launch, ordered_arguments
 from launcher.base.errors import LauncherError
 from launcher.config.compose import REPOSITORY, compose
 from launcher.run_files.run_paths import RunPaths, login_name
-from scripts import adapter_storm, check_health, report
+from scripts import check_health, report
+from scripts.lab import adapter_storm
 from tests.support.checkpoint_makers import make_areal, snapshot
 from tests.support.long_run import LongRun
 from tests.support.trial_names import EXPERIMENT, TRIAL
@@ -130,7 +131,7 @@ def test_the_storm_of_the_page_is_of_the_run_of_the_page(folder, monkeypatch):
     monkeypatch.delenv("AREAL_RIG", raising=False)
     monkeypatch.setattr(adapter_storm, "started", started)
     words = shlex.split(STORM)
-    assert words[:3] == ["python", "-m", "scripts.adapter_storm"]
+    assert words[:3] == ["python", "-m", "scripts.lab.adapter_storm"]
     assert adapter_storm.main(words[3:]) == adapter_storm.LOST, "the run that was started here took no step"
     ((settings, paths),) = found
     assert settings == ["conf=areal", "trainer.config=their.yaml", 'trainer.overrides=["trial_name=storm"]']

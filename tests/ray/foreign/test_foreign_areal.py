@@ -11,7 +11,8 @@ import sys
 import psutil
 import pytest
 
-from scripts import adapter_storm, check_health
+from scripts import check_health
+from scripts.lab import adapter_storm
 from tests.support.foreign.foreign_run import ROOT, ForeignRun
 
 pytestmark = pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""What a fault of another project's trainer, or of its servers, cost, as its files tell: scripts/adapter_storm.py."""
+"""What a fault of another project's trainer, or of its servers, cost, as its files tell (adapter_storm)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of the real AReaL on a CPU, for scripts.adapter_storm and its test: a folder of its own, variables, settings.
+"""A run of the real AReaL on a CPU, for adapter_storm and its test: a folder of its own, variables, settings.
 
 AREAL_RIG names a folder with AReaL's environment (venv/), a small model, a YAML for a CPU (cpu.yaml), a script
 (train.py) and what AReaL lacks on a CPU (shim/). Nothing is written there.

@@ -1,6 +1,6 @@
 """The losses of TRL, verl and AReaL, called from the user's own copies of them, on padded tensors.
 
-    python -m scripts.compare_losses --trl …/site-packages --verl …/site-packages --areal …/site-packages
+    python -m scripts.lab.compare_losses --trl …/site-packages --verl …/site-packages --areal …/site-packages
 
 Nothing of theirs is kept here. TRL and verl are imported; of AReaL three files are loaded as they are, and what they
 import of its other parts, which the losses don't use, is replaced by empty stand-ins.

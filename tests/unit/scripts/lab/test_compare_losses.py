@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scripts.compare_losses import TOLERANCE, Case, _apart, main, make_case, ours
+from scripts.lab.compare_losses import TOLERANCE, Case, _apart, main, make_case, ours
 
 
 @pytest.mark.parametrize("other", [{"eps_clip": 0.1}, {"loss_aggregation": "sequence_mean"}, {"c_clip": 1.1}])

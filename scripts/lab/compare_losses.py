@@ -1,6 +1,6 @@
 """Compares our losses, value and gradient, with those of TRL, verl and AReaL on random cases.
 
-    python -m scripts.compare_losses --trl FOLDER --verl FOLDER --areal FOLDER [--cases 200]
+    python -m scripts.lab.compare_losses --trl FOLDER --verl FOLDER --areal FOLDER [--cases 200]
 
 FOLDER holds the package: a checkout, or the site-packages of an environment that has it (`pip install --no-deps` will
 do, with torch and transformers beside it). What isn't given, and what there is no counterpart for, is named at the end.
@@ -28,7 +28,7 @@ from actors.model.objective import Objective
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
 from launcher.config.recipe import AdvNormConfig, RewardNormConfig
 from launcher.config.schema import ActorConfig, MicroBatchConfig
-from scripts import peer_losses
+from scripts.lab import peer_losses
 
 TOLERANCE = 1e-6
 """Float32, summed in another order. A gradient's difference is a share of its largest entry, or of 1e-3 where all are
@@ -317,7 +317,7 @@ def _apart(left: Tensor, right: Tensor, least: float) -> float:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.compare_losses", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.lab.compare_losses", description=__doc__.splitlines()[0])
     for name in ("trl", "verl", "areal"):
         parser.add_argument(f"--{name}", type=Path, help=f"folder that holds the package {name}")
     parser.add_argument("--cases", type=int, default=200, help="random batches for each loss (default: 200)")

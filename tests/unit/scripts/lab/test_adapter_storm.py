@@ -9,7 +9,7 @@ from actors.processes.process_tree import identify
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.step_line import StepLine
-from scripts.adapter_storm import (
+from scripts.lab.adapter_storm import (
     _has_stepped,
     _is_known,
     _learned,
@@ -17,7 +17,7 @@ from scripts.adapter_storm import (
     _starve,
     main,
 )
-from scripts.faults.foreign_cost import FaultCost, cost_of, fault_cost
+from scripts.lab.foreign_cost import FaultCost, cost_of, fault_cost
 
 TOOK = [(1.0, 0), (2.0, 1), (3.0, 2), (13.0, 1), (14.0, 2), (15.0, 3), (16.0, 4)]
 LINES = [{"time": moment, "global_step": step, "timeperf/step_s": 1.0} for moment, step in TOOK]
@@ -127,7 +127,7 @@ def test_more_faults_than_steps_are_refused_before_anything_is_started(capsys, t
 def test_the_run_of_trl_needs_an_interpreter_that_has_it_or_a_script(capsys, tmp_path, monkeypatch):
     for python in (sys.executable, str(tmp_path / "none")):
         monkeypatch.setenv("TRL_PYTHON", python)
-        monkeypatch.setattr("scripts.faults.trl_rig.LOOKS_FOR", "raise SystemExit(1)")
+        monkeypatch.setattr("scripts.lab.trl_rig.LOOKS_FOR", "raise SystemExit(1)")
         assert main(["trl", "--output", str(tmp_path / "runs")]) == 2
         assert f"TRL_PYTHON: {python} has no trl" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

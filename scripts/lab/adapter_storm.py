@@ -1,8 +1,8 @@
-"""Kills and stops another project's trainer at steps drawn from a seed: `python -m scripts.adapter_storm areal|trl …`.
+"""Kills and stops another project's trainer at drawn steps: `python -m scripts.lab.adapter_storm areal|trl …`.
 
 Starts `python -m launcher conf=<adapter>` with the settings that are given, sends signals to processes of its tree and
 to its servers from outside, and prints for each what it cost. Where AREAL_RIG is set, `areal` is the real one on a CPU
-(scripts/faults/areal_rig.py); without a script of yours, `trl` is a small model on a CPU (scripts/faults/trl_rig.py).
+(scripts/lab/areal_rig.py); without a script of yours, `trl` is a small model on a CPU (scripts/lab/trl_rig.py).
 Exit codes: 0 FINISHED, each fault was sent, every step counts once and no process is left; 1 otherwise; 2 the command
 is wrong; 130 interrupted.
 """
@@ -37,10 +37,10 @@ from launcher.run_files.journal import Record, number_of, read_events
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import read_run_log, written_steps
 from scripts.ending import ended
-from scripts.faults import areal_rig, trl_rig
-from scripts.faults.foreign_cost import OOM, FaultCost, begins_again, cost_of, fault_cost
 from scripts.faults.started_run import Driver, started
 from scripts.health.recorded_run import read_view
+from scripts.lab import areal_rig, trl_rig
+from scripts.lab.foreign_cost import OOM, FaultCost, begins_again, cost_of, fault_cost
 from scripts.run_control import send as send_request
 from scripts.run_processes import LiveServer, find_servers
 
@@ -68,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.adapter_storm", description="Kill and stop another project's trainer, and see it go on."
+        prog="python -m scripts.lab.adapter_storm",
+        description="Kill and stop another project's trainer, and see it go on.",
     )
     parser.add_argument("adapter", choices=("areal", "trl", "command"))
     parser.add_argument("--seed", type=int, default=1, help="seed of the steps, and of the processes")

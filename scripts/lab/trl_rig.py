@@ -1,4 +1,4 @@
-"""A run of TRL's GRPOTrainer with a small model on a CPU, for scripts.adapter_storm: a script, its options, settings.
+"""A run of TRL's GRPOTrainer with a small model on a CPU, for adapter_storm: a script, its options, settings.
 
 TRL_PYTHON names the interpreter that has TRL; else this one is tried. The script is that of tests/e2e/test_trl.py,
 which damages its weights where the file BROKEN is in the run's folder.
