@@ -12,6 +12,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 NEED_A_GPU = ("nvml", "memory", "server_oom_cuda", "trainer_oom_cuda")
 
 
+def test_the_large_run_and_its_faults_run_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    words = ["--large", "--model-folder", str(tmp_path / "model"), "--output", str(tmp_path / "out")]
+    assert main([*words, "--minutes", str(scaled(15.0))]) == 0
+    parts = json.loads((tmp_path / "out" / "results.json").read_text())["parts"]
+    assert {part["part"]: part["result"] for part in parts} == {
+        part["part"]: "skipped" if part["part"] == "memory" else "ok" for part in parts
+    }
+
+
 def test_all_of_it_runs_on_the_cpu_and_what_needs_a_gpu_is_skipped_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code = main(["--output", str(tmp_path / "out"), "--minutes", str(scaled(15.0))])
