@@ -349,9 +349,17 @@ def result_of(one: CellResult) -> str:
 def write(folder: Path, facts: dict[str, str], results: Sequence[CellResult]) -> None:
     """results.json and results.md, anew after each part."""
     parts = [
-        {"part": one.name, "asked": one.how, "result": result_of(one), "reason": one.reason,
-         "seconds": one.seconds, "load": one.load, "figures": one.measures} for one in results
-    ]  # fmt: skip
+        {
+            "part": one.name,
+            "asked": one.how,
+            "result": result_of(one),
+            "reason": one.reason,
+            "seconds": one.seconds,
+            "load": one.load,
+            "figures": one.measures,
+        }
+        for one in results
+    ]
     replace_file(folder / "results.json", (json.dumps({**facts, "parts": parts}, indent=1) + "\n").encode())
     lines = [*(f"{key}: {value}  " for key, value in facts.items()), ""]
     lines += ["| part | asked | result | figures: median (least to most) | seconds |", "|---|---|---|---|---|"]
@@ -363,8 +371,9 @@ def _figures(one: CellResult) -> str:
     missed = [f"**{said.mark.measure} must be {said.mark}**" for said in one.verdicts if said.is_met is not True]
     spreads = (
         f"{name} {median(points):.3g}" + (f" ({min(points):.3g} to {max(points):.3g})" if len(points) > 1 else "")
-        for name, points in one.measures.items() if points
-    )  # fmt: skip
+        for name, points in one.measures.items()
+        if points
+    )
     return ", ".join([*filter(None, [one.reason.replace("|", "/")]), *missed, *spreads])
 
 

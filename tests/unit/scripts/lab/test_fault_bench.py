@@ -13,9 +13,13 @@ from scripts.lab.fault_table import markdown, unbelievable, write_results
 
 BY_NAME = {cell.name: cell for cell in CELLS}
 QUIET = {
-    "finished": [1.0], "steps": [40.0], "alarms": [0.0], "ledger_violations": [0.0], "stale_steps": [0.0],
+    "finished": [1.0],
+    "steps": [40.0],
+    "alarms": [0.0],
+    "ledger_violations": [0.0],
+    "stale_steps": [0.0],
     "zero_reward_steps": [0.0],
-}  # fmt: skip
+}
 BLIND = {"stale_steps": [1.0], "zero_reward_steps": [6.0], "hangs_unnoticed": [1.0]}
 """Without the three detectors: a step on old weights, six on rewards of 0, a hang that nobody saw."""
 
@@ -164,8 +168,10 @@ def test_every_cell_is_on_its_page_and_has_a_name_of_its_own():
     assert len(BY_NAME) == len(CELLS)
     assert [cell.name for cell in CELLS if f"`{cell.name}`" not in page] == []
     assert {mark.detector for cell in CELLS for mark in cell.marks if mark.role is MarkRole.MUST_MISS} == {
-        "gate.distance_float32", "gate.canaries", "health.stopped_s and silence_s",
-    }  # fmt: skip
+        "gate.distance_float32",
+        "gate.canaries",
+        "health.stopped_s and silence_s",
+    }
 
 
 class Asked(Exception):
