@@ -8,7 +8,6 @@ a checkpoint of each step is taken to be there, which is the hardest case.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,19 +18,6 @@ from tests.support.made_runs.rewards import FALLS, Drawn
 
 LEAST_HIDDEN, MOST_HIDDEN = 0.1, 0.9
 WAYS = ("at random", "sampled", "one hole", "several holes", "late beginning", "early end")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepAdvice:
-    """Of one run. `too_new`: steps from the true onset to the checkpoint, where it is not from before it. `lost`: good
-    steps that going back to it loses; None where none was advised."""
-
-    kind: str
-    way: str
-    hidden: float
-    found: bool
-    lost: int | None
-    too_new: int | None
 
 
 def visible(steps: int, share: float, way: str, rng: random.Random) -> Bools:
@@ -63,19 +49,11 @@ def evidence_of(drawn: Drawn, seen: Bools) -> HealthEvidence:
     return judge(shown, standing(find_falls(rewards)), RestoreConfig(), source="made")
 
 
-def advise(number: int, seed: int) -> StepAdvice:
+def advised(number: int, seed: int) -> tuple[int | None, int]:
+    """The last step that counts as good in a made run, None for none, and its true onset."""
     rng = random.Random(f"{seed} hidden {number}")
     kind, way = list(FALLS)[number % len(FALLS)], rng.choice(WAYS)
     drawn = FALLS[kind](rng)
     seen = visible(len(drawn.rewards), rng.uniform(LEAST_HIDDEN, MOST_HIDDEN), way, rng)
-    health = evidence_of(drawn, seen)
-    until, onset = health.good_until, drawn.onset
-    assert onset is not None
-    return StepAdvice(
-        kind=kind,
-        way=way,
-        hidden=1 - float(seen.mean()),
-        found=health.damage is not None,
-        lost=None if until is None else max(onset - 1 - until, 0),
-        too_new=until - onset if until is not None and until >= onset else None,
-    )
+    assert drawn.onset is not None
+    return evidence_of(drawn, seen).good_until, drawn.onset

@@ -24,7 +24,7 @@ from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import RepairAttempt
-from launcher.policy.restore import FIRST_WEIGHTS, first_damaged
+from launcher.policy.restore import first_damaged
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal
 from tests.support.made_runs.restore_world import PROMPTS, MadeRun
@@ -65,8 +65,6 @@ class RestoreTrial:
     memory: dict[int, bool] = field(default_factory=dict)
     history: list[RepairAttempt] = field(default_factory=list)
     restored: list[int] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
-    contaminated: int = 0
     named: dict[str, int] = field(default_factory=dict)
     halt: str = ""
 
@@ -200,12 +198,7 @@ class RestoreTrial:
         self.memory = {step: ok for step, ok in self.memory.items() if step <= after}
 
     def _restore(self, step: int, onset: int | None) -> None:
-        held = self.shelf | self.memory | self.aside
-        is_sound = held.get(step, True)
-        newest_sound = max((s for s, ok in held.items() if ok and s < self.run.onset), default=FIRST_WEIGHTS)
         self.restored.append(step)
-        self.contaminated += not is_sound
-        self.choices.append(max(newest_sound - step, 0))
         self._set_aside(step)
         self.run.restore(step)
         self.lineage += 1

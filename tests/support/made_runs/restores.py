@@ -1,9 +1,7 @@
 """Of made runs with one cause each: which cause is named, which checkpoint is gone back to, and what that costs.
 
-`contaminated`: restores to weights from after the damage; `ends_contaminated`: no second restore followed. `condemned`:
-checkpoints that stay set aside although they are sound. `thrown_away`: committed steps from before the cause that the
-run, or its next command, does not have. `choice`: by how many steps an older checkpoint than the newest sound one was
-chosen.
+`ends_contaminated`: on weights from after the damage. `condemned`: checkpoints that stay set aside although they are
+sound. `thrown_away`: committed steps from before the cause that the run, or its next command, does not have.
 """
 
 from __future__ import annotations
@@ -28,19 +26,12 @@ from tests.support.made_runs.restore_world import Fault, MadeRun, Scorer, at_onc
 class Outcome:
     """Of one made run."""
 
-    cause: str
-    seed: int
-    onset: int
     named: str
     is_right: bool
     restored: tuple[int, ...]
-    contaminated: int
     ends_contaminated: bool
     condemned: int
     thrown_away: int
-    choice: int | None
-    steps_until_named: int | None
-    has_halted: bool
 
 
 def one(cause: str, fault: Fault, seed: int) -> Outcome:
@@ -66,10 +57,10 @@ def one(cause: str, fault: Fault, seed: int) -> Outcome:
         trial.go()
     if "reward.rebased" in journal.names:
         trial.named.setdefault("data", 0)
-    return _outcome(cause, seed, trial)
+    return _outcome(trial)
 
 
-def _outcome(cause: str, seed: int, trial: RestoreTrial) -> Outcome:
+def _outcome(trial: RestoreTrial) -> Outcome:
     run, named = trial.run, "nothing"
     for name in ("reward_collapse", "data", "server_stale", "server_corrupt", "verifier_broken", "outside_weights"):
         named = name if name in trial.named else named
@@ -83,17 +74,10 @@ def _outcome(cause: str, seed: int, trial: RestoreTrial) -> Outcome:
         has_until = good_until if trial.named.keys() & {"server_stale", "server_corrupt"} else has_until
     allowed = {run.fault.named, "outside_weights"} if run.fault.named == "verifier_broken" else {run.fault.named}
     return Outcome(
-        cause=cause,
-        seed=seed,
-        onset=run.onset,
         named=named,
         is_right=named in allowed or (run.fault.named == "data" and named == "nothing"),
         restored=tuple(trial.restored),
-        contaminated=trial.contaminated,
         ends_contaminated=run.damaged_since is not None,
         condemned=0 if is_weights else len(trial.aside),
         thrown_away=max(good_until - has_until, 0),
-        choice=max(trial.choices, default=None),
-        steps_until_named=trial.named.get(named),
-        has_halted=bool(trial.halt),
     )
