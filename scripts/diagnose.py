@@ -18,7 +18,6 @@ from launcher.base.wording import some_of
 from launcher.checkpoints.trial_folders import folders_in
 from launcher.diagnosis.judging.verdict import Diagnosis, RunCondition, diagnose
 from launcher.diagnosis.output.as_json import to_dict
-from launcher.diagnosis.output.as_page import to_page
 from launcher.diagnosis.output.as_text import render
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.run_folders import look_around
@@ -39,7 +38,7 @@ EXIT_CODES = (
 EXAMPLES = """
 
   python -m scripts.diagnose --experiment-name gsm8k --trial-name trial0
-  python -m scripts.diagnose /data/logs/me/gsm8k/trial0 --html diagnosis.html
+  python -m scripts.diagnose /data/logs/me/gsm8k/trial0
   python -m scripts.diagnose trainer.log llm_server.log
   python -m scripts.diagnose wandb_export.csv --json
 """
@@ -51,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _diagnose(given: argparse.Namespace) -> int:
     diagnosis = run(given)
-    if given.html is not None:
-        _write(given.html, to_page(diagnosis))
     with as_far_as_it_is_read():
         show(diagnosis, given)
     if diagnosis.condition is RunCondition.UNCLEAR:
@@ -82,10 +79,6 @@ def parser() -> argparse.ArgumentParser:
         "there is",
     )  # fmt: skip
     made.add_argument("--json", action="store_true", help="for programs, on standard output: grpo-diagnosis/1")
-    made.add_argument(
-        "--html", type=Path, metavar="FILE",
-        help="also write a page with the curve, the onset and the events: one file, no network, for phones too",
-    )  # fmt: skip
     made.add_argument(
         "--no-progress", action="store_true",
         help="don't show the progress of reading; none is shown without a terminal, or for less than 64 MiB",
@@ -149,17 +142,6 @@ def show(diagnosis: Diagnosis, given: argparse.Namespace) -> None:
     with console.capture() as captured:
         console.print(render(diagnosis), crop=False)
     console.file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
-    if given.html is not None:
-        print(f"\npage: {given.html}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--html {path} can't be written: {error.strerror}", "name a file in a folder that exists and has room"
-        ) from error
 
 
 if __name__ == "__main__":

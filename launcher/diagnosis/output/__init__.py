@@ -1,5 +1,4 @@
-"""Shows a diagnosis: as text for a terminal, as JSON for programs, as an HTML page with the reward curve.
+"""Shows a diagnosis: as text for a terminal, as JSON for programs.
 
-May import `launcher.diagnosis.judging` and below, and `launcher.html_report` for its charts and page frame. Begin at
-`as_text`, whose `facts` are what all three forms show.
+May import `launcher.diagnosis.judging` and below. Begin at `as_text`.
 """

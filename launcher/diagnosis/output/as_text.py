@@ -76,7 +76,7 @@ def signed(score: int) -> str:
 
 
 def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    """The facts to print, each with its label; also for the page."""
+    """The facts to print, each with its label."""
     if diagnosis.onset is not None:
         yield "onset", say_onset(diagnosis.onset)
     for other in diagnosis.others:

@@ -1,9 +1,8 @@
-"""`scripts/diagnose.py` as an operator runs it: exit codes, text, JSON, the page, its flags, bad input."""
+"""`scripts/diagnose.py` as an operator runs it: exit codes, text, JSON, its flags, bad input."""
 
 import gzip
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -195,74 +194,6 @@ def test_what_the_run_said_to_change_is_what_to_change(capsys, tmp_path):
     assert "what the run itself said: leave such prompts out with train_dataset.max_length=96" in " ".join(out.split())
 
 
-# ── the page ──
-
-
-class Page(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.attributes, self.open = [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += attributes
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += attributes
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, tag
-
-
-def page_of(capsys, tmp_path, *arguments):
-    run(capsys, *arguments, "--html", tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    page = Page()
-    page.feed(text)
-    return text, page
-
-
-def test_the_page_needs_nothing_but_itself(capsys, tmp_path, crashed):
-    text, page = page_of(capsys, tmp_path, crashed)
-    assert page.open == []
-    assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert not [value for name, value in page.attributes if name in {"src", "href"} or "://" in (value or "")]
-    assert "url(" not in text
-    assert '<meta name="viewport"' in text
-
-
-def test_the_page_draws_curve_onset_events_and_the_checkpoint(capsys, tmp_path, crashed):
-    text, page = page_of(capsys, tmp_path, crashed)
-    assert page.tags.count("svg") == 2  # one for wide screens, one for phones
-    for words in ("onset: step 60", "go back to 39", ">connections<", ">checkpoints<", ">servers<", "server crash"):
-        assert words in text
-    assert text.count('class="dot"') >= 200
-
-
-def test_what_a_log_says_can_not_break_the_page(capsys, tmp_path):
-    logs = RunMaker(Made(fails="crash")).write(tmp_path / "run")
-    text = (logs / "trainer.log").read_text()
-    (logs / "trainer.log").write_text(text.replace("[Errno 111]", "<script>alert(1)</script>"))
-    assert "<script" not in page_of(capsys, tmp_path, logs)[0]
-
-
-def test_a_log_without_a_step_has_a_page_without_a_curve(capsys, tmp_path):
-    _, page = page_of(capsys, tmp_path, RunMaker(Made(fails="startup_oom")).write(tmp_path / "run"))
-    assert "svg" not in page.tags
-
-
-@pytest.mark.slow
-def test_a_page_of_many_steps_stays_small(capsys, tmp_path):
-    rows = "".join(f"{step},{0.5 + step % 7 / 100 if step < 40_000 else 0}\n" for step in range(50_000))
-    (tmp_path / "e.csv").write_text("Step,r - rollout/reward\n" + rows)
-    text, _ = page_of(capsys, tmp_path, tmp_path / "e.csv")
-    assert "onset: step 40000" in text
-    assert len(text) < 400_000
-
-
 # ── bad input ──
 
 
@@ -307,11 +238,9 @@ def test_without_a_name_the_only_run_is_read(capsys, crashed, tmp_path):
     assert "--experiment-name" in err
 
 
-def test_bad_folders_for_checkpoints_and_pages_are_named(capsys, crashed, tmp_path):
+def test_a_bad_folder_for_checkpoints_is_named(capsys, crashed, tmp_path):
     code, _, err = run(capsys, crashed, "--checkpoints", tmp_path / "none")
     assert (code, "--checkpoints" in err) == (WRONG, True)
-    code, _, err = run(capsys, crashed, "--html", tmp_path / "none" / "page.html")
-    assert (code, "--html" in err) == (WRONG, True)
 
 
 def test_checkpoints_elsewhere_are_found_where_they_are_said_to_be(capsys, tmp_path):
