@@ -202,7 +202,7 @@ class _Reader:
                 contents = _read(path, self._names, self._metric, on_progress)
             except DataError as error:  # names the file as it was given
                 message, hint = (text.replace(str(path), str(one.path)) for text in (error.message, error.hint))
-                raise DataError(message, hint) from error
+                raise type(error)(message, hint) from error
             (source,) = contents.sources
             shown = replace(source, path=str(one.path), bytes=one.bytes, note=note or source.note, is_unread=bool(note))
             return [replace(contents, sources=(shown,))]
@@ -253,7 +253,7 @@ def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[in
         contents = read_events(path) if b'"event"' in head else read_metrics(path, names)
         if path.name in OF_OURS or len(contents.steps) or contents.log_events:
             return contents
-        hint = "give a log, a run's metrics.jsonl or events.jsonl, or a WandB export (.csv)"
+        hint = "give a log of plain lines, a run's metrics.jsonl or events.jsonl, or a WandB export (.csv)"
         raise DataError(f"{path} is JSON without a step (global_step) or an event of a run", hint)
     if head.count(b"\0") > len(head) // 1000:
         raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), a .wandb or a TensorBoard file")

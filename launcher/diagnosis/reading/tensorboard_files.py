@@ -1,14 +1,11 @@
 """Reads TensorBoard's event files: scalars by their tags, as AReaL, TRL and others write them.
 
-Format (github.com/tensorflow/tensorflow, core/lib/io/record_writer.h and core/util/event.proto): records of a length
-(8 bytes), its checksum (4), an `Event` message, its checksum (4). The few fields that are read are declared here, and
-protobuf skips the others. The checksums are CRC-32C, which no library here computes: a damaged record ends the reading,
-as the torn end does that a killed run leaves.
+tensorboardX has the messages, and no reader: a file is records of a length (8 bytes), its checksum (4), an `Event`
+message, its checksum (4). What can't be parsed ends the reading, as does the torn end that a killed run leaves.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Iterator
@@ -16,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from launcher.base.errors import DataError
 from launcher.diagnosis.reading.log_records import TENSORBOARD, Contents, FigureNames
+from launcher.diagnosis.reading.unpacked import PackedError
 from launcher.diagnosis.reading.wandb_files import Row, contents_of, steps_of
 
 LENGTH, CHECKSUM = struct.Struct("<Q"), 4
@@ -28,15 +25,6 @@ LONGEST = 2**30
 """Bytes of a record; images are the largest that are written."""
 VERSION = b"brain.Event:"
 """In the first record of each file."""
-FIELDS = {
-    "Event": [("wall_time", 1, "DOUBLE"), ("step", 2, "INT64"), ("summary", 5, "Summary")],
-    "Summary": [("value", 1, "*Value")],
-    "Value": [("tag", 1, "STRING"), ("simple_value", 2, "FLOAT"), ("tensor", 8, "Tensor")],
-    "Tensor": [
-        *(("dtype", 1, "INT32"), ("tensor_content", 4, "BYTES")),
-        *(("float_val", 5, "*FLOAT"), ("double_val", 6, "*DOUBLE")),
-    ],
-}
 CONTENT = {1: "<f4", 2: "<f8"}
 """Of a tensor's bytes, by its dtype."""
 
@@ -57,8 +45,15 @@ def read_event_file(path: Path, names: FigureNames) -> Contents:
 
 
 def _rows(path: Path, keys: set[str]) -> Iterator[Row]:
+    try:
+        from tensorboardX.proto.event_pb2 import Event  # two seconds, and only here
+    except ImportError as error:
+        raise PackedError(
+            f"{path} is TensorBoard's, and tensorboardX, which reads it, is not installed",
+            'pip install -c constraints.txt -e ".[tensorboard]"',
+        ) from error
     for data in _records(path):
-        event = _event_type()()
+        event = Event()
         try:
             event.ParseFromString(data)
         except DecodeError:
@@ -89,22 +84,3 @@ def _number(value: Any) -> float:
     if not numbers and tensor.dtype in CONTENT and len(tensor.tensor_content) <= 8:
         numbers = np.frombuffer(tensor.tensor_content, CONTENT[tensor.dtype]).tolist()
     return float(numbers[0]) if len(numbers) == 1 else math.nan
-
-
-@functools.cache
-def _event_type() -> Any:
-    """The message, of a pool of its own: TensorBoard's, where it is installed, has the same names."""
-    file = descriptor_pb2.FileDescriptorProto(name="events.proto", package="events", syntax="proto2")
-    field = descriptor_pb2.FieldDescriptorProto
-    for message, fields in FIELDS.items():
-        made = file.message_type.add(name=message)
-        for name, number, kind in fields:
-            label = field.LABEL_REPEATED if kind.startswith("*") else field.LABEL_OPTIONAL
-            one = made.field.add(name=name, number=number, label=label)
-            if (kind := kind.lstrip("*")) in FIELDS:
-                one.type, one.type_name = field.TYPE_MESSAGE, f".events.{kind}"
-            else:
-                one.type = field.Type.Value(f"TYPE_{kind}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("events.Event"))

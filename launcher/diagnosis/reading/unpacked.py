@@ -1,7 +1,8 @@
-"""Takes off what a log is packed in: compression, an archive, UTF-16, a container's or journald's records.
+"""Takes off what a log is packed in, compression or an archive, and writes the kernel's own dates in full.
 
 Each result is a file of plain lines in a scratch folder, with the name of the log itself; what is packed in nothing is
-read where it lies. Only archives and compressed files are taken as such by their first bytes, never by their names.
+read where it lies. What a file is shows in its first bytes, never in its name. Lines in another encoding, or wrapped in
+records, are refused with the command that turns them into plain lines.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import errno
 import gzip
 import lzma
 import os
+import re
 import shutil
 import stat
 import tarfile
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +31,6 @@ from typing import IO, Any
 import pyarrow as pa
 
 from launcher.base.errors import DataError, StorageError
-from launcher.diagnosis.reading.wrapped_lines import find_wrapping
 
 ZIP = b"PK\x03\x04"
 OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
@@ -41,7 +43,21 @@ SUFFIXES = (".gz", ".xz", ".bz2", ".zst", ".tgz")
 TAR_AT, TAR = 257, b"ustar"
 ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError)
 """NotImplementedError: packed in a way that is not known; RuntimeError: with a password."""
-UTF_16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+FROM_UTF_16 = ("in UTF-16", "iconv -f UTF-16 -t UTF-8 FILE")
+WRAPPED: Mapping[bytes, tuple[str, str]] = {
+    codecs.BOM_UTF16_LE: FROM_UTF_16,
+    codecs.BOM_UTF16_BE: FROM_UTF_16,
+    b'{"log":': ("a container's log in JSON", "jq -rj .log FILE"),
+    b'{"__': ("journald's JSON", "journalctl -o cat, of the kernel journalctl -k -o short-iso"),
+    b"__CURSOR=": ("journald's export", "journalctl -o cat, of the kernel journalctl -k -o short-iso"),
+}
+"""How forms begin that are not read here, what each is called, and the command that writes its lines alone."""
+MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+MONTH = rb"(?P<month>" + b"|".join(MONTHS) + rb") +(?P<day>\d+) (?P<clock>\d\d:\d\d:\d\d)"
+DMESG = re.compile(rb"^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) " + MONTH + rb" (?P<year>20\d\d)\] ?", re.MULTILINE)
+SYSLOG = re.compile(rb"^" + MONTH + rb" (?=\S+ kernel: )", re.MULTILINE)
+ZONES_S = 86_400
+"""The clocks of two zones differ by at most a day: of a file changed today, a line may be of tomorrow."""
 COPIED_BYTES = 2**20
 HEAD_BYTES = 65536
 LEFT_FREE, LOOK_AFTER = 2**30, 16 * 2**20
@@ -73,12 +89,12 @@ def unpacked(path: Path, scratch: Path) -> tuple[Path, str]:
             if head.startswith(magic):
                 path, note = _decompressed(path, opener, scratch)
                 head = head_of(path)
-        if encoding := next((name for mark, name in UTF_16.items() if head.startswith(mark)), ""):
-            path = _decoded(path, encoding, scratch)
-            head = head_of(path)
-        if wrapping := find_wrapping(head, path.stat().st_mtime):
+        if refused := next((said for mark, said in WRAPPED.items() if head.startswith(mark)), None):
+            what, command = refused
+            raise PackedError(f"{path} is {what}, whose lines are not read", f"give the lines alone: {command}")
+        if pattern := next((one for one in (DMESG, SYSLOG) if one.search(head)), None):
             with path.open("rb") as source:
-                path = _written(path, scratch, wrapping(source))
+                path = _written(path, scratch, _redated(pattern, path.stat().st_mtime, source))
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise _no_room(path, scratch) from error
@@ -174,9 +190,17 @@ def _decompressed(path: Path, opener: Callable[[Path], Any], scratch: Path) -> t
     return made, "".join(damage)
 
 
-def _decoded(path: Path, encoding: str, scratch: Path) -> Path:
-    with path.open(encoding=encoding, errors="replace", newline="") as source:
-        return _written(path, scratch, (text.encode() for text in iter(lambda: source.read(COPIED_BYTES), "")))
+def _redated(pattern: re.Pattern[bytes], changed: float, lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Dates without a year are no later than when the file was `changed`, in any zone."""
+    newest = time.gmtime(changed + ZONES_S)
+
+    def date(found: re.Match[bytes]) -> bytes:
+        month, day = MONTHS.index(found["month"]) + 1, int(found["day"])
+        is_later = (month, day) > (newest.tm_mon, newest.tm_mday)
+        year = int(found["year"]) if pattern is DMESG else newest.tm_year - is_later
+        return b"%04d-%02d-%02d %s " % (year, month, day, found["clock"])
+
+    return (pattern.sub(date, line) for line in lines)
 
 
 def _written(path: Path, scratch: Path, blocks: Iterable[bytes]) -> Path:

@@ -1,6 +1,7 @@
 """TensorBoard's event files tell of a run as its log does: written here byte by byte, as its format is described."""
 
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from launcher.base.errors import DataError
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.log_records import REWARD
+from launcher.diagnosis.reading.unpacked import PackedError
 from tests.support.worlds.diagnosis import diagnosis_of
 
 REWARD_TAG = "ppo_actor/task_reward/avg"
@@ -105,3 +107,13 @@ def test_an_unknown_reward_is_asked_for(tmp_path):
     path = event_file(tmp_path / "renamed", [event(step, scalar("quality", 0.5)) for step in range(5)])
     with pytest.raises(DataError, match=r"has a reward that is known as one[\s\S]*quality"):
         read(path)
+
+
+def test_without_tensorboardx_it_is_said_what_to_install(tmp_path, monkeypatch):
+    path = event_file(tmp_path / "events.out.tfevents.1.host", steps([0.5] * 10))
+    monkeypatch.setitem(sys.modules, "tensorboardX.proto.event_pb2", None)
+    with pytest.raises(
+        DataError, match=r"tfevents\.1\.host is TensorBoard's, and tensorboardX[\s\S]*pip install"
+    ) as refused:
+        read(path)
+    assert isinstance(refused.value, PackedError)
