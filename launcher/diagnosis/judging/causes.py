@@ -1,21 +1,19 @@
-"""Ranks the possible causes by the evidence for and against each.
+"""Ranks the possible causes by what the rules see for and against each.
 
 The scores order causes and show how sure that is; they are no probabilities.
 """
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.base.wording import some_of
-from launcher.diagnosis.judging import evidence, memory_evidence
-from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_context import IncidentContext
+from launcher.diagnosis.judging.rules import RULES, Guess, where_memory_ran_out
 from launcher.diagnosis.reading.log_clock import say_duration
-from launcher.diagnosis.reading.log_records import Kind, Role
+from launcher.diagnosis.reading.log_records import Kind, LogEvent, Role
 
 SURE, LEAD = 3, 2
 STRONG, EARLIER_S, FOLLOWED = 3, 60.0, -6
@@ -26,15 +24,15 @@ UNPLACED_MATTERS = (
 )
 
 
-class Guess(enum.StrEnum):
-    """What may have been the cause."""
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One piece of evidence for (weight > 0) or against a cause. `where`: file and line, where there is one. `time`:
+    when it began, as LogEvent has it."""
 
-    SERVER_CRASH = "server crash"
-    SERVER_HANG = "server hang"
-    OUT_OF_MEMORY = "out of memory"
-    DEGRADATION = "model degradation"
-    REWARD_FUNCTION = "reward function"
-    TRAINER_CRASH = "trainer crash"
+    weight: int
+    text: str
+    where: str = ""
+    time: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +64,6 @@ class Causes:
         return self.ranked[0] if self.ranked and self.ranked[0].score > 0 else None
 
 
-EVIDENCE_OF: Mapping[Guess, Callable[[IncidentContext], Iterator[Evidence]]] = {
-    Guess.SERVER_CRASH: evidence.of_server_crash,
-    Guess.SERVER_HANG: evidence.of_server_hang,
-    Guess.OUT_OF_MEMORY: memory_evidence.of_memory,
-    Guess.DEGRADATION: evidence.of_degradation,
-    Guess.REWARD_FUNCTION: evidence.of_reward_function,
-    Guess.TRAINER_CRASH: memory_evidence.of_trainer_crash,
-}
-
-
 def weigh(context: IncidentContext) -> Causes:
     """The causes of what the context shows. The trainer's crash is named only where something speaks for it."""
     ranked = sorted(_earliest_first([_ranked(guess, context) for guess in Guess]), key=lambda one: -one.score)
@@ -97,14 +85,20 @@ def _earliest_first(causes: Sequence[RankedCause]) -> Iterator[RankedCause]:
 
 
 def _ranked(guess: Guess, context: IncidentContext) -> RankedCause:
-    found = sorted(EVIDENCE_OF[guess](context), key=lambda one: -abs(one.weight))
+    seen = [_evidence(weight, *one) for weight, predicate in RULES[guess] for one in predicate(context)]
+    found = sorted(seen, key=lambda one: -abs(one.weight))
     return RankedCause(
         guess=guess,
         score=sum(one.weight for one in found),
         supporting=tuple(one for one in found if one.weight > 0),
         opposing=tuple(one for one in found if one.weight < 0),
-        where=memory_evidence.where_memory_ran_out(context) if guess is Guess.OUT_OF_MEMORY else "",
+        where=where_memory_ran_out(context) if guess is Guess.OUT_OF_MEMORY else "",
     )
+
+
+def _evidence(weight: int, text: str, events: Sequence[LogEvent]) -> Evidence:
+    time = min((event.time for event in events if event.time is not None), default=None)
+    return Evidence(weight, text, events[0].where if events else "", time)
 
 
 def _missing_from(context: IncidentContext) -> Iterator[str]:

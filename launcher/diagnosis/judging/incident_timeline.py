@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.base.utc_offsets import Offsets
-from launcher.diagnosis.judging.evidence import seconds_of
 from launcher.diagnosis.judging.step_history import FoundFall
 from launcher.diagnosis.reading.log_records import Contents, Kind, LogEvent
 from launcher.diagnosis.reading.time_zones import say_time
@@ -82,7 +81,7 @@ def _groups(contents: Contents) -> Iterator[list[LogEvent]]:
     """Events of one kind that belong together."""
     open_groups: dict[Kind, list[LogEvent]] = {}
     for event in contents.log_events:
-        if event.kind in (Kind.SILENCE, Kind.NO_TOKENS) and seconds_of(event) < LONG_PAUSE_S:
+        if event.kind in (Kind.SILENCE, Kind.NO_TOKENS) and event.seconds < LONG_PAUSE_S:
             continue
         group = open_groups.get(event.kind)
         if group is not None and event.kind not in RARE and _near(group[-1], event):

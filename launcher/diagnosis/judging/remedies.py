@@ -1,4 +1,4 @@
-"""What to change so that it does not happen again, by cause; for memory the next rung of policy/memory_backoff.py."""
+"""What to change so that it does not happen again; for memory the next rung of policy/memory_backoff.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 from launcher.config.settings import as_typed
 from launcher.config.supervision import MemoryConfig
-from launcher.diagnosis.judging.causes import Guess
+from launcher.diagnosis.judging.rules import REMEDIES, Guess
 from launcher.policy import memory_backoff
 from launcher.policy.exit_cause import RanOut
-
-DEFAULT_TIMEOUT_S = 3600.0
-SHORTER_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,58 +43,17 @@ def remedy_of(
     place: tuple[str, str] = ("", ""),
 ) -> Remedy:
     """`settings`: the run's by their dotted keys, as far as they are known. `ran_out`, `place`: of memory."""
-    match guess:
-        case Guess.OUT_OF_MEMORY:
-            if ran_out is None and place == ("", "host"):
-                return Remedy(
-                    change="give the host, or the cgroup that the kernel's line names, more memory. Which of the "
-                    "run's processes it killed is not in its name: compare the pid with those in the run's logs"
-                )
-            return _of_memory(ran_out or _ran_out_at(place), settings, place)
-        case Guess.SERVER_HANG:
-            return _of_hang(settings)
-        case Guess.SERVER_CRASH:
-            return Remedy(
-                change="no setting prevents every crash: run it where it is watched and restarted (this launcher "
-                "does both by itself), and never count a failed rollout as reward 0. If it crashes again and again, "
-                "go one rung down: a lower sglang.mem_fraction_static"
-            )
-        case Guess.DEGRADATION:
-            return _of_degradation(settings)
-        case Guess.REWARD_FUNCTION:
-            return Remedy(
-                change="repair the reward function, and test it on known answers before resuming. One that is too "
-                "slow: a longer reward.timeout, more reward.workers"
-            )
-        case Guess.TRAINER_CRASH:
-            return Remedy(
-                change="read the trainer's own error above; resuming as it was repeats it if it is not chance"
-            )
-        case None:
-            return Remedy(change="nothing in the logs shows what to change")
-
-
-def _of_hang(settings: Mapping[str, object]) -> Remedy:
-    timeout = settings.get("rollout.request_timeout", DEFAULT_TIMEOUT_S)
-    change = (
-        "let requests end sooner, so that a hang shows, and run the server where it is watched and restarted "
-        "(this launcher does by itself); never count a failed rollout as reward 0. If it hangs again under load, a "
-        "lower sglang.mem_fraction_static or rollout.max_concurrent_rollouts"
-    )
-    if isinstance(timeout, int | float) and timeout > SHORTER_TIMEOUT_S:
-        return Remedy(change=change, overrides=(f"rollout.request_timeout={SHORTER_TIMEOUT_S}",))
-    return Remedy(change=change)
-
-
-def _of_degradation(settings: Mapping[str, object]) -> Remedy:
-    rate = settings.get("actor.optimizer.lr")
-    change = (
-        "resume from before the onset with smaller steps: half the learning rate; if it falls again, a KL term "
-        "(actor.kl_loss_coef) or a narrower actor.eps_clip"
-    )
-    if isinstance(rate, int | float) and rate > 0:
-        return Remedy(change=change, overrides=(f"actor.optimizer.lr={rate / 2:g}",))
-    return Remedy(change=change)
+    if guess is None:
+        return Remedy(change="nothing in the logs shows what to change")
+    if guess is not Guess.OUT_OF_MEMORY:
+        change, override = REMEDIES[guess]
+        return Remedy(change=change, overrides=tuple(filter(None, [override(settings)])))
+    if ran_out is None and place == ("", "host"):
+        return Remedy(
+            change="give the host, or the cgroup that the kernel's line names, more memory. Which of the run's "
+            "processes it killed is not in its name: compare the pid with those in the run's logs"
+        )
+    return _of_memory(ran_out or _ran_out_at(place), settings, place)
 
 
 def _ran_out_at(place: tuple[str, str]) -> RanOut:

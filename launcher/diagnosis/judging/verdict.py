@@ -13,12 +13,12 @@ import numpy as np
 from launcher.base.errors import HINT
 from launcher.base.wording import in_one_line, some_of
 from launcher.checkpoints.onset import Shape, usual_range
-from launcher.diagnosis.judging.causes import Causes, Guess, weigh
-from launcher.diagnosis.judging.evidence import SHARP_STEPS
+from launcher.diagnosis.judging.causes import Causes, weigh
 from launcher.diagnosis.judging.incident_context import IncidentContext, context_of
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
 from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
+from launcher.diagnosis.judging.rules import Guess, is_sharp
 from launcher.diagnosis.judging.seen_enough import Stall, longest_stall, losses_of, not_seen
 from launcher.diagnosis.judging.step_history import FoundFall, Pass, evidence_of, falls_of, main_fall, passes_of
 from launcher.diagnosis.reading.log_clock import say_duration
@@ -180,7 +180,7 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
         bad_steps=fall.steps,
         stands=found.is_current,
         is_over=fall.is_over,
-        is_sharp=fall.bottom - fall.onset < SHARP_STEPS,
+        is_sharp=is_sharp(fall),
     )
 
 

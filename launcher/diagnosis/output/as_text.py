@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.wording import in_one_line
-from launcher.diagnosis.judging.causes import Causes, RankedCause
-from launcher.diagnosis.judging.evidence import Evidence
+from launcher.diagnosis.judging.causes import Causes, Evidence, RankedCause
 from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
 from launcher.diagnosis.judging.verdict import Diagnosis, Onset, RunCondition
 from launcher.diagnosis.reading.log_records import NOT_READ

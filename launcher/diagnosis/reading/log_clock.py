@@ -280,8 +280,3 @@ def say_duration(seconds: float) -> str:
         return f"{minutes} min"
     hours, rest = divmod(minutes, 60)
     return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def say_utc(seconds: float) -> str:
-    """A date that names its zone, as LogClock reads it."""
-    return wall.strftime("%Y-%m-%d %H:%M:%SZ", wall.gmtime(seconds))

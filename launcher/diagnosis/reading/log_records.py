@@ -197,6 +197,12 @@ class LogEvent:
     where: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def seconds(self) -> float:
+        """How long a pause was."""
+        seconds = self.facts.get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
+
 
 NOT_READ = "not read"
 MOST_NAMES = 100

@@ -12,7 +12,7 @@ CHOSEN: dict[str, str] = {
     "launcher/checkpoints": "checkpoint_store onset checkpoint_catalog in_memory_checkpoints",
     "launcher/cli": "attempt_incidents deadlines interrupts",
     "launcher/config": "compose settings schedule",
-    "launcher/diagnosis/judging": "evidence verdict causes",
+    "launcher/diagnosis/judging": "rules verdict causes",
     "launcher/diagnosis/output": "as_text",
     "launcher/diagnosis/reading": "inputs log_file log_clock",
     "launcher/html_report": "reward_chart svg_chart",

@@ -10,8 +10,8 @@ import pytest
 from launcher.base.errors import DataError
 from launcher.base.own_python import python
 from launcher.checkpoints.onset import Shape
-from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.remedies import remedy_of
+from launcher.diagnosis.judging.rules import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.output.as_json import to_dict
 from launcher.policy.exit_cause import RanOut

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.diagnosis.judging.causes import Guess
+from launcher.diagnosis.judging.rules import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_records import Kind
 from tests.support.made_logs import Made, RunMaker

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.checkpoints.onset import Shape
-from launcher.diagnosis.judging.causes import Guess
+from launcher.diagnosis.judging.rules import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.output.as_text import say_onset
 from launcher.diagnosis.reading.log_records import Kind

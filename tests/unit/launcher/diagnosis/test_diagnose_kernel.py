@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from launcher.diagnosis.judging.causes import Guess
+from launcher.diagnosis.judging.rules import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_records import Kind, Role
 from tests.support.worlds.diagnosis import CHILD_FAILED, EXIT_CODE, diagnosis_of, run_that_stops

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from launcher.base.utc_offsets import local_offsets
-from launcher.diagnosis.judging.causes import Guess
+from launcher.diagnosis.judging.rules import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_clock import STAMP, LogClock, read_stamp
 from launcher.diagnosis.reading.log_records import Kind
@@ -329,12 +329,3 @@ def test_a_kernels_line_is_of_the_year_in_which_its_file_was_written_in_any_zone
     os.utime(log, (changed, changed))
     lines = unpacked(log, tmp_path)[0].read_text().splitlines()
     assert [line[:10] for line in lines] == ["2026-12-31", "2027-01-01"]
-
-
-@pytest.mark.parametrize("name", READ_IN)
-def test_a_containers_records_have_their_own_zone(tmp_path, zone, name):
-    zone(name)
-    log = tmp_path / "a.log"
-    log.write_text(json.dumps({"log": "hello\n", "time": "2026-11-20T12:00:00.5Z"}) + "\n")
-    line = unpacked(log, tmp_path)[0].read_bytes()
-    assert read_stamp(STAMP.search(line)) == (NOON, True)
