@@ -1,15 +1,18 @@
 """The table of rules: what speaks for and against each cause, how much, and what to change where it is the cause.
 
-A rule is a weight and a predicate. The predicate looks at the lines around the onset, which are known by their patterns
-(`log_patterns.KINDS`), or at the figures before and after it, and yields what it saw as a sentence. The weights are
-rough log-odds: 3 for what hardly happens otherwise, 1 for a hint. The tables, RULES and REMEDIES, are at the end.
+A rule is a weight and a predicate with its parameters. The predicate looks at the lines around the onset, which are
+known by their patterns (`log_patterns.KINDS`), or at the figures before and after it, and yields what it saw as a
+sentence. The weights are rough log-odds: 3 for what hardly happens otherwise, 1 for a hint. The tables, RULES and
+REMEDIES, are at the end.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
@@ -48,18 +51,6 @@ BROKEN = (Kind.REFUSED, Kind.LOST, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION)
 DEFAULT_TIMEOUT_S = 3600.0
 SHORTER_TIMEOUT_S = 600
 
-IT_WAITS = "rollouts take {after} s a step, {before} s before: they wait"
-TOO_FEW = "rollouts took {after} s in place of {before}: too few tokens"
-FEW_TOKENS = "and hardly a token came: sequences of {before} → {after}"
-NO_ANSWER = "{times} a request got no answer in time, never before"
-FAILED_FAST = "rollouts failed fast: {before} s a step before, {after} s after"
-AT_ONCE = "the rewards were exactly 0 from one step to the next"
-STILL_CAN = "the rewards jump between 0 and the old level: the policy still can"
-NO_HANG = "an exception ended it: what is silent after that does not hang"
-NO_LONGER = "rollouts take no longer ({before} → {after} s a step)"
-NO_UPDATES = "updates no longer succeed (update_successful)"
-OTHER_CUTS = "share of completions that don't end {before} → {after}"
-
 
 class Guess(enum.StrEnum):
     """What may have been the cause."""
@@ -72,68 +63,53 @@ class Guess(enum.StrEnum):
     TRAINER_CRASH = "trainer crash"
 
 
+P = ParamSpec("P")
 Seen = tuple[str, Sequence[LogEvent]]
 """What a predicate saw, as a sentence, and the lines that it comes from: none where it is of figures."""
-Predicate = Callable[[IncidentContext], Iterator[Seen]]
-Condition = Callable[[IncidentContext], bool]
-Rule = tuple[int, Predicate]
+Rule = tuple[int, Callable[[IncidentContext], Iterator[Seen]]]
 """What is seen counts this weight for its cause, or against it."""
+
+
+def rule(
+    weight: int, see: Callable[Concatenate[IncidentContext, P], Iterator[Seen]], *given: P.args, **options: P.kwargs
+) -> Rule:
+    return weight, lambda context: see(context, *given, **options)
 
 
 # ── predicates of lines ──
 
 
-def always(_: IncidentContext) -> bool:
-    return True
-
-
-def fell(context: IncidentContext) -> bool:
-    return context.found is not None
-
-
 def logged(
-    text: str, *kinds: Kind, when: Condition = always, unless: Sequence[Kind] = (), is_new: bool = False
-) -> Predicate:
+    context: IncidentContext, text: str, *kinds: Kind, unless: Sequence[Kind] = (), is_new: bool = False
+) -> Iterator[Seen]:
     """Lines of these kinds around the onset. The text may have {times}, the first {line}, and an exit's {code}.
     `unless`: lines that explain them. `is_new`: there were none before."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        events = context.near(*kinds)
-        if not events or context.near(*unless) or (is_new and context.earlier(*kinds)) or not when(context):
-            return
+    events = context.near(*kinds)
+    if events and not context.near(*unless) and not (is_new and context.earlier(*kinds)):
         exit_code = events[0].facts.get("exit_code")
         code = "" if exit_code is None else f" with exit code {exit_code}"
         yield text.format(times=_times(events), line=line_of(events[0]), code=code), events
 
-    return seen
+
+def logged_with_a_fall(context: IncidentContext, text: str, *kinds: Kind) -> Iterator[Seen]:
+    if context.found is not None:
+        yield from logged(context, text, *kinds)
 
 
-def rewards_time_out_more(context: IncidentContext) -> bool:
-    return _count(context.near(Kind.REWARD_TIMEOUT)) > 3 * _mean_count(context.earlier(Kind.REWARD_TIMEOUT))
-
-
-def found_by_the_run(*causes: str) -> Predicate:
+def found_by_the_run(context: IncidentContext, *causes: str) -> Iterator[Seen]:
     """What the run itself found while it was running."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        own = [event for event in context.near(Kind.INCIDENT) if event.facts.get("cause") in causes]
-        if own:
-            yield f"the run itself found {own[0].facts.get('cause')}: {own[0].facts.get('reason')}", own
-
-    return seen
+    own = [event for event in context.near(Kind.INCIDENT) if event.facts.get("cause") in causes]
+    if own:
+        yield f"the run itself found {own[0].facts.get('cause')}: {own[0].facts.get('reason')}", own
 
 
-def refused(*, is_new: bool) -> Predicate:
-    """`is_new`: far more in each step than before."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        events, earlier = context.near(Kind.REFUSED), context.earlier(Kind.REFUSED)
-        if events and is_new is (_mean_count(events) > 3 * _mean_count(earlier)):
-            before = f"{_count(earlier)} times before" if earlier else "never before"
-            since = f" from step {events[0].after_step + 1} on" if events[0].after_step is not None else ""
-            yield f"{_times(events)} a connection was refused{since}, {before}", events
-
-    return seen
+def refused(context: IncidentContext, *, far_more: bool) -> Iterator[Seen]:
+    """`far_more`: in each step than before."""
+    events, earlier = context.near(Kind.REFUSED), context.earlier(Kind.REFUSED)
+    if events and far_more is (_mean_count(events) > 3 * _mean_count(earlier)):
+        before = f"{_count(earlier)} times before" if earlier else "never before"
+        since = f" from step {events[0].after_step + 1} on" if events[0].after_step is not None else ""
+        yield f"{_times(events)} a connection was refused{since}, {before}", events
 
 
 def nothing_broke(context: IncidentContext) -> Iterator[Seen]:
@@ -141,10 +117,10 @@ def nothing_broke(context: IncidentContext) -> Iterator[Seen]:
         yield "no refused or broken connection around the onset", ()
 
 
-def server_ran_out_of_memory(context: IncidentContext) -> Iterator[Seen]:
-    """A server that ran out of memory crashes or hangs for that reason: the remedy is memory's."""
-    if ran_out := [event for event in context.near(*NO_MEMORY) if place_of(event)[0] == "server"]:
-        yield "a server ran out of memory: what else it did came of that", ran_out
+def rewards_timed_out(context: IncidentContext) -> Iterator[Seen]:
+    late = context.near(Kind.REWARD_TIMEOUT)
+    if _count(late) > 3 * _mean_count(context.earlier(Kind.REWARD_TIMEOUT)):
+        yield f"{_times(late)} a reward timed out and counted as 0", late
 
 
 def line_of(event: LogEvent) -> str:
@@ -201,14 +177,19 @@ def still_generating(context: IncidentContext) -> Iterator[Seen]:
         yield "the servers continued to make tokens after the onset", lasts
 
 
-def was_not_silent_before_it_raised(context: IncidentContext) -> bool:
+def raised_without_a_silence(context: IncidentContext) -> Iterator[Seen]:
     """Neither had a server made no tokens for long by then, nor had its watchdog fired."""
-    at = context.near(Kind.SERVER_EXCEPTION)[0].time
+    raised = context.near(Kind.SERVER_EXCEPTION)
+    if raised and not _was_silent_at(context, raised[0].time):
+        yield "an exception ended it: what is silent after that does not hang", raised
+
+
+def _was_silent_at(context: IncidentContext, at: float | None) -> bool:
     if at is None:
-        return True
+        return False
     limit = _longest_usual_pause(context)
     fired = any(event.time is not None and event.time <= at for event in context.near(Kind.SERVER_WATCHDOG))
-    return not fired and not any(
+    return fired or any(
         event.time is not None and event.last_time is not None and event.time + limit <= at <= event.last_time
         for event in context.contents.log_events
         if event.kind is Kind.NO_TOKENS
@@ -236,23 +217,25 @@ def memory_ran_out(context: IncidentContext) -> Iterator[Seen]:
         yield f"{where_memory_ran_out(context)}: {line_of(ran_out[0])}", ran_out
 
 
-def kernel_killed(*, is_logged: bool, has_name: bool | None = None) -> Predicate:
+def kernel_killed(context: IncidentContext, *, is_logged: bool, has_name: bool | None = None) -> Iterator[Seen]:
     """`is_logged`: a log mentions memory too. `has_name`: the kernel's line shows whose process it was."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        killed = context.near(Kind.KILLED_FOR_MEMORY)
-        if not killed or is_logged is not bool(context.near(Kind.OUT_OF_MEMORY)):
-            return
-        if has_name in (None, killed[0].role in (Role.SERVER, Role.TRAINER)):
-            yield f"the kernel killed {_killed_process(killed[0])}: {line_of(killed[0])}", killed
-
-    return seen
+    killed = context.near(Kind.KILLED_FOR_MEMORY)
+    if not killed or is_logged is not bool(context.near(Kind.OUT_OF_MEMORY)):
+        return
+    if has_name in (None, killed[0].role in (Role.SERVER, Role.TRAINER)):
+        yield f"the kernel killed {_killed_process(killed[0])}: {line_of(killed[0])}", killed
 
 
 def memory_is_not_mentioned(context: IncidentContext) -> Iterator[Seen]:
     has_log = any(source.what == "log" for source in context.contents.sources)
     if has_log and not context.near(*NO_MEMORY) and not context.unplaced(*NO_MEMORY):
         yield "no log mentions it around the onset", ()
+
+
+def server_ran_out_of_memory(context: IncidentContext) -> Iterator[Seen]:
+    """A server that ran out of memory crashes or hangs for that reason: the remedy is memory's."""
+    if ran_out := [event for event in context.near(*NO_MEMORY) if place_of(event)[0] == "server"]:
+        yield "a server ran out of memory: what else it did came of that", ran_out
 
 
 def trainer_ran_out_of_memory(context: IncidentContext) -> Iterator[Seen]:
@@ -279,101 +262,50 @@ def _killed_process(event: LogEvent) -> str:
 # ── predicates of figures ──
 
 
-def figure(name: str, holds: Callable[[Change], bool], text: str, *, unless: Sequence[Kind] = ()) -> Predicate:
-    """A figure that changed at the onset; the text may have what it was {before} and {after}. `unless`: lines that
-    explain it."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        change = context.change(name)
-        if change is not None and holds(change) and not context.near(*unless):
-            yield text.format(before=f"{change.before:.3g}", after=f"{change.after:.3g}"), ()
-
-    return seen
+def figure(
+    context: IncidentContext, text: str, name: str, *, at_least: float = -inf, below: float | None = None
+) -> Iterator[Seen]:
+    """A figure that clearly changed, to this part of what it was. The text may have the values {before} and {after}."""
+    change = context.change(name)
+    if change is not None and change.is_clear and at_least <= change.ratio and (below is None or change.ratio < below):
+        yield _of_change(text, change)
 
 
-def to_less_than(share: float, at_least: float = -inf) -> Callable[[Change], bool]:
-    """Clearly less than this share of what it was."""
-    return lambda change: change.is_clear and at_least <= change.ratio < share
-
-
-def has_moved(change: Change) -> bool:
-    return change.is_clear and not 0.7 <= change.ratio <= 1.4
-
-
-def rewards(text: str, *shapes: Shape, when: Callable[[Fall], bool] = lambda fall: True) -> Predicate:
-    """A fall of one of these shapes; the text may have over how many {steps} it went."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        if context.found is not None and (fall := context.found.fall).shape in shapes and when(fall):
-            yield text.format(steps=fall.bottom - fall.onset), ()
-
-    return seen
-
-
-def is_sharp(fall: Fall) -> bool:
-    return fall.bottom - fall.onset < SHARP_STEPS
-
-
-def did_not_fall(*explained_by: Kind) -> Predicate:
-    """`explained_by`: lines that speak for the cause without a fall."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        if context.found is None and not context.near(*explained_by):
-            yield "the rewards did not fall", ()
-
-    return seen
-
-
-def no_rollout_finished(context: IncidentContext) -> Iterator[Seen]:
-    is_missing = context.found is not None and context.found.fall.shape is Shape.MISSING
-    if is_missing or context.has_vanished(ROLLOUT_REWARD):
-        yield "from the onset on no rollout finished (no rollout/reward)", ()
+def rollouts_take_no_longer(context: IncidentContext) -> Iterator[Seen]:
+    change = context.change(ROLLOUT_S)
+    if change is not None and change.ratio < 1.5:
+        yield _of_change("rollouts take no longer ({before:.3g} → {after:.3g} s a step)", change)
 
 
 def hardly_a_token_came(context: IncidentContext) -> Iterator[Seen]:
     """With rollouts that failed fast."""
-    rollout = context.change(ROLLOUT_S)
-    if rollout is not None and to_less_than(FAST)(rollout):
-        yield from figure(SEQ_LEN, to_less_than(FAST), FEW_TOKENS)(context)
+    if any(figure(context, FAILED_FAST, ROLLOUT_S, below=FAST)):
+        yield from figure(context, FEW_TOKENS, SEQ_LEN, below=FAST)
 
 
-def became_not_finite(name: str, words: str) -> Predicate:
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        if context.found is None:
-            return
-        rows, onset, is_finite = context.found.rows, context.found.fall.onset, np.isfinite(context.series(name))
-        begin = max(0, onset - 20)
-        lost = np.flatnonzero(~is_finite[begin : onset + 3])
-        if len(lost) and onset and is_finite[:onset].mean() > 0.9:
-            step = int(context.contents.steps.steps[rows[begin + lost[0]]])
-            yield f"the {words} was not finite at step {step}", ()
-
-    return seen
+def updates_fail(context: IncidentContext) -> Iterator[Seen]:
+    change = context.change(UPDATED)
+    if change is not None and change.before > 0.5 > change.after:
+        yield "updates no longer succeed (update_successful)", ()
 
 
-def peaked(name: str, words: str, factor: float) -> Predicate:
-    """A figure that was far above its usual value just before the fall."""
-
-    def seen(context: IncidentContext) -> Iterator[Seen]:
-        peak = context.peak_before(name)
-        if peak is not None and peak[1] > 0 and peak[0] > factor * peak[1] and not context.near(*FAILED):
-            yield f"{words} {peak[0]:.3g} at step {peak[2]}, usually {peak[1]:.3g}", ()
-
-    return seen
+def moved(context: IncidentContext, words: str, name: str) -> Iterator[Seen]:
+    """A figure of the completions. Where requests failed it says nothing about the policy."""
+    change = context.change(name)
+    if change is not None and change.is_clear and not 0.7 <= change.ratio <= 1.4 and not context.near(*FAILED):
+        yield _of_change(f"{words} {{before:.3g}} → {{after:.3g}}", change)
 
 
-COMPLETIONS_MOVED = (
-    figure(ENTROPY, has_moved, "entropy {before} → {after}", unless=FAILED),
-    figure(SEQ_LEN, has_moved, "length of sequences {before} → {after}", unless=FAILED),
-    figure(NO_EOS, lambda cut: cut.is_clear and abs(cut.after - cut.before) > 0.15, OTHER_CUTS, unless=FAILED),
-)
-"""Where requests failed, completions say nothing about the policy."""
+def ends_moved(context: IncidentContext) -> Iterator[Seen]:
+    cut = context.change(NO_EOS)
+    if cut is not None and cut.is_clear and abs(cut.after - cut.before) > 0.15 and not context.near(*FAILED):
+        yield _of_change("share of completions that don't end {before:.2f} → {after:.2f}", cut)
 
 
 def completions_changed(context: IncidentContext) -> Iterator[Seen]:
-    changed = [text for seen in COMPLETIONS_MOVED for text, _ in seen(context)]
-    if context.found is not None and changed:
-        yield f"the completions changed too: {changed[0]}", ()
+    changes = chain(moved(context, "entropy", ENTROPY), moved(context, LENGTH, SEQ_LEN), ends_moved(context))
+    if first := next(changes, None):
+        yield f"the completions changed too: {first[0]}", ()
 
 
 def dropped_with_the_same_completions(context: IncidentContext) -> Iterator[Seen]:
@@ -391,82 +323,149 @@ def dropped_with_the_same_completions(context: IncidentContext) -> Iterator[Seen
         yield f"the rewards dropped at once while completions stayed as they were: {', '.join(same)}", ()
 
 
+def peaked(context: IncidentContext, words: str, name: str, factor: float) -> Iterator[Seen]:
+    """A figure that was far above its usual value just before the fall."""
+    peak = context.peak_before(name)
+    if peak is not None and peak[1] > 0 and peak[0] > factor * peak[1] and not context.near(*FAILED):
+        yield f"{words} {peak[0]:.3g} at step {peak[2]}, usually {peak[1]:.3g}", ()
+
+
+def not_finite(context: IncidentContext, words: str, name: str) -> Iterator[Seen]:
+    if context.found is None:
+        return
+    rows, onset, is_finite = context.found.rows, context.found.fall.onset, np.isfinite(context.series(name))
+    begin = max(0, onset - 20)
+    lost = np.flatnonzero(~is_finite[begin : onset + 3])
+    if len(lost) and onset and is_finite[:onset].mean() > 0.9:
+        step = int(context.contents.steps.steps[rows[begin + lost[0]]])
+        yield f"the {words} was not finite at step {step}", ()
+
+
+def no_rollout_finished(context: IncidentContext) -> Iterator[Seen]:
+    is_missing = context.found is not None and context.found.fall.shape is Shape.MISSING
+    if is_missing or context.has_vanished(ROLLOUT_REWARD):
+        yield "from the onset on no rollout finished (no rollout/reward)", ()
+
+
+def _of_change(text: str, change: Change) -> Seen:
+    return text.format(before=change.before, after=change.after), ()
+
+
+# ── predicates of the fall's shape ──
+
+
+def fall(context: IncidentContext, text: str, *shapes: Shape) -> Iterator[Seen]:
+    """The text may have over how many {steps} the rewards fell."""
+    if context.found is not None and (found := context.found.fall).shape in shapes:
+        yield text.format(steps=found.bottom - found.onset), ()
+
+
+def was_0_at_once(context: IncidentContext) -> Iterator[Seen]:
+    if context.found is not None and is_sharp(context.found.fall):
+        yield from fall(context, "the rewards were exactly 0 from one step to the next", Shape.ZERO, Shape.MISSING)
+
+
+def jumps_between_0_and_the_old_level(context: IncidentContext) -> Iterator[Seen]:
+    if context.found is not None and context.found.fall.zeros > context.found.fall.steps / 3:
+        yield from fall(context, "the rewards jump between 0 and the old level: the policy still can", Shape.SPIKES)
+
+
+def did_not_fall(context: IncidentContext, *explained_by: Kind) -> Iterator[Seen]:
+    """`explained_by`: lines that speak for the cause without a fall."""
+    if context.found is None and not context.near(*explained_by):
+        yield "the rewards did not fall", ()
+
+
+def is_sharp(fall: Fall) -> bool:
+    return fall.bottom - fall.onset < SHARP_STEPS
+
+
 # ── for (weight > 0) and against each cause ──
+
+LENGTH = "length of sequences"
+NO_ANSWER = "{times} a request got no answer in time, never before"
+FAILED_FAST = "rollouts failed fast: {before:.3g} s a step before, {after:.3g} s after"
+FEW_TOKENS = "and hardly a token came: sequences of {before:.3g} → {after:.3g}"
+THEY_WAIT = "rollouts take {after:.3g} s a step, {before:.3g} s before: they wait"
+TOO_FEW_TOKENS = "rollouts took {after:.3g} s in place of {before:.3g}: too few tokens"
+CONNECTIONS_FAILED = "connections failed at the same time"
 
 RULES: Mapping[Guess, tuple[Rule, ...]] = {
     Guess.SERVER_CRASH: (
-        (6, found_by_the_run("server_crash", "server_corrupt")),
-        (3, logged("a server's process ended{code}", Kind.SERVER_EXITED)),
-        (3, logged("an exception ended a server", Kind.SERVER_EXCEPTION)),
-        (3, refused(is_new=True)),
-        (1, refused(is_new=False)),
-        (1, logged("{times} a connection broke, never before", Kind.LOST, is_new=True)),
-        (2, figure(ROLLOUT_S, to_less_than(FAST), FAILED_FAST)),
-        (3, hardly_a_token_came),
-        (-6, server_ran_out_of_memory),
-        (-3, still_generating),
-        (-2, nothing_broke),
-        (1, no_rollout_finished),
+        rule(6, found_by_the_run, "server_crash", "server_corrupt"),
+        rule(3, logged, "a server's process ended{code}", Kind.SERVER_EXITED),
+        rule(3, logged, "an exception ended a server", Kind.SERVER_EXCEPTION),
+        rule(3, refused, far_more=True),
+        rule(1, refused, far_more=False),
+        rule(1, logged, "{times} a connection broke, never before", Kind.LOST, is_new=True),
+        rule(2, figure, FAILED_FAST, ROLLOUT_S, below=FAST),
+        rule(3, hardly_a_token_came),
+        rule(-6, server_ran_out_of_memory),
+        rule(-3, still_generating),
+        rule(-2, nothing_broke),
+        rule(1, no_rollout_finished),
     ),
     Guess.SERVER_HANG: (
-        (6, found_by_the_run("server_hang")),
-        (3, paused),
-        (4, made_its_last_tokens),
-        (3, logged("its own watchdog fired", Kind.SERVER_WATCHDOG)),
-        (2, logged("{times} its health check failed", Kind.SERVER_UNHEALTHY)),
-        (2, logged(NO_ANSWER, Kind.TIMEOUT, Kind.REQUEST_FAILED, unless=(Kind.REFUSED,), is_new=True)),
-        (2, figure(ROLLOUT_S, lambda rollout: rollout.is_clear and rollout.ratio >= 4, IT_WAITS)),
-        (-1, figure(ROLLOUT_S, lambda rollout: rollout.ratio < 1.5, NO_LONGER)),
-        (-2, logged("connections are refused: a process that hangs still accepts them", Kind.REFUSED)),
-        (-2, logged("the server's process ended", Kind.SERVER_EXITED)),
-        (-6, logged(NO_HANG, Kind.SERVER_EXCEPTION, when=was_not_silent_before_it_raised)),
-        (-6, server_ran_out_of_memory),
-        (-3, still_generating),
-        (1, no_rollout_finished),
+        rule(6, found_by_the_run, "server_hang"),
+        rule(3, paused),
+        rule(4, made_its_last_tokens),
+        rule(3, logged, "its own watchdog fired", Kind.SERVER_WATCHDOG),
+        rule(2, logged, "{times} its health check failed", Kind.SERVER_UNHEALTHY),
+        rule(2, logged, NO_ANSWER, Kind.TIMEOUT, Kind.REQUEST_FAILED, unless=(Kind.REFUSED,), is_new=True),
+        rule(2, figure, THEY_WAIT, ROLLOUT_S, at_least=4),
+        rule(-1, rollouts_take_no_longer),
+        rule(-2, logged, "connections are refused: a process that hangs still accepts them", Kind.REFUSED),
+        rule(-2, logged, "the server's process ended", Kind.SERVER_EXITED),
+        rule(-6, raised_without_a_silence),
+        rule(-6, server_ran_out_of_memory),
+        rule(-3, still_generating),
+        rule(1, no_rollout_finished),
     ),
     Guess.OUT_OF_MEMORY: (
-        (6, found_by_the_run("server_oom", "trainer_oom")),
-        (6, memory_ran_out),
-        (6, kernel_killed(is_logged=False, has_name=True)),
-        (5, kernel_killed(is_logged=False, has_name=False)),
-        (2, kernel_killed(is_logged=True)),
-        (1, logged("the kernel killed another program for memory: {line}", Kind.OTHER_KILLED)),
-        (-3, memory_is_not_mentioned),
+        rule(6, found_by_the_run, "server_oom", "trainer_oom"),
+        rule(6, memory_ran_out),
+        rule(6, kernel_killed, is_logged=False, has_name=True),
+        rule(5, kernel_killed, is_logged=False, has_name=False),
+        rule(2, kernel_killed, is_logged=True),
+        rule(1, logged, "the kernel killed another program for memory: {line}", Kind.OTHER_KILLED),
+        rule(-3, memory_is_not_mentioned),
     ),
     Guess.DEGRADATION: (
-        (6, found_by_the_run("reward_collapse", "nonfinite")),
-        (-2, did_not_fall()),
-        (3, rewards("the rewards fell slowly, over {steps} steps", Shape.DECAY)),
-        (1, rewards("the rewards fell to a lower level, not to 0", Shape.PLATEAU)),
-        (-2, rewards(AT_ONCE, Shape.ZERO, Shape.MISSING, when=is_sharp)),
-        (-2, rewards(STILL_CAN, Shape.SPIKES, when=lambda fall: fall.zeros > fall.steps / 3)),
-        (3, became_not_finite(LOSS, "loss")),
-        (3, became_not_finite(GRAD_NORM, "gradient norm")),
-        (1, figure(UPDATED, lambda share: share.before > 0.5 > share.after, NO_UPDATES)),
-        (2, peaked(GRAD_NORM, "gradient norm", 3.0)),
-        (2, peaked(KL, "KL to the old policy", 4.0)),
-        *zip((2, 1, 1), COMPLETIONS_MOVED, strict=True),
-        (-2, logged("connections failed at the same time", *FAILED, when=fell)),
-        (-1, logged("rewards could not be computed at the same time", *NO_REWARD, when=fell)),
+        rule(6, found_by_the_run, "reward_collapse", "nonfinite"),
+        rule(-2, did_not_fall),
+        rule(3, fall, "the rewards fell slowly, over {steps} steps", Shape.DECAY),
+        rule(1, fall, "the rewards fell to a lower level, not to 0", Shape.PLATEAU),
+        rule(-2, was_0_at_once),
+        rule(-2, jumps_between_0_and_the_old_level),
+        rule(3, not_finite, "loss", LOSS),
+        rule(3, not_finite, "gradient norm", GRAD_NORM),
+        rule(1, updates_fail),
+        rule(2, peaked, "gradient norm", GRAD_NORM, 3.0),
+        rule(2, peaked, "KL to the old policy", KL, 4.0),
+        rule(2, moved, "entropy", ENTROPY),
+        rule(1, moved, LENGTH, SEQ_LEN),
+        rule(1, ends_moved),
+        rule(-2, logged_with_a_fall, CONNECTIONS_FAILED, *FAILED),
+        rule(-1, logged_with_a_fall, "rewards could not be computed at the same time", *NO_REWARD),
     ),
     Guess.REWARD_FUNCTION: (
-        (6, found_by_the_run("verifier_broken")),
-        (3, logged("{times} a reward timed out and counted as 0", Kind.REWARD_TIMEOUT, when=rewards_time_out_more)),
-        (3, logged("{times} the reward function failed: {line}", Kind.REWARD_ERROR)),
-        (-2, did_not_fall(*NO_REWARD)),
-        (-5, figure(ROLLOUT_S, to_less_than(MUCH_FASTER), TOO_FEW)),
-        (-2, figure(ROLLOUT_S, to_less_than(FAST, at_least=MUCH_FASTER), TOO_FEW)),
-        (3, rewards("not one reward of the run was above 0", Shape.NEVER)),
-        (-1, rewards("the rewards fell slowly; a function breaks from one step to the next", Shape.DECAY)),
-        (3, dropped_with_the_same_completions),
-        (-2, logged("connections failed at the same time", *FAILED, when=fell)),
-        (-1, completions_changed),
+        rule(6, found_by_the_run, "verifier_broken"),
+        rule(3, rewards_timed_out),
+        rule(3, logged, "{times} the reward function failed: {line}", Kind.REWARD_ERROR),
+        rule(-2, did_not_fall, *NO_REWARD),
+        rule(-5, figure, TOO_FEW_TOKENS, ROLLOUT_S, below=MUCH_FASTER),
+        rule(-2, figure, TOO_FEW_TOKENS, ROLLOUT_S, at_least=MUCH_FASTER, below=FAST),
+        rule(3, fall, "not one reward of the run was above 0", Shape.NEVER),
+        rule(-1, fall, "the rewards fell slowly; a function breaks from one step to the next", Shape.DECAY),
+        rule(3, dropped_with_the_same_completions),
+        rule(-2, logged_with_a_fall, CONNECTIONS_FAILED, *FAILED),
+        rule(-1, completions_changed),
     ),
     Guess.TRAINER_CRASH: (
-        (6, found_by_the_run("trainer_crash", "trainer_hang")),
-        (3, logged("the trainer failed: {line}", Kind.TRAINER_FAILED)),
-        (3, logged("a process was ended by SIGKILL: {line}", Kind.KILLED, unless=(Kind.TRAINER_FAILED,))),
-        (-2, trainer_ran_out_of_memory),
+        rule(6, found_by_the_run, "trainer_crash", "trainer_hang"),
+        rule(3, logged, "the trainer failed: {line}", Kind.TRAINER_FAILED),
+        rule(3, logged, "a process was ended by SIGKILL: {line}", Kind.KILLED, unless=(Kind.TRAINER_FAILED,)),
+        rule(-2, trainer_ran_out_of_memory),
     ),
 }
 
