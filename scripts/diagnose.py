@@ -14,15 +14,12 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from launcher.base.errors import UsageError
-from launcher.base.wording import some_of
-from launcher.checkpoints.trial_folders import folders_in
 from launcher.diagnosis.judging.verdict import Diagnosis, RunCondition, diagnose
 from launcher.diagnosis.output.as_json import to_dict
 from launcher.diagnosis.output.as_text import render
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.run_folders import look_around
 from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, console_of_width
-from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser, add_names
 from scripts.ending import ended, print_json
 from scripts.run_choice import named_run
@@ -88,7 +85,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(given: argparse.Namespace) -> Diagnosis:
     """The diagnosis of what is named. Raises UsageError."""
-    paths = _paths(given)
+    if given.paths and (given.experiment_name or given.trial_name):
+        raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
+    paths = list(given.paths) or [named_run(given).logs]
     if given.checkpoints is not None and not given.checkpoints.is_dir():
         raise UsageError(
             f"--checkpoints {given.checkpoints} is no folder", "name the folder that holds epoch…globalstep…"
@@ -97,29 +96,6 @@ def run(given: argparse.Namespace) -> Diagnosis:
     with _progress(sum(one.bytes for one in inputs), is_wanted=not given.no_progress) as on_progress:
         contents = read_inputs(inputs, metric=given.metric, on_progress=on_progress)
     return diagnose(contents, look_around(paths, contents.log_events, given.checkpoints))
-
-
-def _paths(given: argparse.Namespace) -> list[Path]:
-    names = (given.experiment_name, given.trial_name)
-    if given.paths and any(names):
-        raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
-    if given.paths:
-        return list(given.paths)
-    if not any(names) and not (logs := given.fileroot / "logs").is_dir():
-        raise UsageError(
-            f"nothing to read: there is no folder {logs}",
-            "give a log folder, files, or --experiment-name and --trial-name",
-        )
-    if not any(names):
-        return [named_run(given).logs]
-    if not all(names):
-        lacking = "--trial-name" if names[0] else "--experiment-name"
-        raise UsageError(f"{lacking} is not given", "give both names, or the run's folder of logs, or files")
-    run = RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=names[0], trial_name=names[1])
-    for folder in (run.fileroot / "logs", run.logs.parent.parent, run.logs.parent, run.logs):
-        if not folder.is_dir():
-            raise UsageError(f"{folder} does not exist", f"{folder.parent} holds: {some_of(folders_in(folder.parent))}")
-    return [run.logs]
 
 
 @contextmanager
