@@ -1,7 +1,5 @@
 """The earliest cause wins over what followed from it, and nothing is named that nothing names."""
 
-import pytest
-
 from launcher.diagnosis.judging.rules import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_records import Kind
@@ -60,20 +58,6 @@ def test_a_server_that_ran_out_of_memory_explains_its_crash_in_whatever_file_it_
     exits = "20251111-{at}.000 SGLangServer INFO: SGLang server http://127.0.0.1:1 exits, returncode=1"
     folder = run_that_stops(tmp_path / "run", trainer=[("10:00:05", full), ("10:00:06", exits)])
     assert cause_of(folder).first.guess is Guess.OUT_OF_MEMORY
-
-
-def write_chart(path, *, after):
-    """As WandB exports it: reward and the seconds of a step's rollouts, which become `after` with the rewards' fall."""
-    rows = [(step, 0.5 + 0.01 * (step % 5), 30 + 0.1 * (step % 3), 400 + step % 7) for step in range(60)]
-    rows += [(step, 0.0, after, 400 + step % 7) for step in range(60, 100)]
-    head = "_step,ppo_actor/task_reward/avg,timeperf/rollout,ppo_actor/seq_len/avg\n"
-    path.write_text(head + "".join(",".join(map(str, row)) + "\n" for row in rows))
-
-
-@pytest.mark.parametrize(("after", "guess"), [(30.0, Guess.REWARD_FUNCTION), (1.0, Guess.SERVER_CRASH)])
-def test_completions_that_come_30_times_faster_are_no_reward_function_s_fault(tmp_path, after, guess):
-    write_chart(tmp_path / "chart.csv", after=after)
-    assert diagnosis_of(tmp_path / "chart.csv").causes.first.guess is guess
 
 
 # ── SIGKILL ──
