@@ -1,10 +1,13 @@
-"""TensorBoard's event files tell of a run as its log does: written here byte by byte, as its format is described."""
+"""TensorBoard's event files tell of a run as its log does."""
 
 import struct
 import sys
 
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.tensor_pb2 import TensorProto
 
 from launcher.base.errors import DataError
 from launcher.diagnosis.judging.verdict import RunCondition
@@ -14,52 +17,31 @@ from launcher.diagnosis.reading.unpacked import PackedError
 from tests.support.worlds.diagnosis import diagnosis_of
 
 REWARD_TAG = "ppo_actor/task_reward/avg"
+TENSORS = {
+    "content": {"dtype": 1, "tensor_content": struct.pack("<f", 0.5)},
+    "float_val": {"dtype": 1, "float_val": [0.5]},
+    "double_val": {"dtype": 2, "double_val": [0.5]},
+}
 
 
-def varint(value):
-    parts = []
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-def piece(number, data):
-    """A field with bytes, as protobuf writes it."""
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def scalar(tag, value, *, as_tensor=""):
-    if as_tensor == "content":
-        body = piece(8, varint(1 << 3) + varint(1) + piece(4, struct.pack("<f", value)))
-    elif as_tensor == "float_val":
-        body = piece(8, varint(1 << 3) + varint(1) + piece(5, struct.pack("<f", value)))
-    else:
-        body = varint(2 << 3 | 5) + struct.pack("<f", value)
-    return piece(1, tag.encode()) + body
+def scalar(tag, value):
+    return Summary.Value(tag=tag, simple_value=value)
 
 
 def event(step, *values, at=1.79e9):
-    return (
-        varint(1 << 3 | 1)
-        + struct.pack("<d", at + step)
-        + varint(2 << 3)
-        + varint(step)
-        + piece(5, b"".join(piece(1, value) for value in values))
-    )
+    return Event(wall_time=at + step, step=step, summary=Summary(value=values))
 
 
 def event_file(path, events):
-    first = varint(1 << 3 | 1) + struct.pack("<d", 1.79e9) + piece(3, b"brain.Event:2")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records = (struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4) for data in (first, *events))
-    path.write_bytes(b"".join(records))
+    """Without checksums: nothing reads them."""
+    records = [one.SerializeToString() for one in (Event(wall_time=1.79e9, file_version="brain.Event:2"), *events)]
+    path.write_bytes(b"".join(struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4) for data in records))
     return path
 
 
-def steps(rewards, first=0, **how):
+def steps(rewards, first=0):
     for step, reward in enumerate(rewards, start=first):
-        yield event(step, scalar(REWARD_TAG, reward, **how))
+        yield event(step, scalar(REWARD_TAG, reward))
         yield event(step, scalar("ppo_actor/update/grad_norm", 0.5), scalar("rollout/reward", reward))
 
 
@@ -67,14 +49,14 @@ def read(*paths):
     return read_inputs(find_inputs(paths)).steps
 
 
-@pytest.mark.parametrize("as_tensor", ["", "content", "float_val"])
-def test_scalars_of_each_form_are_the_steps(tmp_path, as_tensor):
+@pytest.mark.parametrize("form", TENSORS)
+def test_scalars_of_each_form_are_the_steps(tmp_path, form):
     """TensorBoard's own writers have used three."""
-    rewards = [0.25, 0.5, 0.75]
-    path = event_file(tmp_path / "events.out.tfevents.1790000000.host.1.0", steps(rewards, as_tensor=as_tensor))
-    found = read(path)
-    assert found.steps.tolist() == [0, 1, 2]
-    assert found.column(REWARD).tolist() == rewards
+    value = Summary.Value(tag=REWARD_TAG, tensor=TensorProto(**TENSORS[form]))
+    events = [event(0, value), event(1, scalar(REWARD_TAG, 0.75))]
+    found = read(event_file(tmp_path / "events.out.tfevents.1790000000.host.1.0", events))
+    assert found.steps.tolist() == [0, 1]
+    assert found.column(REWARD).tolist() == [0.5, 0.75]
 
 
 def test_a_run_s_fall_is_found_and_its_starts_are_joined(tmp_path):
