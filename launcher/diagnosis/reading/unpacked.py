@@ -23,7 +23,6 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -68,14 +67,10 @@ class PackedError(DataError):
     """A log in a form that can't be unpacked here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A file of an archive, in unpacked bytes. `source` None: a link, a device, no regular file."""
-
-    name: str
-    size: int
-    time: float
-    source: Callable[[], IO[bytes] | None] | None  # opened where it is wanted: one that is refused has no file open
+Opener = Callable[[], IO[bytes] | None]
+Member = tuple[str, int, float, Opener | None]
+"""Of a file in an archive: its name, its unpacked bytes, its time, and what opens it once it is wanted: None for a link
+or a device."""
 
 
 def unpacked(path: Path, scratch: Path) -> tuple[Path, str]:
@@ -119,13 +114,16 @@ def extracted(path: Path, scratch: Path, is_wanted: Callable[[str], bool]) -> tu
     folder = Path(tempfile.mkdtemp(dir=scratch))
     others = list[str]()
     try:
-        for one in _of_zip(path) if head_of(path).startswith(ZIP) else _of_tar(path):
-            if one.source is None or not is_wanted(Path(one.name).name):
-                others.append(one.name)
+        for name, size, time_of, source in _of_zip(path) if head_of(path).startswith(ZIP) else _of_tar(path):
+            if source is None or not is_wanted(Path(name).name):
+                others.append(name)
                 continue
-            if shutil.disk_usage(scratch).free < one.size + LEFT_FREE:
+            if shutil.disk_usage(scratch).free < size + LEFT_FREE:
                 raise _no_room(path, scratch)
-            _extract(one, folder, path)
+            made = (folder / name).resolve()
+            if not made.is_relative_to(folder.resolve()):
+                raise DataError(f"{path} would write elsewhere: {name}", "do not unpack it; ask whoever made it")
+            _extract(source, made, time_of)
     except (*ARCHIVE_ERRORS, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         what = f"{path} is no archive that can be read: {error}"
         raise PackedError(what, "unpack it, and give the folder") from error
@@ -136,8 +134,7 @@ def _of_tar(path: Path) -> Iterator[Member]:
     with tarfile.open(path) as archive:
         for one in archive:
             if not one.isdir():
-                source = partial(archive.extractfile, one) if one.isreg() else None
-                yield Member(name=one.name, size=one.size, time=one.mtime, source=source)
+                yield one.name, one.size, one.mtime, partial(archive.extractfile, one) if one.isreg() else None
 
 
 def _of_zip(path: Path) -> Iterator[Member]:
@@ -146,21 +143,17 @@ def _of_zip(path: Path) -> Iterator[Member]:
             if not one.is_dir():
                 is_regular = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG)
                 at = calendar.timegm((*one.date_time, 0, 0, 0))  # of some zone: it dates lines to the year alone
-                source = partial(archive.open, one) if is_regular else None
-                yield Member(name=one.filename, size=one.file_size, time=at, source=source)
+                yield one.filename, one.file_size, at, partial(archive.open, one) if is_regular else None
 
 
-def _extract(one: Member, folder: Path, path: Path) -> None:
+def _extract(opener: Opener, made: Path, time_of: float) -> None:
     """A regular file, with its time: no links, owners or modes. Not tarfile's own, whose filters 3.11.2 hasn't."""
-    made = (folder / one.name).resolve()
-    if not made.is_relative_to(folder.resolve()):
-        raise DataError(f"{path} would write elsewhere: {one.name}", "do not unpack it; ask whoever made it")
     made.parent.mkdir(parents=True, exist_ok=True)
-    source = one.source() if one.source is not None else None
+    source = opener()
     assert source is not None, "a regular file"
     with source, made.open("wb") as target:
         shutil.copyfileobj(source, target)
-    os.utime(made, (one.time, one.time))
+    os.utime(made, (time_of, time_of))
 
 
 def head_of(path: Path) -> bytes:
