@@ -21,8 +21,8 @@ from PIL import Image
 from launcher.run_files.run_paths import RunPaths
 from scripts import report
 from scripts.watch import link
-from scripts.watch_page.browser import Browser, Page
 from scripts.watch_page.server import WatchServer
+from tests.support.browser import Browser, Page
 from tests.support.long_run import LongRun
 
 DOCS = Path(__file__).parent
@@ -56,7 +56,8 @@ async def picture_report(browser: Browser, written: Path) -> None:
     page = await browser.page(width=1280)
     await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
     await page.open(written.resolve().as_uri())
-    height = await bottom_of(page, "document.querySelectorAll('section')[0]")
+    await page.until(DRAWN)
+    height = await bottom_of(page, "document.querySelector('.lead')")
     await take_picture(page, DOCS / "storm.png", width=1280, height=height)
 
 

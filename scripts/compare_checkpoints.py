@@ -20,7 +20,6 @@ from launcher.reporting.terminal_text import SafeConsole, console_of_width
 from scripts.checkpoints.answers import Answers, ask
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser
 from scripts.checkpoints.comparison import Comparison, compare, sentence
-from scripts.checkpoints.distance_picture import draw_distances
 from scripts.ending import DONE, ended, print_json
 
 WIDTH, MOST = 160, 15
@@ -53,7 +52,6 @@ def parser() -> argparse.ArgumentParser:
         "--base", type=Path, metavar="FOLDER", help="one before A: does the update go on in the same direction?"
     )
     made.add_argument("--answers", type=int, default=0, metavar="K", help="let both answer K held-out prompts greedily")
-    made.add_argument("--png", type=Path, metavar="FILE", help="draw the distance of each tensor")
     made.add_argument("--all", action="store_true", help=f"list all tensors, not only the {MOST} most distant")
     made.add_argument("--json", action="store_true", help="print JSON")
     made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of the run, for --answers: conf=… and others")
@@ -70,14 +68,10 @@ def _compare(given: argparse.Namespace) -> int:
         raise UsageError(f"{wrong[0]!r} is no setting", "write key=value")
     found = compare(given.a, given.b, given.base)
     answers = ask(given.settings, (given.a, given.b), given.answers) if given.answers else None
-    if given.png:
-        draw_distances(found, given.png)
     if given.json:
         print_json(_facts(found, answers))
     else:
         _show(found, answers, most=None if given.all else MOST)
-        if given.png:
-            print(f"drawn: {given.png}")
     return NOTHING_FITS if found.against or (answers is not None and answers.against) else DONE
 
 

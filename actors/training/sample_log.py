@@ -34,9 +34,12 @@ class SampleLog:
         self._is_refused = False
 
     def keep(self, report: StepReport, batch: RolloutBatch) -> None:
-        """Some of a committed step, drawn by its number, so that they are neither the best nor the worst."""
-        every = [(group.prompt, rollout) for group in batch.groups for rollout in group.rollouts]
-        chosen = random.Random(report.global_step).sample(every, min(self._count, len(every)))
+        """Some of a committed step, one prompt's first, as the answers to one prompt can be compared. The step's number
+        draws them, so they are neither the best nor the worst."""
+        draw = random.Random(report.global_step)
+        groups = draw.sample(batch.groups, len(batch.groups))
+        every = [(one.prompt, rollout) for one in groups for rollout in draw.sample(one.rollouts, len(one.rollouts))]
+        chosen = every[: self._count]
         begun = [one.segments[0].prompt if one.segments else prompt.token_ids for prompt, one in chosen]
         prompts = self._decode(begun) if chosen else []
         lines = [

@@ -40,7 +40,9 @@ class OtelConfig:
 
 @dataclass
 class StatsLoggerConfig:
-    samples: int = setting(4, "number of completions of each step that are kept in samples.jsonl; 0: none", NATURAL)
+    samples: int = setting(
+        4, "number of completions of each step that are kept in samples.jsonl, one prompt's first; 0: none", NATURAL
+    )
     samples_mib: float = setting(64.0, "upper limit of samples.jsonl and the file before it together, in MiB", POSITIVE)
     wandb: WandbConfig = part(WandbConfig)
     tensorboard: TensorBoardConfig = part(TensorBoardConfig)

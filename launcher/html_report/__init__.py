@@ -1,5 +1,5 @@
-"""The page report.html: charts drawn as SVG and a Jinja2 template around them, from the facts of a run.
+"""The page of a run: one HTML file with its scripts in it, and the facts of a run as JSON.
 
-May import `launcher.reporting` and below. Begin at `report_writer`, which writes the page while the run continues;
-`report_page` fills the template, `svg_chart` draws every chart, also those of the page that `launcher.diagnosis` makes.
+May import `launcher.reporting` and below. Begin at `page_facts`, which describes and builds the JSON; `page` puts it
+into the file, `report_writer` writes report.html while the run continues, and `scripts.watch` serves the same page.
 """

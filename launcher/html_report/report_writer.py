@@ -7,24 +7,36 @@ rename. What a page costs grows with the run, so the pause after one is at least
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Callable
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
+from launcher.base.own_python import python
 from launcher.base.prompt_order import PromptOrder
-from launcher.html_report.page_template import FRAME, MACROS, load_template
-from launcher.html_report.report_page import FILES, REPORT, report_page
+from launcher.html_report.page import render_page
+from launcher.html_report.page_facts import page_facts, shown
 from launcher.reporting.ledger_audit import NOT_READ
 from launcher.reporting.run_facts import RunFacts, facts_of_run
 from launcher.reporting.run_reader import RunReader
+from launcher.reporting.samples import samples_around, samples_of_steps
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_log.line_values import as_integer
 
 PERIOD_S = 10.0
 PAUSE_FACTOR = 100.0
 """A page that took 0.3 s to make is not made again for 30 s: one percent of one core at most."""
 JOIN_S = 10.0
+MOST_INCIDENTS = 100
+"""The newest, whose completions are in the page."""
+LONGEST_SAMPLES = 400_000
+"""Characters of completions in a page: those of the newest steps are kept, or a page would be as long as its run."""
+FILES = (
+    *("summary.txt", "metrics.jsonl", "ledger.jsonl", "events.jsonl", "memory.jsonl", "trainer.log", "ray.log"),
+    *("config.yaml", "incidents/"),
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +77,6 @@ class ReportWriter:
             self._turn(is_live=False)
 
     def _follow(self) -> None:
-        for template in (FRAME, MACROS, REPORT):
-            load_template(template)  # else the first page takes as long as several, and the second waits for it
         pause_s = self._period_s
         while not self._ended.wait(pause_s):
             began = time.monotonic()
@@ -102,9 +112,7 @@ class _Maker:
 
     def write(self, facts: RunFacts, *, is_live: bool | None) -> None:
         began = time.monotonic()
-        patience_s = max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s))
-        files = [name for name in FILES if (self._paths.logs / name).exists()]
-        content = report_page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s, files=files)
+        content = render_page(self._content(facts, is_live=is_live))
         try:
             replace_file(self._paths.report, content)
         except OSError as error:
@@ -112,3 +120,34 @@ class _Maker:
                 f"{self._paths.report} was not written: {error.strerror or error}", "is there room, may we write there?"
             ) from error
         self._wrote_s = time.monotonic() - began
+
+    def _content(self, facts: RunFacts, *, is_live: bool | None) -> dict[str, object]:
+        """With what only a file has. `patience_s`: a live page that is older says that it is."""
+        at = time.time()
+        names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
+        added: dict[str, object] = {
+            "written_at": at,
+            "patience_s": max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s)),
+            "command": f"{python()} -m scripts.report {names}",
+            "files": [name for name in FILES if (self._paths.logs / name).exists()],
+            "samples": self._samples(facts, is_live=is_live),
+        }
+        return page_facts(facts, is_live=is_live, at=at) | shown(added)
+
+    def _samples(self, facts: RunFacts, *, is_live: bool | None) -> dict[str, object]:
+        """Completions by their step: of the newest and the one before, and once the run has ended those of incidents
+        too: for them all of samples.jsonl is read."""
+        found: dict[int, list[dict[str, object]]] = {}
+        for line in samples_around(self._paths, None):
+            found.setdefault(as_integer(line.get("global_step")) or 0, []).append(line)
+        if is_live is not True:
+            steps = {step for one in facts.incidents[-MOST_INCIDENTS:] for step in (one.step - 1, one.step)}
+            found |= samples_of_steps(self._paths, steps)
+        kept: dict[str, object] = {}
+        room = LONGEST_SAMPLES
+        for step, lines in sorted(found.items(), reverse=True):
+            room -= sum(len(str(text)) for line in lines for text in line.values())
+            if room < 0:
+                break
+            kept[str(step)] = lines
+        return kept

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from statistics import median
 
 from launcher.base.durable import replace_file
-from launcher.base.errors import JournalError, LauncherError
+from launcher.base.errors import LauncherError
 from launcher.base.messages import EvalReport, RunOutcome
 from launcher.base.own_python import python
 from launcher.base.wording import counted
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
 from launcher.reporting.formats import duration
-from launcher.reporting.reward_curve import draw_curve
 from launcher.reporting.run_facts import RunFacts, read_facts
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.reporting.terminal_text import visible
@@ -26,10 +25,9 @@ from launcher.run_log.step_line import StepLine
 
 
 def write_summary(paths: RunPaths, outcome: RunOutcome) -> str:
-    """Draw the curve, write the summary beside it, and return the summary's text.
+    """Write the summary, and return its text.
 
-    What can't be read, drawn or written is reported in the text: a picture that fails must not turn a run that
-    FINISHED into one that did not.
+    What can't be read or written is reported in the text: it must not turn a run that FINISHED into one that did not.
     """
     try:
         facts = read_facts(paths)
@@ -38,10 +36,7 @@ def write_summary(paths: RunPaths, outcome: RunOutcome) -> str:
         return f"{_head(outcome, paths)}\n\n  {error.message}\n  {outcome.next_command}".rstrip()
     missing = ""
     try:
-        draw_curve(facts, paths.curve, subtitle=_subtitle(facts, outcome))
         replace_file(paths.summary, f"{visible(_render(facts, outcome, paths, checkpoints))}\n".encode())
-    except JournalError as error:
-        missing = f"\n  {error.message}"
     except OSError as error:
         missing = f"\n  {paths.summary} was not written: {error}"
     return _render(facts, outcome, paths, checkpoints) + missing
@@ -61,7 +56,6 @@ def _render(facts: RunFacts, outcome: RunOutcome, paths: RunPaths, checkpoints: 
         ("cost", _cost_text(facts)),
         ("checkpoints", checkpoints),
         ("report", str(paths.report) if paths.report.exists() else ""),
-        ("curve", str(paths.curve) if paths.curve.exists() else ""),
         ("files", _files_text(paths)),
         ("watch", f"{python()} -m scripts.watch --fileroot {shlex.quote(str(paths.fileroot))}"),
         ("ledger", _ledger_command(paths) if paths.ledger.exists() else ""),
@@ -76,11 +70,6 @@ def _ledger_command(paths: RunPaths) -> str:
 
 def _head(outcome: RunOutcome, paths: RunPaths) -> str:
     return f"{outcome.status}  {paths.title}: {outcome.reason}"
-
-
-def _subtitle(facts: RunFacts, outcome: RunOutcome) -> str:
-    learned = "" if facts.reward_first is None else f" · reward {facts.reward_first:.2f} → {facts.reward_last:.2f}"
-    return f"{outcome.status} · {len(facts.steps)} steps{learned}"
 
 
 def _reward_text(facts: RunFacts) -> str:

@@ -36,8 +36,10 @@ from launcher.run_log.incident_facts import IncidentFacts
 from launcher.run_log.line_values import as_float
 from launcher.run_log.lost_time import Losses, losses_of
 from launcher.run_log.run_clock import AttemptSpan, RunClock
-from launcher.run_log.run_log import CheckpointSummary, Restore
+from launcher.run_log.run_log import CheckpointSummary, Restore, StateChange
 from launcher.run_log.step_line import StepLine, SteppedBack
+
+NO_SETTINGS: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,7 @@ class RunFacts:
     """`steps` are the current ones, in order. `taken_back` were undone: one tuple for each time that steps were.
 
     `figures` grow on with their file. `not_read`: lines that say nothing. `word` is the run's final status, "" while it
-    has none. `audit` is None where there is nothing to audit against. `price_per_hour`: run.price_per_hour of the last
-    attempt.
+    has none. `audit` is None where there is nothing to audit against. `settings`: of the last attempt.
     """
 
     experiment_name: str
@@ -63,14 +64,15 @@ class RunFacts:
     restores: tuple[Restore, ...]
     stepped_back: tuple[SteppedBack, ...]
     checkpoints: tuple[CheckpointSummary, ...]
-    states: tuple[tuple[float, str, str], ...]
+    states: tuple[StateChange, ...]
+    servers: Mapping[str, Sequence[StateChange]]
     memory: tuple[MemoryReading, ...]
     rejected: int
     rollouts_failed: int
     rollouts_retried: int
     audit: Audit | None
     losses: Losses
-    price_per_hour: float | None
+    settings: Mapping[str, object]
     figures: Figures
     not_read: tuple[str, ...]
 
@@ -93,6 +95,11 @@ class RunFacts:
         """Of the time spent in rollouts."""
         seconds = sum(finite(line.seconds.get("rollout", math.nan) for line in self.steps))
         return sum(finite(line.tokens for line in self.steps)) / seconds if seconds > 0 else None
+
+    @property
+    def price_per_hour(self) -> float | None:
+        price = as_float(setting_of(self.settings, "run.price_per_hour"))
+        return price if math.isfinite(price) else None
 
     @property
     def cost(self) -> tuple[float, float] | None:
@@ -134,7 +141,7 @@ def facts_of_run(
         trial_name=paths.trial_name,
         staleness=staleness,
         staleness_of=staleness_of,
-        price_per_hour=_price_per_hour(paths, data.log.attempts()),
+        settings=_last_settings(paths, data.log.attempts()),
         folders=incident_folders(paths),
         read_queue=partial(read_queue_state, paths),
         order=order,
@@ -142,12 +149,10 @@ def facts_of_run(
     )
 
 
-def _price_per_hour(paths: RunPaths, attempts: Sequence[AttemptSpan]) -> float | None:
-    """As the last one's settings have it; those are in config.yaml where no other file is of that attempt."""
+def _last_settings(paths: RunPaths, attempts: Sequence[AttemptSpan]) -> Mapping[str, object]:
+    """Of the last attempt; those are in config.yaml where no other file is of it."""
     last = attempts[-1].number if attempts else 0
-    file = settings_of_attempts(paths.config).get(last, paths.config)
-    price = as_float(setting_of(read_settings(file), "run.price_per_hour"))
-    return price if math.isfinite(price) else None
+    return read_settings(settings_of_attempts(paths.config).get(last, paths.config))
 
 
 def facts_of(
@@ -157,7 +162,7 @@ def facts_of(
     trial_name: str,
     staleness: int | None = 0,
     staleness_of: Mapping[int, int | None] = NONE_OF_ITS_OWN,
-    price_per_hour: float | None = None,
+    settings: Mapping[str, object] = NO_SETTINGS,
     folders: frozenset[int] = frozenset(),
     read_queue: QueueReader = lambda until: NO_CHECKPOINT,
     order: PromptOrder | str = NOT_READ,
@@ -189,6 +194,7 @@ def facts_of(
         stepped_back=tuple(log.stepped_back()),
         checkpoints=tuple(log.checkpoints),
         states=tuple(log.states),
+        servers={name: tuple(changes) for name, changes in log.server_changes.items()},
         memory=tuple(reading for reading in data.memory if reading.time),
         rejected=log.batches_rejected,
         rollouts_failed=data.rollouts_failed,
@@ -203,5 +209,5 @@ def facts_of(
             is_live=is_live,
         ),
         losses=losses_of(steps, [*chain(*taken_back)], restores, incidents, attempts),
-        price_per_hour=price_per_hour,
+        settings=settings,
     )

@@ -15,8 +15,6 @@ from launcher.run_files.journal import Record
 from launcher.run_log.step_line import StepLine, standing_steps
 
 MEAN_OVER_STEPS = 10
-WINDOWS_ACROSS = 50
-"""A curve's mean is over 10 steps, but never over less than this part of a long run: noise would hide it."""
 STEPS_REMEMBERED = 100
 """More than any terminal has columns for."""
 
@@ -107,8 +105,3 @@ class RunProgress:
             evals=tuple(evals),
             last_event=self.last_event,
         )
-
-
-def mean_window(steps: int) -> int:
-    """Over how many steps the mean of a reward curve of `steps` is taken."""
-    return max(MEAN_OVER_STEPS, steps // WINDOWS_ACROSS)

@@ -123,7 +123,6 @@ class RunPaths:
     trainer_log = _InLogs("trainer.log")
     config = _InLogs("config.yaml")
     report = _InLogs("report.html")
-    curve = _InLogs("reward_curve.png")
     summary = _InLogs("summary.txt")
     incidents = _InLogs("incidents")
     lock = _InLogs(".run.lock")

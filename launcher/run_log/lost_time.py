@@ -30,11 +30,14 @@ class Losses:
 
     `lost_steps_per_incident` is L = k (1 / ETTR − 1): usual steps of the strict loss for each incident. `faults_s`:
     steps that a restore during an incident undid, what a step during an incident took beyond the usual one, and the
-    rest of the time of incidents, in which no step was under way.
+    rest of the time of incidents, in which no step was under way. `startup_s`: from the begin of each attempt to that
+    of its first step. `undone_s`: of steps that were undone, by whomever.
     """
 
     wall_s: float
     standing_s: float
+    startup_s: float
+    undone_s: float
     usual_step_s: float | None
     ettr: float | None
     strict: float | None
@@ -63,24 +66,32 @@ def losses_of(
     semantic_s = None if bad is None else standing_s - sum(line.step_s for line in bad)
     strict = _share(strict_s, wall_s)
     lost_steps = max(wall_s - strict_s, 0.0) / usual / len(incidents) if incidents and usual and wall_s > 0 else None
-    undone_s = sum(line.step_s for line in _undone_by_faults(undone, restores, spans))
+    by_faults_s = sum(line.step_s for line in _undone_by_faults(undone, restores, spans))
     idle_s = _idle_s(_within(spans, attempts), [*timed, *undone])
     return Losses(
         wall_s=wall_s,
         standing_s=standing_s,
+        startup_s=sum(_startup_s(one, [*timed, *undone]) for one in attempts),
+        undone_s=sum(line.step_s for line in undone),
         usual_step_s=usual,
         ettr=_share(standing_s, wall_s),
         strict=strict,
         semantic=None if semantic_s is None else _share(semantic_s, wall_s),
         bad_steps=None if bad is None else len(bad),
         lost_steps_per_incident=lost_steps,
-        faults_s=max(standing_s - strict_s + undone_s + idle_s, 0.0),  # a sum of differences: it may be -1e-13
+        faults_s=max(standing_s - strict_s + by_faults_s + idle_s, 0.0),  # a sum of differences: it may be -1e-13
     )
 
 
 def _end_of_its_attempt(one: IncidentFacts, attempts: Sequence[AttemptSpan]) -> float:
     """Of one that is open: a driver that was killed leaves it so, whatever later attempts do."""
     return next((attempt.end for attempt in attempts if attempt.end >= one.reported_at), one.reported_at)
+
+
+def _startup_s(attempt: AttemptSpan, steps: Sequence[StepLine]) -> float:
+    """All of an attempt that came to no step."""
+    begun = [line.time - line.step_s for line in steps if line.attempt == attempt.number]
+    return min(max(min(begun, default=attempt.end) - attempt.start, 0.0), attempt.seconds)
 
 
 def _timed(steps: Sequence[StepLine]) -> list[StepLine]:

@@ -1,4 +1,4 @@
-"""Runs a sweep (`python -m launcher -m …`) and writes its table, CSV, picture and recommendation.
+"""Runs a sweep (`python -m launcher -m …`) and writes its table, CSV and recommendation.
 
 The exit code is 0 where a trial FINISHED: others may have run out of memory, which is what a sweep is for. Else it is
 the code of the first that did not finish; 130 where the user ended it.
@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from launcher.base.durable import make_folder, replace_file
-from launcher.base.errors import JournalError, LauncherError, StorageError, UsageError
+from launcher.base.errors import LauncherError, StorageError, UsageError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.file_lock import file_held
 from launcher.base.messages import TerminalStatus
@@ -23,7 +23,6 @@ from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
 from launcher.run_files.run_paths import login_name
 from launcher.sweep.recommendation import Advice, advise
-from launcher.sweep.sweep_chart import draw
 from launcher.sweep.sweep_report import as_csv, show
 from launcher.sweep.sweep_run import SweepRun, TrialCandidate
 from launcher.sweep.sweep_trials import Sweep, plan_sweep
@@ -66,7 +65,7 @@ def run_sweep(combinations: Sequence[Sequence[str]], read: ReadTrial, command: S
         gpu_bytes = min((gpu.memory for gpu in hardware.gpus), default=None)
         advice = advise(results, host_bytes=hardware.memory, gpu_bytes=gpu_bytes)
         show(results, advice, console_of_width(FILE_WIDTH))
-        _keep(configs[0], sweep, results, advice, folder)
+        _keep(results, advice, folder)
     return EXIT_CODES[TerminalStatus.ABORTED] if run.was_interrupted else exit_code(results)
 
 
@@ -88,15 +87,14 @@ def exit_code(results: Sequence[TrialResult]) -> int:
     return 0 if 0 in codes else codes[0]
 
 
-def _keep(config: RunConfig, sweep: Sweep, results: Sequence[TrialResult], advice: Advice, folder: Path) -> None:
+def _keep(results: Sequence[TrialResult], advice: Advice, folder: Path) -> None:
     """The figures again as files. One that can't be written is reported: the trials have their results all the same."""
     try:
         replace_file(folder / "sweep.csv", as_csv(results))
         replace_file(folder / "advice.txt", ("\n".join(advice.lines()) + "\n").encode())
-        draw(f"{config.experiment_name}: {sweep.name}", results, advice, folder / "sweep.png")
-    except (OSError, JournalError) as error:
+    except OSError as error:
         _say(f"not everything of the sweep was written: {error}")
-    _say(f"table, picture, advice and what each trial printed: {folder}")
+    _say(f"table, advice and what each trial printed: {folder}")
 
 
 @contextmanager

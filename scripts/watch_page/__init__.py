@@ -1,6 +1,5 @@
-"""The page of `python -m scripts.watch`: runs of a fileroot in a browser, from their files alone.
+"""The server of `python -m scripts.watch`: runs of a fileroot in a browser, from their files alone.
 
-May import everything below `scripts`. Begin with `server`, which answers the page; `watched_run` reads one run as it
-grows, `lanes` its states over time, `samples` its completions, `settings_table` its
-settings; `static/` is the page itself, with the chart library uPlot beside its licence.
+May import everything below `scripts`. Begin with `server`, which answers the page of launcher/html_report;
+`watched_run` reads one run as it grows, `run_list` says which runs there are.
 """

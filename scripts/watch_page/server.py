@@ -1,11 +1,10 @@
 """Answers the page, over HTTP on loopback. Whatever tells of a run needs the token; the page itself tells nothing.
 
-    GET  /                     the page and its files, from `static/`
-    GET  /api/runs             the runs below the fileroot
-    GET  /api/run              one run: what is new since the page last asked
-    GET  /api/samples          the completions of a step
-    GET  /api/settings         the settings of several runs
-    POST /api/ask              pause, resume, stop, one server more
+    GET  /                     the page, the same as report.html, without facts
+    GET  /facts                one run: what is new `since` the page last asked
+    GET  /runs                 the runs below the fileroot
+    GET  /samples              the completions of a step and of the one before
+    POST /ask                  pause, resume, stop, one server more
 
 The token is in the fragment of the link, which a browser sends to nobody; the page sends it in a header, which no page
 of another origin can. A name that an attacker lets mean 127.0.0.1 is refused by the Host header.
@@ -24,24 +23,18 @@ import orjson
 from aiohttp import web
 
 from launcher.base.errors import LauncherError, UsageError
+from launcher.html_report.page import policy, render_page, to_json
 from launcher.reporting.figures import Window
-from launcher.run_files.journal import encode
+from launcher.reporting.samples import samples_around
 from launcher.run_files.run_paths import RunPaths
 from scripts.run_control import send, serving
 from scripts.run_processes import is_live
 from scripts.watch_page.run_list import list_runs, run_of
-from scripts.watch_page.samples import samples_of
-from scripts.watch_page.settings_table import settings_table
 from scripts.watch_page.watched_run import SeenOnPage, WatchedRun
 
-STATIC = Path(__file__).parent / "static"
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": f"{policy(is_served=True)}; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -67,12 +60,10 @@ class WatchServer:
     def application(self) -> web.Application:
         made = web.Application(middlewares=[self._guarded], client_max_size=LONGEST_BODY)
         made.router.add_get("/", _page)
-        made.router.add_get("/api/runs", self._runs)
-        made.router.add_get("/api/run", self._run)
-        made.router.add_get("/api/samples", self._samples)
-        made.router.add_get("/api/settings", self._settings)
-        made.router.add_post("/api/ask", self._ask)
-        made.router.add_static("/static/", STATIC)
+        made.router.add_get("/facts", self._facts)
+        made.router.add_get("/runs", self._runs)
+        made.router.add_get("/samples", self._samples)
+        made.router.add_post("/ask", self._ask)
         return made
 
     @web.middleware
@@ -93,7 +84,7 @@ class WatchServer:
             raise web.HTTPForbidden(text="this page is served to 127.0.0.1 and localhost only")
         if request.method == "POST" and request.headers.get("Origin") != f"http://{request.headers['Host']}":
             raise web.HTTPForbidden(text="a request from another page is not taken")
-        if request.path.startswith("/api/"):
+        if request.path != "/":
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
                 raise web.HTTPUnauthorized(text="the token is not this server's: open the link that it printed")
@@ -101,7 +92,7 @@ class WatchServer:
     async def _runs(self, request: web.Request) -> web.Response:
         return _said({"runs": await asyncio.to_thread(list_runs, self._fileroot)})
 
-    async def _run(self, request: web.Request) -> web.Response:
+    async def _facts(self, request: web.Request) -> web.Response:
         asked = request.query
         paths = self._named(asked.get("run", ""))
         watched = self._watched.pop(asked["run"], None) or WatchedRun(paths)
@@ -119,11 +110,7 @@ class WatchServer:
 
     async def _samples(self, request: web.Request) -> web.Response:
         paths, step = self._named(request.query.get("run", "")), _number(request.query, "step")
-        return _said({"samples": await asyncio.to_thread(samples_of, paths, step)})
-
-    async def _settings(self, request: web.Request) -> web.Response:
-        runs = [self._named(name) for name in request.query.getall("run", [])[:MOST_RUNS]]
-        return _said({"rows": await asyncio.to_thread(settings_table, runs)})
+        return _said({"samples": await asyncio.to_thread(samples_around, paths, step)})
 
     async def _ask(self, request: web.Request) -> web.Response:
         try:
@@ -152,16 +139,11 @@ def _ask_run(paths: RunPaths, what: str, reason: str) -> str:
 
 
 async def _page(request: web.Request) -> web.StreamResponse:
-    return web.FileResponse(STATIC / "index.html")
+    return web.Response(body=render_page(None), content_type="text/html", charset="utf-8")
 
 
 def _said(content: dict[str, Any], *, status: int = 200) -> web.Response:
-    """What is no finite number is null."""
-    try:
-        data = orjson.dumps(content)
-    except TypeError:  # half a surrogate pair, or an integer of more than 64 bits, that another program wrote
-        data = encode(content)
-    return web.Response(body=data, status=status, content_type="application/json")
+    return web.Response(body=to_json(content), status=status, content_type="application/json")
 
 
 def _host_name(url: str) -> str:

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import threading
 import time
 
 from launcher.base.errors import StorageError
-from launcher.html_report.report_page import status_of, tiles_of
+from launcher.html_report.page_facts import FORMAT, shown, state_of, story_of
 from launcher.reporting.current_status import CurrentStatus, read_now
-from launcher.reporting.event_lines import incident_title
-from launcher.reporting.figures import Window, charts_of
+from launcher.reporting.figures import Window
 from launcher.reporting.run_facts import RunFacts, facts_of_run
 from launcher.reporting.run_reader import RunData, RunReader
-from launcher.reporting.terminal_text import visible
 from launcher.run_files.control_requests import wanted
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.file_follower import check_readable
-from launcher.run_log.incident_facts import IncidentFacts
 from launcher.run_log.step_line import REWARD
 from scripts.run_processes import is_live
-from scripts.watch_page.lanes import lanes_of
 
 PAUSE_FACTOR = 20.0
 SILENT_S = 10.0
 """A live run writes now.json once a second, but not while its Coordinator is replaced, which takes some seconds."""
-MOST_INCIDENTS = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,39 +84,17 @@ class WatchedRun:
             curves = figures.curves(kept, window, since=seen.since, width=seen.width)
         else:
             curves["undone"] = figures.undone(kept, REWARD, window)
-        status, look, reason = status_of(facts, life.live)
-        last = facts.steps[-1] if facts.steps else None
         said: dict[str, object] = {
+            "format": FORMAT,
             "generation": generation,
-            "curves": curves,
-            "life": {"live": life.live, "silent_s": life.silent_s},
-            "status": [status, look, visible(reason)],
-            "last_step": None if last is None else last.step,
-            "last_step_age_s": None if last is None or not last.time else time.time() - last.time,
-            "usual_step_s": facts.losses.usual_step_s,
+            "facts": self._version,
+            **state_of(facts, is_live=life.live, at=time.time(), silent_s=life.silent_s),
             "servers": _servers(read_now(self.paths)) if life.live else [],
             "asked": _asked(self.paths),
-            "facts": self._version,
+            "curves": curves,
         }
-        return said if seen.facts == self._version and generation == seen.generation else said | self._rest(facts)
-
-    def _rest(self, facts: RunFacts) -> dict[str, object]:
-        """What changes seldom."""
-        return {
-            "title": visible(facts.title),
-            "not_read": list(facts.not_read),
-            "total_steps": facts.total_steps,
-            "attempts": len(facts.attempts),
-            "started": facts.attempts[0].start if facts.attempts else None,
-            "ran_s": facts.clock.total_s,
-            "tiles": [[str(value), visible(words), css] for value, words, css in tiles_of(facts)],
-            "charts": charts_of(self._data.figures.keys),
-            "evals": [[one.policy_version, one.sampled, one.greedy] for one in facts.evals],
-            "restores": [[one.step, one.steps_back, visible(one.reason)] for one in facts.restores],
-            "incidents": [_incident(one) for one in facts.incidents[-MOST_INCIDENTS:]],
-            "incidents_left_out": max(len(facts.incidents) - MOST_INCIDENTS, 0),
-            "lanes": lanes_of(facts, self._data.log.server_changes),
-        }
+        is_known = seen.facts == self._version and generation == seen.generation
+        return shown(said if is_known else said | story_of(facts))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,20 +144,5 @@ def _asked(paths: RunPaths) -> str:
     """What an operator asked for last, and who; "" where nothing was, or its disk does not say."""
     with contextlib.suppress(StorageError):
         if (asked := wanted(paths)) is not None:
-            return visible(f"{asked.wish} {asked.description}")
+            return f"{asked.wish} {asked.description}"
     return ""
-
-
-def _incident(one: IncidentFacts) -> dict[str, object]:
-    times = {"detected_s": one.detected_s, "repaired_s": one.repaired_s, "next_step_s": one.next_step_s}
-    return {
-        "number": one.number,
-        "step": one.step,
-        "title": visible(incident_title(one.cause, one.subject)),
-        "what": visible(one.what),
-        "doing": visible(one.doing if one.is_mended is None else one.end_reason),
-        "how": one.outcome,
-        "is_over": one.is_over,
-        "steps_back": one.steps_back,
-        **{key: value if value is None or math.isfinite(value) else None for key, value in times.items()},
-    }

@@ -116,7 +116,7 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path, site):
     metrics = list(read_lines(command.paths.metrics))
     assert [line["global_step"] for line in metrics] == list(range(STEPS))
     assert max(line["grpo_actor/logprob_distance/max"] for line in metrics) < 1e-4
-    assert command.paths.curve.stat().st_size > 10_000
+    assert command.paths.report.stat().st_size > 10_000
     assert [event["event"] for event in read_lines(command.paths.events)].count("run.finished") == 1
 
     third = command.start()

@@ -1,5 +1,6 @@
 """A data for the report's tests, told line by line, and a page as a browser reads it."""
 
+import json
 from html.parser import HTMLParser
 
 from launcher.reporting.run_facts import facts_of
@@ -35,21 +36,24 @@ def started(steps=(), *, every_s=10):
     return data
 
 
+def facts_in(page):
+    """The JSON in a page, as its scripts read it."""
+    return json.loads(page.decode().partition('id="facts">')[2].partition("</script>")[0])
+
+
+def facts_of_page(paths):
+    """Of a run's report.html."""
+    return facts_in(paths.report.read_bytes())
+
+
 class Elements(HTMLParser):
     """Every element and attribute that a browser would find."""
 
     def __init__(self, content):
         super().__init__()
-        self.found, self.attributes, self.shown, self._raw = [], [], "", False
+        self.found, self.attributes = [], []
         self.feed(content)
 
     def handle_starttag(self, name, attributes):
         self.found.append(name)
         self.attributes += attributes
-        self._raw = name in ("script", "style")
-
-    def handle_endtag(self, name):
-        self._raw = False
-
-    def handle_data(self, data):
-        self.shown += "" if self._raw else data

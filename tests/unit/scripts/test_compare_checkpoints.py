@@ -73,11 +73,10 @@ def test_the_same_is_equal(tmp_path, before, tool):
 )
 def test_what_training_does_not_is_named(tmp_path, before, tool, change, said):
     after = model(tmp_path / str(name_of(189)), before, change=change)
-    code, found = tool(before, after, "--png", tmp_path / "weights.png")
+    code, found = tool(before, after)
     assert code == 1, found
     assert "SOMETHING ELSE THAN TRAINING" in found, found
     assert said in found.replace("\n", " "), found
-    assert (tmp_path / "weights.png").stat().st_size > 10_000
 
 
 def test_other_models_are_far_apart_and_nothing_is_concluded(tmp_path, before, tool):

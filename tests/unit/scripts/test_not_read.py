@@ -10,6 +10,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts import check_health, diagnose, list_checkpoints, report, setup_recovery
 from scripts.watch_page.watched_run import SeenOnPage, WatchedRun
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, write_areal_log, write_rewards
+from tests.support.report_parts import facts_of_page
 from tests.support.trial_names import NAMES, trial_paths
 from tests.support.worlds.checkpoints import HEALTHY
 
@@ -67,7 +68,7 @@ def test_programs_get_it_too(root, capsys):
 def test_the_report_and_the_watch_page_say_it(root):
     paths = RunPaths(fileroot=root, user=USER, experiment_name=EXPERIMENT, trial_name=TRIAL)
     report.main(["--fileroot", str(root), *NAMES])
-    assert f"Not read: {FOREIGN}; {TORN}." in paths.report.read_text()
+    assert facts_of_page(paths)["not_read"] == [FOREIGN, TORN]
     assert WatchedRun(paths).answer(SeenOnPage(window=Window()))["not_read"] == [FOREIGN, TORN]
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from launcher.html_report.lanes import lanes_of
 from launcher.run_files.event_names import EVENT_NAMES
 from launcher.run_files.run_paths import RunPaths
 from scripts import diagnose, report
 from scripts.health.recorded_run import read_view
-from scripts.watch_page.lanes import lanes_of
 from tests.support.report_parts import T0, facts, started
 
 STANDBY = (
@@ -65,4 +65,4 @@ def test_each_tool_reads_it(older, tmp_path, capsys):
     data = started(range(3))
     for one in OLD:
         data.take_event(one | {"time": T0})
-    assert lanes_of(facts(data), data.log.server_changes)
+    assert lanes_of(facts(data))

@@ -20,7 +20,7 @@ from scripts import check_health
 from scripts.checkpoints.command import recorded_command
 from scripts.ending import WRONG, ended
 from tests.support.long_run import LongRun
-from tests.support.report_parts import Elements
+from tests.support.report_parts import facts_of_page
 from tests.support.worlds.diagnosis import diagnosis_of
 
 BEGIN = 1.8e9
@@ -137,7 +137,7 @@ def test_a_checkpoint_without_its_model_s_content_is_compared_by_path(tmp_path):
 def test_the_report_links_to_files_that_are_there(paths):
     LongRun(paths, steps=60, incidents=3).write()
     write_report(paths, is_live=False)
-    links = [value for name, value in Elements(paths.report.read_text()).attributes if name == "href"]
+    links = facts_of_page(paths)["files"]
     assert "metrics.jsonl" in links
     assert [link for link in links if not (paths.logs / link).exists()] == []
 
@@ -147,7 +147,7 @@ def test_a_run_that_was_never_resumed_is_resumed_nowhere(paths):
     first = {"global_step": -1, "subject": "trainer", "reason": "the weights that it began with"}
     write_run(paths, events=[(-60, "run.started", {"reason": "fresh"}), (-30, "trainer.restored", first)])
     assert write_report(paths, is_live=False).restores == ()
-    assert "restored" not in paths.report.read_text().partition("<footer>")[0]
+    assert facts_of_page(paths)["restores"] == []
 
 
 # ── no traceback ──

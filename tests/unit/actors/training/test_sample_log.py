@@ -66,6 +66,15 @@ def test_so_many_of_each_step(paths, wanted, there, kept):
     assert paths.samples.exists() == bool(kept)
 
 
+def test_answers_to_one_prompt_are_kept_beside_each_other(paths):
+    report, batch = step(3, n=4)
+    (group,) = batch.groups
+    groups = tuple(replace(group, prompt=replace(group.prompt, id=f"p{number}")) for number in range(8))
+    log_of(paths, samples=6).keep(report, replace(batch, groups=groups))
+    kept = [json.loads(line)["prompt_id"] for line in paths.samples.read_text().splitlines()]
+    assert [kept.count(prompt) for prompt in dict.fromkeys(kept)] == [4, 2]
+
+
 def test_the_two_files_stay_within_their_size_and_end_with_the_newest(paths):
     samples = log_of(paths, samples=2, samples_mib=0.02)
     for number in range(200):

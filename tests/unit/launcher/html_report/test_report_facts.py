@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from launcher.html_report.report_page import report_page
+from launcher.html_report.page_facts import page_facts
 from launcher.policy import liveness, trainer_liveness
 from launcher.reporting.run_facts import read_facts
 from launcher.reporting.run_reader import MOST_MEMORY, RunData
@@ -71,10 +71,10 @@ def test_an_incident_of_an_ended_attempt_is_over_when_a_later_one_trains_on(onse
     event(data, "trainer.restored", 210, global_step=begins_at - 1, attempt=2)
     step(data, begins_at, 230, attempt=2)
     (one,) = facts(data).incidents
-    page = report_page(facts(data), written_at=T0, is_live=False).decode()
+    health = page_facts(facts(data), is_live=False, at=T0)["health"]
     assert (one.is_over, one.repaired_s) == (is_over, None)
     assert one.outcome == ("over, as attempt 2 trained on" if is_over else "not repaired")
-    assert ("1 over" if is_over else "1 not repaired") in page
+    assert health == {"incidents": 1, "mended": 0, "over": int(is_over), "open": 0}
 
 
 def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
@@ -168,25 +168,11 @@ def test_a_price_shows_what_faults_cost_and_without_one_the_page_says_nothing_of
     one_waits(data)
     event(data, "run.finished", 100, reason="done")
     assert facts(data).cost is None
-    assert "what faults cost" not in report_page(facts(data), written_at=T0, is_live=False).decode()
-    priced = facts(data, price_per_hour=36.0)
-    assert priced.cost == pytest.approx((0.3, 1.0))
-    page = report_page(priced, written_at=T0, is_live=False).decode()
-    assert '<b class="">0.30</b><span>what faults cost, of 1.00 (at 36 an hour): 30.0 s of 100.0 s</span>' in page
-    assert "in the unit of run.price_per_hour" in page
-
-
-def test_three_equal_shares_of_the_time_are_shown_once():
-    data = started(range(4))
-    event(data, "run.finished", 100, reason="done")
-    assert "time kept (ETTR) 40.0%<" in report_page(facts(data), written_at=T0, is_live=False).decode()
-    data = started(range(4))
-    event(data, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
-    step(data, 4, 90, took=40.0)
-    event(data, "incident.ended", 80, incident=1, cause="server_hang", is_mended=True)
-    event(data, "run.finished", 100, reason="done")
-    page = report_page(facts(data), written_at=T0, is_live=False).decode()
-    assert "time kept (ETTR) 80.0%, strict 50.0%, semantic 80.0%" in page
+    assert page_facts(facts(data), is_live=False, at=T0)["cost"] is None
+    priced = facts(data, settings={"run": {"price_per_hour": 36.0}})
+    said = page_facts(priced, is_live=False, at=T0)
+    assert said["cost"] == pytest.approx({"of_faults": 0.3, "of_all": 1.0, "price_per_hour": 36.0})
+    assert (said["time"]["faults_s"], said["time"]["wall_s"]) == pytest.approx((30.0, 100.0))
 
 
 def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
@@ -248,25 +234,23 @@ def test_attempts_are_laid_end_to_end():
 def test_the_ledgers_violations_are_told():
     data = started([0, 1, 3], every_s=1)
     event(data, "run.finished", 60, reason="done")
-    content = report_page(facts(data), written_at=T0, is_live=False).decode()
-    assert "violations" in content
-    assert "steps never committed: [2]" in content
+    ledger = page_facts(facts(data), is_live=False, at=T0)["ledger"]
+    assert ledger["violations"] > 0
+    assert any("steps never committed: [2]" in problem for problem in ledger["problems"])
 
 
 def test_what_is_not_known_of_the_ledger_is_told(tmp_path):
     run = MadeRun(tmp_path, total_steps=20)
     run.take_steps(20)
     run.finish()
-    whole = report_page(read_facts(run.paths), written_at=T0, is_live=False).decode()
-    assert "ledger: nothing lost, doubled or stale" in whole
-    assert "It is complete:" in whole
-    assert "160 prompts, each exactly twice; 20 of 20 steps." in whole
-    assert "Not known: whether the prompts are those of the data set" in whole
+    whole = page_facts(read_facts(run.paths), is_live=False, at=T0)["ledger"]
+    assert (whole["problems"], whole["complete_until"], whole["steps"]) == ([], 19, 20)
+    assert whole["counts"] == "160 prompts, each exactly twice; 20 of 20 steps"
+    assert any("whether the prompts are those of the data set" in what for what in whole["not_known"])
     shutil.rmtree(run.paths.default_checkpoints)
-    cut = report_page(read_facts(run.paths), written_at=T0, is_live=False).decode()
-    assert "whether something is lost is not known" in cut
-    assert "It is complete:" not in cut
-    assert "Not known: whether steps or prompts are missing" in cut
+    cut = page_facts(read_facts(run.paths), is_live=False, at=T0)["ledger"]
+    assert (cut["problems"], cut["complete_until"]) == ([], None)
+    assert any("whether steps or prompts are missing" in what for what in cut["not_known"])
 
 
 def test_the_step_that_is_being_written_down_is_no_violation():

@@ -15,6 +15,7 @@ from launcher.reporting.run_reader import RunReader
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import wait_until
+from tests.support.report_parts import facts_of_page
 from tests.support.worlds.reporting import NOW
 
 
@@ -24,15 +25,15 @@ def test_the_report_follows_the_run_and_ends_with_its_word(paths):
     journal.record("run.started", reason="fresh")
     following = ReportWriter(paths, period_s=0.02)
     journal.record("run.running", state="RUNNING", reason="first of all")
-    wait_until(lambda: paths.report.exists() and "first of all" in paths.report.read_text(), "the state in the report")
+    wait_until(lambda: paths.report.exists() and "first of all" in paths.report.read_text(), "the state")
     append_line(paths.metrics, {"global_step": 0, "attempt": 1, "time": time.time(), "rollout/reward": 0.25})
-    wait_until(lambda: "reward 0.250" in paths.report.read_text(), "the step in the report")
-    assert 'data-live="yes"' in paths.report.read_text()
+    wait_until(lambda: facts_of_page(paths)["learning"]["last"] == 0.25, "the step in the report")
+    assert facts_of_page(paths)["life"]["live"] is True
     journal.record("run.finished", reason="all is done")
     following.close()
-    content = paths.report.read_text()
-    assert "FINISHED" in content
-    assert 'data-live="no"' in content
+    said = facts_of_page(paths)
+    assert said["status"] == ["FINISHED", "good", "all is done"]
+    assert said["life"]["live"] is False
     assert not [path for path in paths.logs.iterdir() if path.name.startswith(".report")]
     following.close()  # once is enough, twice does no harm
 
@@ -47,7 +48,7 @@ def test_a_report_that_can_not_be_written_costs_the_run_nothing(paths, caplog):
 
 
 def test_a_defect_of_the_report_costs_the_run_nothing(paths, monkeypatch, caplog):
-    monkeypatch.setattr(report_writer, "report_page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(report_writer, "render_page", lambda *_, **__: 1 / 0)
     Journal(paths.events, 1).record("run.started", reason="fresh")
     following = ReportWriter(paths, period_s=0.01)
     wait_until(lambda: "could not be made" in caplog.text, "the log line")
@@ -96,10 +97,8 @@ def test_whatever_a_runs_word_is_its_last_report_has_it_and_the_console_says_whe
         journal.record("run.started", reason="fresh")
         journal.record(f"run.{word.lower()}", reason="so it is")
         screen.close(RunOutcome(status=word, reason="so it is"))
-    assert (
-        f'<span class="word {"good" if word is TerminalStatus.FINISHED else "bad"}">{word}</span>'
-        in paths.report.read_text()
-    )
+    look = "good" if word is TerminalStatus.FINISHED else "bad"
+    assert facts_of_page(paths)["status"] == [word, look, "so it is"]
     assert f"report      {paths.report}" in capsys.readouterr().out
 
 
@@ -109,7 +108,7 @@ def test_a_driver_that_breaks_leaves_a_report_too(tmp_path):
         screen.begin(1)
         Journal(paths.events, 1).record("run.started", reason="fresh")
         1 / 0  # noqa: B018
-    assert "ENDED WITHOUT A STATUS" in paths.report.read_text()
+    assert facts_of_page(paths)["status"][0] == "ENDED WITHOUT A STATUS"
 
 
 def test_new_lines_alone_are_read_again(paths):

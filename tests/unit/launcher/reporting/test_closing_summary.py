@@ -1,4 +1,4 @@
-"""The end of a run: the figures are those of the files, and the picture holds what the figures say."""
+"""The end of a run: the figures are those of the files, and the text names where the rest is."""
 
 import math
 import os
@@ -6,28 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib.image
-import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 
-from launcher.base.errors import JournalError
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.base.own_python import python
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.reporting.closing_summary import write_summary
-from launcher.reporting.downsample import running_mean
-from launcher.reporting.png_figure import REWARD_COLOUR, TROUBLE_COLOUR
-from launcher.reporting.reward_curve import draw_curve
-from launcher.reporting.run_facts import facts_of, read_facts
-from launcher.reporting.run_reader import RunData
+from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
-from tests.support import report_parts
-from tests.support.report_parts import T0, event
+from tests.support.report_parts import T0
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-TAKEN_BACK = [1 - 0.45 * (1 - part) for part in to_rgb(TROUBLE_COLOUR)]  # drawn at 45 % on white
 FINISHED = RunOutcome(status=TerminalStatus.FINISHED, reason="all 30 steps")
 
 
@@ -91,6 +81,7 @@ def test_every_figure_is_that_of_the_files(paths):
 def test_the_text_a_person_reads(paths):
     write_run(paths)
     save(CheckpointStore(paths.default_checkpoints), 29)
+    paths.report.write_text("")
     assert write_summary(paths, FINISHED).splitlines() == [
         "FINISHED  exp / t0: all 30 steps",
         "",
@@ -101,7 +92,7 @@ def test_the_text_a_person_reads(paths):
         "  rollouts    1 failed   35 retried   rejected batches: 1",
         "  incidents   4, 3 repaired: 3 server_crash (median 3.0 s), 1 verifier_broken",
         "  checkpoints 1, newest epoch0epochstep29globalstep29",
-        f"  curve       {paths.curve}",
+        f"  report      {paths.report}",
         f"  files       {paths.logs}: metrics.jsonl ledger.jsonl events.jsonl",
         f"  watch       {python()} -m scripts.watch --fileroot {paths.fileroot}",
         f"  ledger      {python()} -m scripts.check_ledger {paths.logs}",
@@ -145,7 +136,6 @@ def test_a_run_that_did_not_get_to_a_step_says_what_to_do_next(paths):
     assert "no step was committed" in text
     assert "  next        python -m launcher conf=x" in text
     assert paths.summary.read_text() == text + "\n"
-    assert paths.curve.read_bytes().startswith(b"\x89PNG")
 
 
 def test_numbers_that_are_none_are_left_out_of_the_means(paths):
@@ -160,87 +150,16 @@ def test_numbers_that_are_none_are_left_out_of_the_means(paths):
     )
 
 
-def test_a_full_disk_costs_the_picture_not_the_word(tiny_disk):
+def test_a_full_disk_costs_the_file_not_the_word(tiny_disk):
     paths = RunPaths(fileroot=tiny_disk.path, user="ann", experiment_name="exp", trial_name="t0")
     paths.prepare()
     write_step(paths, 0, 0.5)
     (tiny_disk / "ballast").write_bytes(b"\0" * tiny_disk.free())
     text = write_summary(paths, FINISHED)
     assert text.startswith("FINISHED")
-    assert "reward_curve.png was not written: [Errno 28] No space left" in text
-    assert not paths.curve.exists()
+    assert "summary.txt was not written: [Errno 28] No space left" in text
     assert not paths.summary.exists()
     assert [path.name for path in paths.logs.iterdir() if path.name.startswith(".")] == []
-
-
-@pytest.mark.parametrize(
-    ("values", "means"),
-    [
-        ([], []),
-        ([1.0, 2.0, 3.0, 4.0], [1.0, 1.5, 2.5, 3.5]),
-        ([math.nan, 2.0, math.nan, math.nan], [math.nan, 2.0, 2.0, math.nan]),
-    ],
-)
-def test_the_running_mean(values, means):
-    found = running_mean(list(enumerate(values)), 2, len(values) or 1)
-    assert [mean for _, mean in found] == pytest.approx(means, nan_ok=True)
-
-
-def has_colour(path, colour):
-    pixels = matplotlib.image.imread(path)[:, :, :3]
-    return bool((np.abs(pixels - np.array(to_rgb(colour))).max(axis=2) < 0.02).any())
-
-
-def picture_of(path, *, experiment="exp", rewards=(), taken_back=(), events=()):
-    """The picture of a run with these rewards from step 0 on; `taken_back` came before, from the same step on."""
-    data = RunData()
-    for values in (taken_back, rewards):
-        for number, reward in enumerate(values):
-            report_parts.step(data, number, 20 + number, reward=reward)
-    if not rewards:
-        event(data, "trainer.restored", 900, global_step=-1)
-    for number, (name, told) in enumerate(events):
-        event(data, name, 1000 + number, **told)
-    draw_curve(facts_of(data, experiment_name=experiment, trial_name="t0"), path)
-    return path
-
-
-@pytest.mark.slow
-def test_the_picture_shows_rewards_and_trouble_in_their_colours(tmp_path):
-    rewards = [number / 30 for number in range(30)]
-    healthy = picture_of(tmp_path / "healthy.png", experiment="lr$1$", rewards=rewards)  # not a formula
-    incident = ("incident.began", {"incident": 1, "cause": "server_crash", "onset_step": 7})
-    troubled = picture_of(tmp_path / "troubled.png", rewards=rewards, events=[incident])
-    taken_back = picture_of(tmp_path / "taken_back.png", rewards=rewards, taken_back=[0.5] * 20)
-    assert has_colour(healthy, REWARD_COLOUR)
-    assert not has_colour(healthy, TROUBLE_COLOUR)
-    assert has_colour(troubled, TROUBLE_COLOUR)
-    assert has_colour(taken_back, TAKEN_BACK)
-    assert not has_colour(healthy, TAKEN_BACK)
-    assert matplotlib.image.imread(healthy).shape[:2] == (780, 1500)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "told",
-    [
-        {},
-        {"rewards": [0.5]},
-        {"rewards": [math.nan, math.inf]},
-        {"taken_back": [0.0], "events": [("checkpoint.committed", {"global_step": 2})]},
-        {"rewards": [-5.0, 3.0]},
-        {"rewards": [0.5] * 5000},
-        {"events": [("eval.done", {"policy_version": 0, "prompts": 1, "sampled": 0.1, "greedy": 0.2})]},
-    ],
-    ids=["nothing", "one", "no reward at all", "only taken back", "negative", "long", "held-out"],
-)
-def test_any_run_has_a_picture(tmp_path, told):
-    assert picture_of(tmp_path / "curve.png", **told).stat().st_size > 10_000
-
-
-def test_a_folder_that_is_gone_is_named(tmp_path):
-    with pytest.raises(JournalError, match=r"gone/curve\.png was not written"):
-        picture_of(tmp_path / "gone" / "curve.png")
 
 
 def test_records_that_cant_be_read_cost_the_figures_not_the_word(paths):
@@ -251,11 +170,6 @@ def test_records_that_cant_be_read_cost_the_figures_not_the_word(paths):
     assert text.startswith("ABORTED  exp / t0: by the user\n")
     assert "metrics.jsonl can't be read" in text
     assert text.endswith("python -m launcher")
-
-
-def test_without_matplotlib_the_run_still_ends(paths, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "reward_curve.png was not written" in write_summary(paths, FINISHED)
 
 
 def test_what_is_read_only_at_the_end_is_not_imported_at_the_start():

@@ -1,4 +1,5 @@
-"""The page in a real browser: drawn, inert, zoomed, with no request to any other host. Skipped where no Chromium is."""
+"""The page in a real browser, served and as a file: drawn, inert, zoomed, by keyboard, with no request to any other
+host. Skipped where no Chromium is."""
 
 import asyncio
 import contextlib
@@ -8,10 +9,12 @@ import pytest
 from aiohttp import web
 
 from launcher.run_files.run_paths import RunLock, RunPaths
+from scripts import report
 from scripts.watch import link
-from scripts.watch_page.browser import Browser, find_chromium
 from scripts.watch_page.server import WatchServer
+from tests.support.browser import Browser, find_chromium
 from tests.support.long_run import LongRun
+from tests.support.report_parts import facts_of_page
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +50,8 @@ async def browsed(fileroot, *, width=1280, token=TOKEN):
             page = await browser.page(width=width)
             await page.open(link(port, token))
             yield page
-        others = [url for url in page.requests if not url.startswith((f"http://127.0.0.1:{port}/", "data:,"))]
+        own = (f"http://127.0.0.1:{port}/", fileroot.as_uri(), "data:,")
+        others = [url for url in page.requests if not url.startswith(own)]
         assert page.requests
         assert others == []
     finally:
@@ -85,13 +89,13 @@ async def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         assert await page.evaluate(drawn) == [True] * len(titles)
         tiles = await page.evaluate("[...document.querySelectorAll('.tile span')].map(one => one.textContent)")
         assert [words.split(":")[0] for words in tiles[:3]] == ["learning", "health", "lost"]
-        assert await page.evaluate("document.querySelectorAll('#lanes .row').length") == 4
+        assert await page.evaluate("document.querySelectorAll('#lanes .row').length") == 5
         states = await page.evaluate(
             "[...document.querySelectorAll('#lanes .legend > span')].map(one => one.textContent)"
         )
         assert "stands by" not in states
         assert "running, ready" in states
-        flat = "import('/static/charts.js').then(charts => charts.valueSpan(0, 0, false))"
+        flat = "valueSpan(0, 0, false)"
         assert await page.evaluate(flat) == [0, 1], "figures that are all 0 are not shown to a part in a billion"
         assert await page.evaluate("document.querySelector('.asks').hidden"), "nobody is there to be asked"
     assert page.complaints == []
@@ -121,8 +125,38 @@ async def test_a_zoom_shows_single_steps_and_a_click_shows_what_was_written_ther
         await mouse("mouseReleased", 0.6, button="left", clickCount=1)
         await page.until("document.querySelector('#samples input').value")
         step = int(await page.evaluate("document.querySelector('#samples input').value"))
-        await page.until(f"document.querySelector('.sample').textContent.includes('step {step:,} ')")
+        await page.until(f"document.querySelector('#samples h3').textContent === 'Step {step:,}'")
         assert 1000 <= step <= 1100
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_as_a_file_it_has_all_and_one_click_leads_from_an_incident_to_what_was_written_there(fileroot, width):
+    report.main(["--fileroot", str(fileroot), "--user", "ann", "--experiment-name", "long", "--trial-name", "t0"])
+    paths = RunPaths(fileroot=fileroot, user="ann", experiment_name="long", trial_name="t0")
+    newest = facts_of_page(paths)["incidents"][-1]
+    async with Browser() as browser:
+        page = await browser.page(width=width)
+        await page.open(paths.report.as_uri())
+        await page.until(OPENED)
+        assert await page.evaluate("document.documentElement.scrollWidth") == width
+        assert await page.evaluate("document.querySelector('.asks').hidden"), "a file asks no run for anything"
+        await page.evaluate("document.querySelector('#incidents button').click()")
+        titles = "[...document.querySelectorAll('#samples h3')].map(one => one.textContent)"
+        wanted = [f"Step {newest['step']:,}", f"Step {newest['step'] - 1:,}, the one before"]
+        await page.until(f"JSON.stringify({titles}) === {json.dumps(json.dumps(wanted, separators=(',', ':')))}")
+        assert {*page.requests} - {"data:,"} == {paths.report.as_uri()}
+        assert page.complaints == []
+
+
+async def test_the_keyboard_moves_over_the_steps_and_chooses_one(fileroot):
+    async with browsed(fileroot) as page:
+        await page.until(OPENED)
+        await page.evaluate("document.querySelector('.lead .plot').focus()")
+        for key in ("End", "ArrowLeft", "Enter"):
+            await page.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        await page.until("document.querySelector('.lead .readout').textContent.startsWith('step 1,99')")
+        step = int(await page.until("document.querySelector('#samples input').value"))
+        assert 1990 <= step < 1999
 
 
 async def test_what_was_held_out_after_the_last_step_is_drawn(tmp_path):
@@ -176,8 +210,14 @@ async def test_what_a_model_a_log_or_a_name_says_is_never_run(tmp_path):
         await page.until(OPENED)
         await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
         await page.until("document.querySelector('.sample pre')?.textContent.includes('onerror')")
-        await page.until("document.querySelector('#settings').textContent.includes('onerror')")
+        await page.until("document.querySelector('#settings td')?.textContent.includes('onerror')")
         await page.until("document.querySelector('#further').textContent.includes('onerror')")
+        assert await page.evaluate("window.owned ?? null") is None
+        assert await page.evaluate("document.querySelectorAll('img, b > b, main script').length") == 0
+        report.main(["--fileroot", str(tmp_path), "--user", "ann"])
+        await page.open(paths.report.as_uri())
+        await page.until(OPENED)
+        assert await page.evaluate("document.querySelector('#incidents').textContent.includes('onerror')")
         assert await page.evaluate("window.owned ?? null") is None
         assert await page.evaluate("document.querySelectorAll('img, b > b, main script').length") == 0
 

@@ -1,26 +1,21 @@
-// The page: which runs are shown and which steps; asks what is new, and says so where no answer comes.
-import { firstRun, get } from "./api.js";
-import { Chart } from "./charts.js";
-import { Samples, showIncidents, showLanes, showSettings } from "./details.js";
-import { age, css, el, find, number } from "./dom.js";
-import { RunHead } from "./runs.js";
+// The page: which runs are shown and which steps. Of a server it asks what is new, and says so where no answer comes; a
+// file of a live run is read again now and then.
 
 const EVERY_MS = 2000;
 const LIST_EVERY_MS = 10000;
+const FILE_EVERY_MS = 20000;
 const MOST_RUNS = 4;
-const COLORS = ["--r0", "--r1", "--r2", "--r3"];
 
 const runs = new Map(); // by name: what is known of each run that is shown
 const heads = new Map();
 const charts = new Map(); // by title
 const samples = new Samples();
 let known = []; // all runs below the fileroot
-let chosen = firstRun ? [firstRun] : [];
+let chosen = source.firstRun ? [source.firstRun] : [];
 let range = { first: null, last: null, newest: null };
 let answeredAt = null;
 let listedAt = -Infinity;
 let problem = "";
-let settingsOf = "";
 let factsOf = "";
 
 function shown() {
@@ -30,18 +25,15 @@ function shown() {
 async function turn() {
   try {
     if (performance.now() - listedAt > LIST_EVERY_MS) await list();
-    const found = await Promise.all(chosen.map(async (name) => [name, await get("/api/run", asked(name))]));
+    const found = await Promise.all(chosen.map(async (name) => [name, await source.facts(asked(name))]));
     for (const [name, said] of found) take(name, said);
     answeredAt = Date.now();
     problem = "";
     draw();
     opened();
-    const first = shown()[0];
-    if (first) {
-      await samples.refresh(runs.get(samples.run)?.last_step);
-      await settings();
-    }
+    await samples.refresh(runs.get(samples.run)?.last_step);
   } catch (error) {
+    if (source.isFile) throw error;  // no server is to blame
     problem = error.status ? error.message : "The server of this page does not answer.";
     document.title = "not known now";
   }
@@ -49,9 +41,10 @@ async function turn() {
 }
 
 async function list() {
-  known = (await get("/api/runs")).runs;
+  known = await source.runs();
   listedAt = performance.now();
   if (!chosen.length && known.length) chosen = [(known.find((one) => one.live) || known[0]).run];
+  find("#picker").hidden = source.isFile;
   find("#picker summary").textContent = known.length > 1 ? `${known.length} runs, ${chosen.length} shown` : "one run";
   const chips = known.map((one) => {
     const box = el("input", { type: "checkbox", onchange: () => choose(one.run, box.checked) });
@@ -112,7 +105,7 @@ function draw() {
   }
   all.forEach((run, at) => {
     if (!heads.has(run.run)) {
-      heads.set(run.run, new RunHead(run.run, css(COLORS[at])));
+      heads.set(run.run, new RunHead(run.run, css(RUNS[at])));
       find("#runs").append(heads.get(run.run).root);
     }
     heads.get(run.run).show(run, run.isNewer);
@@ -123,9 +116,14 @@ function draw() {
   const facts = all.map((run) => `${run.run} ${run.generation} ${run.facts}`).join("|");
   if (facts === factsOf) return;
   factsOf = facts;
-  showLanes(all);
-  showIncidents(all);
+  showIncidents(all, see);
   samples.offer(all);
+  showLanes(all);
+  showMemory(all);
+  showLedger(all);
+  showCheckpoints(all);
+  showSettings(all);
+  showFooter(all);
 }
 
 function drawCharts(all) {
@@ -173,7 +171,7 @@ function stepsShown(all) {
 }
 
 function showRange(all) {
-  const button = (label, isOn, action) => el("button", { type: "button", "aria-pressed": isOn, onclick: action }, label);
+  const button = (label, isOn, action) => el("button", { type: "button", "aria-pressed": String(isOn), onclick: action }, label);
   const isAll = range.first === null && range.last === null;
   const parts = [button("all steps", isAll, () => select({ first: null, last: null, newest: null }))];
   for (const newest of [1000, 100]) parts.push(button(`last ${number(newest)}`, range.newest === newest, () => select({ ...lastOf(newest), newest })));
@@ -195,27 +193,29 @@ function follow() {
   if (now.first - range.first > range.newest / 20) range = { ...now, newest: range.newest };
 }
 
+// Both null: all steps.
 function zoom(first, last) {
   select({ first, last, newest: null });
 }
 
 function pick(step) {
-  samples.choose(samples.run, step).catch((error) => {
+  return samples.choose(samples.run, step).catch((error) => {
     problem = error.message;
     notice();
   });
 }
 
+// From an incident to what was written there.
+async function see(run, step) {
+  samples.run = run;
+  await pick(step);
+  find("#samples").scrollIntoView({ block: "start" });
+  find("#samples").focus({ preventScroll: true });
+}
+
 function select(wanted) {
   range = wanted;
   again();
-}
-
-async function settings() {
-  const now = shown().map((run) => `${run.run} ${run.attempts}`).join("|");
-  if (now === settingsOf) return;
-  settingsOf = now;
-  await showSettings(shown());
 }
 
 function notice() {
@@ -249,7 +249,7 @@ async function again() {
   if (isDue) {
     isDue = false;
     again();
-  } else timer = setTimeout(again, EVERY_MS);
+  } else if (!source.isFile) timer = setTimeout(again, EVERY_MS);
 }
 
 setInterval(() => {
@@ -257,7 +257,9 @@ setInterval(() => {
   notice();
 }, 1000);
 find("#further").addEventListener("toggle", draw);
+find("h1").textContent = source.isFile ? "Run" : "Runs";
 document.addEventListener("dblclick", (event) => event.target.closest(".plot") && select({ first: null, last: null, newest: null }));
-document.addEventListener("visibilitychange", () => document.hidden || again());
+document.addEventListener("visibilitychange", () => document.hidden || source.isFile || again());
+if (source.isFile && written.life.live) setInterval(() => document.hidden || location.reload(), FILE_EVERY_MS);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => location.reload());
 again();

@@ -1,18 +1,20 @@
 // One chart for each group of figures, of all runs that are shown, with one crosshair and one zoom for all of them.
 /* global uPlot */
-import { age, css, el, number } from "./dom.js";
 
 const RUNS = ["--r0", "--r1", "--r2", "--r3"];
 const KEYS = ["--r0", "--k1", "--k2", "--k3", "--k4", "--k5"];
 const MEAN_OVER = 10;
 const WINDOWS_ACROSS = 50;
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800];
 
-export class Chart {
+class Chart {
   // `zoom(first, last)` is called where a person selected steps, `pick(step)` where one clicked.
   constructor(definition, { zoom, pick }) {
     this.definition = definition;
     this.isReward = definition.keys.includes("rollout/reward");
-    this.plotted = el("div", { class: "plot" });
+    const keys = "arrow keys: another step; Enter: what was written there; Escape: all steps";
+    this.plotted = el("div", { class: "plot", tabindex: 0, role: "img", "aria-label": `${definition.title}; ${keys}` });
+    this.plotted.addEventListener("keydown", (event) => this.pressed(event));
     this.legend = el("div", { class: "legend" });
     this.readout = el("div", { class: "readout" });
     const unit = definition.unit && !this.isReward ? el("span", { class: "faint" }, ` ${definition.unit}`) : "";
@@ -70,6 +72,7 @@ export class Chart {
     runs.forEach((run, at) => {
       const name = runs.length > 1 ? `${run.title}: ` : "";
       const columns = [];
+      const thinned = run.curves.width > 1;
       this.definition.keys.forEach((key, index) => {
         const found = run.curves.series[key];
         if (!found) return;
@@ -77,13 +80,13 @@ export class Chart {
         const dash = runs.length > 1 && index ? [3 + index, 3] : undefined;
         const own = this.isReward ? "reward" : shortName(key, this.definition.keys);
         const label = name && this.definition.keys.length === 1 && !this.isReward ? run.title : name + own;
-        if (found.low) {
+        if (thinned) {
           columns.push({ label: `${label}, lowest`, color, kind: "edge", values: found.low });
           columns.push({ label: `${label}, highest`, color, kind: "edge", values: found.high });
         }
         if (this.isReward) {
           const mean = runningMean(found.mean, run.curves.width, run.curves.steps);
-          if (!found.low) columns.push({ label: `${label} of a step`, color, kind: "dot", values: found.mean });
+          if (!thinned) columns.push({ label: `${label} of a step`, color, kind: "dot", values: found.mean });
           columns.push({ label: `${label}, mean of the last steps`, color, kind: "line", values: mean });
         } else {
           columns.push({ label, color, dash, kind: "line", values: found.mean });
@@ -106,16 +109,17 @@ export class Chart {
     const evals = run.evals.filter(([step]) => step >= this.span[0] && step <= this.span[1] + 1);
     if (evals.length) {
       const steps = evals.map(([step]) => step);
-      const two = [["sampled", 1, "--sampled"], ["greedy", 2, "--greedy"]];
-      add(steps, two.map(([word, column, own]) => (
-        { label: `${name}held-out, ${word}`, color: color || css(own), kind: word, values: evals.map((one) => one[column]) }
-      )));
+      const curve = (words, kind, values) => ({ label: `${name}held-out, ${words}`, color: color || css(`--${kind}`), kind, values });
+      const datasets = [...new Set(evals.flatMap((one) => Object.keys(one[3])))].sort();
+      add(steps, ["sampled", "greedy"].flatMap((kind, at) => [
+        curve(kind, kind, evals.map((one) => one[1 + at])),
+        ...datasets.map((set) => curve(`${kind}, ${set}`, kind, evals.map((one) => one[3][set]?.[at] ?? null))),
+      ]));
     }
   }
 
   options(series) {
-    const ink = css("--faint");
-    const axis = { stroke: ink, grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    const axis = axisStyle();
     const bands = [];
     series.forEach((one, at) => {
       if (one.kind === "edge" && series[at + 1]?.kind === "edge" && one.label.endsWith("lowest")) {
@@ -146,6 +150,23 @@ export class Chart {
     };
   }
 
+  // The keyboard moves the crosshair of all charts.
+  pressed(event) {
+    const { plot } = this;
+    if (!plot || !plot.data[0].length) return;
+    const x = plot.data[0];
+    const inView = x.map((_, at) => at).filter((at) => x[at] >= this.span[0] && x[at] <= this.right);
+    const now = plot.cursor.left >= 0 && plot.cursor.idx !== null ? inView.indexOf(plot.cursor.idx) : -1;
+    const to = { ArrowLeft: now < 0 ? inView.length - 1 : now - 1, ArrowRight: now + 1, Home: 0, End: inView.length - 1 }[event.key];
+    if (to !== undefined) {
+      const at = inView[Math.min(Math.max(to, 0), inView.length - 1)];
+      plot.setCursor({ left: plot.valToPos(x[at], "x"), top: 10 }, true, true);
+    } else if (event.key === "Enter" && now >= 0) this.pick(Math.max(0, Math.round(x[inView[now]])));
+    else if (event.key === "Escape") this.zoom(null, null);
+    else return;
+    event.preventDefault();
+  }
+
   selected(plot) {
     const { left, width } = plot.select;
     if (width < 8) return;
@@ -169,6 +190,7 @@ export class Chart {
     const isCrowded = inView.length > plot.width / 40;
     for (const run of this.runs) {
       ctx.lineWidth = ratio;
+      if (this.isReward) this.drawCheckpoints(plot, run.checkpoints);
       for (const [step] of isCrowded ? [] : run.restores) this.vertical(plot, step + 0.5, css("--faint"), [4 * ratio, 4 * ratio]);
       for (const one of run.incidents) {
         const color = css(one.is_over ? "--warn" : "--bad");
@@ -183,6 +205,24 @@ export class Chart {
       }
     }
     ctx.restore();
+  }
+
+  // Ticks above the axis, 3 pixels apart, or a run that saves at each step draws a wall.
+  drawCheckpoints(plot, { steps, bad_steps: bad }) {
+    const { ctx, bbox } = plot;
+    const ratio = devicePixelRatio || 1;
+    let drawn = -10 * ratio;
+    ctx.setLineDash([]);
+    for (const step of steps) {
+      const at = plot.valToPos(step, "x", true);
+      if (step < this.span[0] || step > this.right || at - drawn < 3 * ratio) continue;
+      drawn = at;
+      ctx.strokeStyle = css(bad.includes(step) ? "--bad" : "--faint");
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top + bbox.height - 7 * ratio);
+      ctx.lineTo(at, bbox.top + bbox.height);
+      ctx.stroke();
+    }
   }
 
   // `height` from the top of the plot.
@@ -212,9 +252,14 @@ export class Chart {
       if (one.kind !== "edge" && value !== null && value !== undefined) parts.push(`${one.label} ${number(value)}`);
     });
     for (const run of this.isReward ? this.runs : []) {
+      for (const [step, back, reason] of run.restores) {
+        if (Math.abs(plot.valToPos(step + 0.5, "x") - left) > 6) continue;
+        const where = step < 0 ? "at the beginning" : `after step ${number(step)}`;
+        parts.push(`restored: continues ${where}, ${back ? counted(back, "step") : "no step"} undone; ${reason}`);
+      }
       for (const one of run.incidents) {
         if (Math.abs(plot.valToPos(one.step, "x") - left) > 6) continue;
-        const took = one.repaired_s === null ? "" : ` after ${age(one.repaired_s)}`;
+        const took = one.repaired_s === null ? "" : ` after ${seconds(one.repaired_s)}`;
         parts.push(`incident ${one.number}: ${one.title}, ${one.how}${took}`);
       }
     }
@@ -237,6 +282,7 @@ function marksOf(runs) {
   const marks = [];
   if (runs.some((run) => run.restores.length)) marks.push([css("--faint"), "restore", "restored to here"]);
   if (incidents.some((one) => one.is_over)) marks.push([css("--warn"), "incident", "incident, over"]);
+  if (runs.some((run) => run.checkpoints.steps.length)) marks.push([css("--faint"), "save", "checkpoint"]);
   if (incidents.some((one) => !one.is_over)) marks.push([css("--bad"), "incident", "incident, not repaired"]);
   return marks;
 }
@@ -245,6 +291,10 @@ function entry(color, kind, label) {
   const sign = el("i", { class: `sign ${kind}` });
   sign.style.background = color;
   return el("span", {}, sign, label);
+}
+
+function axisStyle() {
+  return { stroke: css("--faint"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
 }
 
 function style({ color, dash, kind }) {
@@ -281,9 +331,46 @@ function runningMean(values, width, steps) {
   });
 }
 
-export function valueSpan(low, high, isShare) {
+function valueSpan(low, high, isShare) {
   if (low === null || low === undefined || (low === 0 && high === 0)) return [0, 1];  // of zeros alone a span has no size
   if (isShare && low >= 0 && high <= 1 && high > 0.25) return [-0.02, 1.02];
   const room = Math.max((high - low) * 0.08, high - low < Math.abs(high) * 1e-6 ? Math.abs(high) / 2 : 0, 1e-12);
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+}
+
+// Memory over the time of a run, as shares of what there is, so that the host and GPUs have one axis.
+function memoryChart(run, home) {
+  const names = Object.keys(run.memory.series);
+  const axis = axisStyle();
+  const shares = names.map((name, at) => ({ label: name, ...style({ color: css(KEYS[at % 6]) }) }));
+  const borders = run.attempts.slice(1).map((one) => one.at_s);
+  const options = {
+    width: Math.max(home.clientWidth, 200),
+    height: 180,
+    legend: { show: false },
+    cursor: { points: { size: 6 } },
+    scales: { x: { time: false }, y: { range: [0, 1] } },
+    axes: [
+      { ...axis, size: 26, incrs: TIME_STEPS, values: (_, splits) => splits.map(clock) },
+      { ...axis, size: 54, values: (_, splits) => splits.map(percent) },
+    ],
+    series: [{}, ...shares],
+    hooks: { draw: [(plot) => drawBorders(plot, borders)] },
+  };
+  const plot = new uPlot(options, [run.memory.x, ...names.map((name) => run.memory.series[name])], home);
+  new ResizeObserver(() => plot.setSize({ width: Math.max(home.clientWidth, 200), height: 180 })).observe(home);
+}
+
+// Where another attempt begins.
+function drawBorders(plot, borders) {
+  const { ctx, bbox } = plot;
+  ctx.strokeStyle = css("--faint");
+  ctx.setLineDash([2, 4]);
+  for (const border of borders) {
+    const at = plot.valToPos(border, "x", true);
+    ctx.beginPath();
+    ctx.moveTo(at, bbox.top);
+    ctx.lineTo(at, bbox.top + bbox.height);
+    ctx.stroke();
+  }
 }

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from launcher.reporting import samples
+from launcher.reporting.samples import samples_of
 from launcher.run_files.journal import TAIL_WINDOW
-from scripts.watch_page import samples
-from scripts.watch_page.samples import samples_of
 
 
 def lines(steps, *, attempt=1, each=3):
