@@ -66,7 +66,7 @@ async def picture_live_page(browser: Browser, fileroot: Path) -> None:
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        for name, width, last in (("watch.png", 1280, 4), ("watch_390.png", 390, 0)):
+        for name, width, last in (("watch.png", 1280, 2), ("watch_390.png", 390, 0)):
             page = await browser.page(width=width)
             await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
             await page.open(link(runner.addresses[0][1], "token"))

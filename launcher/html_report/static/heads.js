@@ -16,7 +16,7 @@ function tilesOf(run) {
   }
   tiles.push([`${number(run.steps.kept)}${total}`, "steps kept", ""]);
   const repaired = run.incidents.map((one) => one.repaired_s).filter(isKnown).sort((a, b) => a - b);
-  tiles.push([seconds(repaired[Math.floor(repaired.length / 2)]), "time to repair, in the median", ""]);
+  if (repaired.length) tiles.push([seconds(repaired[Math.floor(repaired.length / 2)]), "time to repair, in the median", ""]);
   if (tokens) tiles.push([number(Math.round(tokens.lately)), `tokens/s lately; ${number(Math.round(tokens.median))} over all steps`, ""]);
   const peaks = Object.entries(run.memory.peaks).filter(([, [, there]]) => there > 0);
   peaks.sort(([, one], [, other]) => other[0] / other[1] - one[0] / one[1]);
@@ -46,7 +46,9 @@ function healthTile({ incidents, mended, over, open }) {
 function timeTile({ wall_s, kept_s, startup_s, undone_s, faults_s }) {
   if (!(wall_s > 0)) return ["—", "time: nothing has happened yet", ""];
   const undone = undone_s > 0 ? `, undone steps took ${seconds(undone_s)}` : "";
-  const faults = faults_s > 0 ? `, incidents cost ${seconds(faults_s)}` : "";
+  // What incidents cost lies partly within the steps that count: beside it nothing is left over that has one name.
+  const rest = `, evaluation, saving and ending ${seconds(Math.max(wall_s - kept_s - startup_s - undone_s, 0))}`;
+  const faults = faults_s > 0 ? `, incidents cost ${seconds(faults_s)}` : rest;
   const words = `of ${seconds(wall_s)} went into steps that count; start-up took ${seconds(startup_s)}${undone}${faults}`;
   return [percent(Math.min(kept_s / wall_s, 1)), words, ""];
 }
