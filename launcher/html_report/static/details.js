@@ -178,7 +178,9 @@ function showFooter(runs) {
     return el("p", {}, `${name}ETTR ${percent(time.ettr)}, strict ${percent(time.strict)}, semantic ${percent(time.semantic)}${lost}${bad}`);
   });
   const list = meanings.flatMap(([word, words]) => [el("dt", {}, word), el("dd", {}, words)]);
-  const parts = [el("details", { class: "card" }, el("summary", {}, "measures of the lost time, and what they mean"), ...shares, el("dl", {}, ...list))];
+  const isOpen = find("footer details")?.open ?? false;
+  const summary = el("summary", {}, "measures of the lost time, and what they mean");
+  const parts = [el("details", { class: "card", open: isOpen }, summary, ...shares, el("dl", {}, ...list))];
   if (source.isFile && written.files.length) {
     const links = written.files.flatMap((name) => [" ", el("a", { href: name }, name)]);
     parts.push(el("p", { class: "faint" }, "Beside this file:", ...links));

@@ -6,6 +6,18 @@ const LIST_EVERY_MS = 10000;
 const FILE_EVERY_MS = 20000;
 const MOST_RUNS = 4;
 
+// What is below the curves, each with the facts that it shows: it is made anew only where these have changed, or whatever
+// a person opened or wrote there would be gone with the next step.
+const DETAILS = [
+  [showIncidents, (run) => [run.incidents, run.causes]],
+  [showLanes, (run) => run.lanes],
+  [showMemory, (run) => run.memory],
+  [showLedger, (run) => [run.ledger, run.rollouts]],
+  [showCheckpoints, (run) => run.checkpoints],
+  [showSettings, (run) => run.settings],
+  [showFooter, (run) => run.time],
+];
+const detailsOf = new Map();
 const runs = new Map(); // by name: what is known of each run that is shown
 const heads = new Map();
 const charts = new Map(); // by title
@@ -116,14 +128,13 @@ function draw() {
   const facts = all.map((run) => `${run.run} ${run.generation} ${run.facts}`).join("|");
   if (facts === factsOf) return;
   factsOf = facts;
-  showIncidents(all, see);
   samples.offer(all);
-  showLanes(all);
-  showMemory(all);
-  showLedger(all);
-  showCheckpoints(all);
-  showSettings(all);
-  showFooter(all);
+  for (const [show, partOf] of DETAILS) {
+    const content = JSON.stringify(all.map((run) => [run.run, partOf(run)]));
+    if (content === detailsOf.get(show)) continue;
+    detailsOf.set(show, content);
+    show(all, see);
+  }
 }
 
 function drawCharts(all) {

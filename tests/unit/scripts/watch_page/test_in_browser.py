@@ -8,6 +8,7 @@ import json
 import pytest
 from aiohttp import web
 
+from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunLock, RunPaths
 from scripts import report
 from scripts.watch import link
@@ -220,6 +221,23 @@ async def test_what_a_model_a_log_or_a_name_says_is_never_run(tmp_path):
         assert await page.evaluate("document.querySelector('#incidents').textContent.includes('onerror')")
         assert await page.evaluate("window.owned ?? null") is None
         assert await page.evaluate("document.querySelectorAll('img, b > b, main script').length") == 0
+
+
+async def test_what_a_person_opened_stays_open_while_the_run_steps(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="long", trial_name="t")
+    LongRun(paths, steps=60, incidents=2).write()
+    lines = [line for line in paths.events.read_text().splitlines() if "run.finished" not in line]
+    paths.events.write_text("\n".join(lines) + "\n")
+    step = json.loads(paths.metrics.read_text().splitlines()[-1])
+    with RunLock(paths):
+        async with browsed(tmp_path) as page:
+            await page.until(OPENED)
+            await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+            await page.evaluate("document.querySelector('#settings input').value = 'seed'")
+            append_line(paths.metrics, step | {"global_step": 60, "time": step["time"] + 1})
+            await page.until("document.querySelector('.tiles').textContent.includes('61 of 60')")
+            assert await page.evaluate("document.querySelector('#settings input').value") == "seed"
+            assert await page.evaluate("document.querySelectorAll('details:not([open])').length") == 0
 
 
 async def test_a_wrong_token_is_one_message(fileroot):
