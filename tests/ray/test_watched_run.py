@@ -32,10 +32,10 @@ class Page:
             return json.load(said)
 
     def look(self):
-        return self._ask(f"/api/run?run={self.name}")
+        return self._ask(f"/facts?run={self.name}")
 
     def push(self, what):
-        return self._ask("/api/ask", json.dumps({"run": self.name, "what": what, "reason": "a test"}).encode())
+        return self._ask("/ask", json.dumps({"run": self.name, "what": what, "reason": "a test"}).encode())
 
 
 def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):

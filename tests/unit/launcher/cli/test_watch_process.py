@@ -36,7 +36,7 @@ def port():
 
 
 def answers(port, token):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/runs", headers={"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/runs", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request) as said:
         return [one["run"] for one in json.load(said)["runs"]]
 
