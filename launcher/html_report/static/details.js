@@ -97,7 +97,7 @@ function showMemory(runs) {
   const isThere = runs.some((run) => run.memory.x.length > 1);
   find("#memory").hidden = !isThere;
   blocks("#memory", runs, (run) => {
-    if (run.memory.x.length < 2) return [el("p", { class: "faint" }, "Memory was not sampled twice (memory.sample_interval_s).")];
+    if (run.memory.x.length < 2) return [el("p", { class: "faint" }, "Memory was not sampled twice yet.")];
     const peaks = Object.entries(run.memory.peaks).map(([name, [used, there]]) => `${name}: at most ${gib(used)} of ${gib(there)} GiB`);
     const signs = peaks.map((words, at) => entry(css(KEYS[at % 6]), "line", words));
     return [el("div", { class: "plot memory" }), el("div", { class: "legend" }, ...signs)];
