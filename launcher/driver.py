@@ -42,7 +42,7 @@ from launcher.base.messages import Cause, RunOutcome, TerminalStatus
 from launcher.base.utc_offsets import local_offsets
 from launcher.base.wording import counted
 from launcher.checkpoints.in_memory_checkpoints import name_run
-from launcher.checkpoints.pending_restore import find_prepared, take
+from launcher.checkpoints.restore_request import take_restore
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, record_fetched, remote_of
 from launcher.cli.attempt_incidents import begin_incident, begin_memory, last_line, number_of_incident, record_begun
@@ -108,12 +108,11 @@ def run(
             if before is not None:
                 _check(config, plan)
             remote = remote_of(config)
-            prepared = find_prepared(config, paths)
-            if prepared is None and (finished := already_finished(config, paths)):
+            if finished := already_finished(config, paths):
                 screen.line(finished)
                 return EXIT_CODES[TerminalStatus.FINISHED]
             fetched = None if remote is None else fetch_if_empty(config, paths, remote)
-            resume = resume_point(config, paths) if prepared is None and is_ours else None
+            resume = resume_point(config, paths) if is_ours else None
             ServerKeys.make(paths.keys)
             hide_webhook(config, paths)
             if before is None and (unattended is None or not unattended.is_again):
@@ -124,9 +123,9 @@ def run(
             journal = Journal(paths.events, attempt, time.time)
             if forgotten := begin_memory(paths, attempt, has_command=not is_ours):
                 screen.line(forgotten)
-            if prepared is not None:
-                screen.line(f"resuming from {prepared.name}, as it was set up")
-                resume = take(prepared, paths, journal)
+            if is_ours and (asked := take_restore(paths, journal)) is not None:
+                screen.line(f"resuming from {asked}, as it was set up")
+                resume = asked
             if fetched is not None and remote is not None:
                 screen.line(record_fetched(fetched, remote, journal))
             interrupts.ends_at_once = False  # from here on there is an end to record

@@ -11,14 +11,14 @@ import time
 from collections.abc import Sequence
 
 from launcher.base.addresses import url_problem
-from launcher.base.errors import UsageError
+from launcher.base.errors import ConfigError, UsageError
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
-from launcher.checkpoints.pending_restore import read_record
 from launcher.checkpoints.remote_store import RemoteCheckpoint, RemoteStore
-from launcher.checkpoints.verification import verify
+from launcher.checkpoints.restore_request import asked_checkpoint, pending_restore
 from launcher.policy.checkpoint_status import CheckpointStatus, newest_first
 from launcher.reporting.formats import age
 from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, console_of_width
+from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import read_catalog
 from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, say_not_read, table
@@ -159,18 +159,8 @@ def recover_facts(catalog: CheckpointCatalog) -> dict[str, object]:
     """What a resume would begin from, beside the newest checkpoint."""
     trial = catalog.trial
     facts: dict[str, object] = {"prepared": None, "memory": _in_memory(catalog), "areal": None}
-    folder = trial.paths.recover_checkpoint
-    if trial.is_ours and folder.is_dir():
-        record, found = read_record(folder), verify(folder)
-        facts["prepared"] = {
-            "path": str(folder),
-            "step": None if record is None else record.global_step,
-            "source": None if record is None else record.source,
-            "prepared_at": None if record is None else record.prepared_at,
-            "forced": "" if record is None else record.forced,
-            "complete": found.is_complete,
-            "problem": found.why_not,
-        }
+    if trial.is_ours:
+        facts["prepared"] = _set_up(trial.paths)
     if (info := catalog.recover_info) is not None:
         facts["areal"] = {
             "path": str(info.folder),
@@ -183,6 +173,27 @@ def recover_facts(catalog: CheckpointCatalog) -> dict[str, object]:
             "problems": list(info.problems),
         }
     return facts
+
+
+def _set_up(paths: RunPaths) -> dict[str, object] | None:
+    """What a person has set up for the run, and whether it can be taken. Raises StorageError where it can't be read."""
+    checkpoint, problem = None, ""
+    try:
+        checkpoint = asked_checkpoint(paths)
+    except ConfigError as error:
+        problem = error.message
+    request = pending_restore(paths)
+    if request is None and not problem:
+        return None
+    return {
+        "path": str(paths.restore),
+        "step": None if request is None else request.step,
+        "source": None if checkpoint is None else str(checkpoint.path),
+        "prepared_at": None if request is None else request.asked_at,
+        "forced": "" if request is None else request.forced,
+        "complete": not problem,
+        "problem": problem,
+    }
 
 
 def _in_memory(catalog: CheckpointCatalog) -> dict[str, object] | None:
@@ -253,11 +264,11 @@ def _nothing(catalog: CheckpointCatalog) -> str:
 def _show_recover(console: SafeConsole, recover: dict[str, object], now: float) -> None:
     prepared, areal, memory = recover["prepared"], recover["areal"], recover["memory"]
     if isinstance(prepared, dict):
-        made = (
-            f", set up {age(now - prepared['prepared_at'])} ago from {prepared['source']}" if prepared["source"] else ""
-        )
-        state = "complete" if prepared["complete"] else f"NOT complete: {prepared['problem']}"
-        console.print(f"the next launch takes {prepared['path']}: step {prepared['step']}{made}; {state}")
+        if prepared["complete"]:
+            made = f"set up {age(now - prepared['prepared_at'])} ago from {prepared['source']}"
+            console.print(f"the next launch goes back to step {prepared['step']}, {made}; complete")
+        else:
+            console.print(f"what is set up can NOT be taken: {prepared['problem']}")
     elif isinstance(memory, dict):
         console.print(
             f"nothing is set up: the next launch takes the state after step {memory['step']} in this machine's memory"

@@ -25,6 +25,7 @@ from actors.supervision.verifier_retry import ask_the_verifier_again
 from actors.weights.start_weights import StartWeights, forget, keep_checkpoint, keep_for, release
 from launcher.base.errors import CheckpointError, DataError, DiskError, LauncherError, RunError, ServerError, UsageError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, TerminalStatus, TrainerReady
+from launcher.checkpoints.restore_request import finish_restore, go_back
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
     AbandonServer,
@@ -44,6 +45,7 @@ from launcher.policy.actions import (
 from launcher.policy.observed import Observed
 from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restore import first_damaged
+from launcher.run_files.run_order import TAKEN
 
 STOP_S, LAST_ORDER_S = 30.0, 10.0
 
@@ -172,6 +174,8 @@ class ActionExecutor:
                 return {"pid": await standby.park(self._history.memory.overrides, self._trainer.view)}
             case UnparkTrainer():
                 await self._observer.the_standby().end()
+            case RestoreTrainer(restore_count=int()):
+                return await self._restore_as_asked()
             case RestoreTrainer(global_step=step, onset_step=onset_step, condemn_after=damaged):
                 # Before the load: a Coordinator that takes over after it sees sound weights, and would condemn nothing.
                 if damaged is not None:
@@ -215,6 +219,25 @@ class ActionExecutor:
             checkpoints=list(names),
             seconds=time.monotonic() - began,
         )
+
+    async def _restore_as_asked(self) -> Facts:
+        """The request is gone when it is done, so that no launch goes back once more, and when it can't be done."""
+        paths = self._observer.catalog.trial.paths
+        try:
+            taken = await asyncio.to_thread(go_back, paths)
+            if taken is None:
+                raise RunError("what was asked for is done, or was taken back")
+            facts = await self._restore(taken.request.step, None)
+        except DiskError:
+            raise
+        except CheckpointError as error:
+            self._history.event("recovery.refused", subject="checkpoint", reason=error.message)
+            await asyncio.to_thread(finish_restore, paths)
+            raise
+        self._history.event(TAKEN, **taken.facts)
+        await self._history.flush()  # before the request is removed: killed in between, the next one only removes it
+        await asyncio.to_thread(finish_restore, paths)
+        return {**facts, "global_step": taken.request.step}  # another may have been asked for since it was ordered
 
     async def _restore(self, global_step: int, onset_step: int | None) -> Facts:
         incident = self._history.incidents.number_for("trainer.restored", TRAINER)

@@ -4,8 +4,8 @@
 around it. It decides nothing itself (launcher/policy/recovery.py does), and what it must remember is in memory.json
 before it acts: one that was killed is replaced by one that reads this file, observes what runs, and continues.
 
-Consumes: `abort`, `hold`, `resize`. Waits for: the cluster's `changed`, a plan's `wake_at`, at most a turn. Unblocked
-by: any of these; no action is waited for, each runs as a task with its own deadline.
+Consumes: `abort`, `hold`, `resize`, `restore`. Waits for: the cluster's `changed`, a plan's `wake_at`, at most a turn.
+Unblocked by: any of these; no action is waited for, each runs as a task with its own deadline.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Coordinator:
         self._under_way: dict[asyncio.Task[None], Action] = {}
         self._failures: dict[tuple[type[Action], str], list[float]] = {}
         self._steps = StepClock(config.health)
+        self._asked_restore: RestoreTrainer | None = None
+        self._restore_done = 0
 
     async def run(self) -> RunOutcome:
         """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
@@ -105,6 +107,14 @@ class Coordinator:
         """Pause the trainer until this is asked with "". Asking twice changes nothing."""
         if reason != self._history.memory.hold_reason:
             self._history.asked_to_hold(reason)
+            self._cluster.changed.set()
+
+    def restore(self, asked: RestoreTrainer | None) -> None:
+        """What a person wants restored, as its file says now; None: nothing, or no longer."""
+        # Its file may have been read a moment before it was removed.
+        is_done = asked is not None and (asked.restore_count or 0) <= self._restore_done
+        if not is_done and asked != self._asked_restore:
+            self._asked_restore = asked
             self._cluster.changed.set()
 
     async def turn(self) -> float:
@@ -158,6 +168,7 @@ class Coordinator:
             tried=tuple(memory.tried),
             hold_reason=memory.hold_reason,
             abort_reason=memory.abort_reason,
+            asked_restore=self._asked_restore,
             ending=memory.ending,
             reinstate_after=memory.reinstate_after,
             fleet=fleet,
@@ -183,6 +194,9 @@ class Coordinator:
         except OSError as error:  # a disk that refuses a file of the Coordinator's own
             self._failed(action, f"{type(error).__name__}: {error}", started)
         else:
+            if isinstance(action, RestoreTrainer) and action.restore_count is not None:
+                self._restore_done = action.restore_count
+                self._asked_restore = None
             self._failures.pop(_key(action), None)
             self._history.done(action, facts, self._clock() - started)
         finally:

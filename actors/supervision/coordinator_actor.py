@@ -29,7 +29,9 @@ from actors.supervision.run_history import RunHistory, server_names
 from actors.training.trainer import MONITOR
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, TrainerStatus
+from launcher.checkpoints.restore_request import read_request
 from launcher.config.schema import RunConfig
+from launcher.policy.actions import RestoreTrainer
 from launcher.reporting.current_status import EVERY_S, CurrentStatusFile, DriverFacts
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
@@ -199,7 +201,13 @@ class CoordinatorActor(RunActor):
         )
         executor = ActionExecutor(self._config, history, observer, shares_gpu=self._shares_gpu)
         artifacts = ArtifactCollector(self._paths, pids=observer.pids)
-        return await self._following(Coordinator(self._config, executor, history, artifacts=artifacts), journal)
+        coordinator = Coordinator(self._config, executor, history, artifacts=artifacts)
+        requests = BackgroundTasks()
+        requests.start(follow_restores(coordinator, self._paths, journal))
+        try:
+            return await self._following(coordinator, journal)
+        finally:
+            await requests.close()
 
     def _seen(self) -> Seen | None:
         """While the trainer starts or restores, it answers with nothing else."""
@@ -240,6 +248,20 @@ async def follow_requests(coordinator: RunLeader, read: Callable[[], RequestEntr
 
     async def follow() -> None:
         carry_out(await asyncio.to_thread(read), coordinator)
+
+    await repeat(follow, REQUESTS_S, partial(journal.record, "request.failed", subject="user"))
+
+
+async def follow_restores(coordinator: Coordinator, paths: RunPaths, journal: Journal) -> None:
+    """As `follow_requests`, for the restore that a person asks for."""
+
+    async def follow() -> None:
+        asked = await asyncio.to_thread(read_request, paths)
+        if asked is None:
+            coordinator.restore(None)
+            return
+        reason = f"a restore to step {asked.step}, {asked.why}"
+        coordinator.restore(RestoreTrainer(global_step=asked.step, reason=reason, restore_count=asked.restore_count))
 
     await repeat(follow, REQUESTS_S, partial(journal.record, "request.failed", subject="user"))
 

@@ -19,6 +19,7 @@ from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import LEFT_FREE
 from launcher.checkpoints.manifest import POSITION_FILE
+from launcher.checkpoints.restore_request import restore_is_asked
 from launcher.checkpoints.uploads import Uploader
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import RunConfig
@@ -45,6 +46,7 @@ class CheckpointWriter:
     def __init__(
         self, config: RunConfig, paths: RunPaths, journal: Journal, store: CheckpointStore, uploads: Uploader | None
     ) -> None:
+        self._paths = paths
         self._journal = journal
         self._store = store
         self._uploads = uploads
@@ -94,7 +96,9 @@ class CheckpointWriter:
         # what is kept in memory of the steps meanwhile counts as long as the one before it is there
         spare = set() if before is None else {before.global_step}
         spare |= self._catalog.worth_sparing(self._keep_last, healthy_until=save.name.global_step)
-        for removed in self._store.prune(self._keep_last, spare=spare):
+        # what a person has asked for, and what it would set aside, must be there when the run goes back
+        pruned = () if restore_is_asked(self._paths) else self._store.prune(self._keep_last, spare=spare)
+        for removed in pruned:
             self._journal.record("checkpoint.pruned", subject=str(removed), global_step=removed.global_step)
         if self._uploads is not None:
             self._uploads.committed()

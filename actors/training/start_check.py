@@ -15,7 +15,7 @@ from actors.episodes.turn_tokens import TurnTokens
 from launcher.base.errors import CheckpointError
 from launcher.base.rollouts import Prompt
 from launcher.checkpoints.manifest import POSITION_FILE
-from launcher.checkpoints.pending_restore import find_prepared
+from launcher.checkpoints.restore_request import restore_is_asked
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import remote_of
 from launcher.config.schema import RunConfig
@@ -32,13 +32,9 @@ def check_resume(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]]) -> 
     """What the run would begin with, for the user; "" for a new one. `prompts`: of each data set; empty where they
     could not be built here. Raises ConfigError, CheckpointError and DataError where it would be refused."""
     paths = RunPaths.of(config)
-    prepared = find_prepared(config, paths)
-    if prepared is not None:
-        _check_position(config, prompts, paths.recover_checkpoint / POSITION_FILE)
-        return f"resumes from {prepared.name}, as it was set up"
     if finished := already_finished(config, paths):
         return finished
-    if remote_of(config) is not None:  # what is there may be fetched first
+    if remote_of(config) is not None and not restore_is_asked(paths):  # what is there may be fetched first
         return ""
     found = resume_point(config, paths)
     if found is None:

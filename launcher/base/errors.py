@@ -6,6 +6,7 @@
     │   │   └── UnsupportedSetting   a value that the model, its tokenizer or SGLang takes on no machine
     │   ├── ResourceError            the machine: no GPU, too little memory, a port in use, no room on a disk
     │   ├── StorageError             a folder: missing, not writable, held by another run
+    │   │   └── StillRunning         the run itself is running
     │   ├── ModelError               a model folder: missing, incomplete, damaged, without a chat template
     │   │   └── UnsupportedModel     a model that this version trains on no machine
     │   ├── DataError                a data set: missing, empty, or a record that can't be used
@@ -81,6 +82,10 @@ class ResourceError(UsageError):
 
 class StorageError(UsageError):
     """A folder can't be read, written, or is held by another run."""
+
+
+class StillRunning(StorageError):
+    """The run itself is running, on whatever machine."""
 
 
 class ModelError(UsageError):

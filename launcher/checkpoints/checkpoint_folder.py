@@ -163,7 +163,7 @@ def why_unread(file: Path) -> str:
 def _manifest_of(path: Path) -> Manifest:
     name = CheckpointName.parse(path.name)
     if name is None:
-        return Manifest.read(path)  # a copy under another name, such as recover_checkpoint
+        return Manifest.read(path)  # one that was set aside has another name
     checkpoint = read_checkpoint(path, name)
     if checkpoint.manifest is None:
         raise CheckpointError(checkpoint.problem, FAULT_HINT)

@@ -118,9 +118,7 @@ def _recover_info(roots: Sequence[Path]) -> Path | None:
 
 
 def _is_ours(paths: RunPaths) -> bool:
-    if paths.events.is_file() or (paths.recover_checkpoint / MANIFEST_NAME).is_file():
-        return True
-    return any(paths.default_checkpoints.glob(f"epoch*/{MANIFEST_NAME}"))
+    return paths.events.is_file() or any(paths.default_checkpoints.glob(f"epoch*/{MANIFEST_NAME}"))
 
 
 def _not_found(paths: RunPaths) -> UsageError:

@@ -52,13 +52,15 @@ class RestoreTrainer:
 
     Checkpoints of later steps are set aside. One that can't be loaded is reported as incomplete from then on.
     `onset_step`: of the damage that it goes back from, where there is one. `condemn_after`: checkpoints of steps later
-    than this one are marked as damaged first; they stay where a person can inspect them.
+    than this one are marked as damaged first; they stay where a person can inspect them. `restore_count`: of a
+    person's request, which says the rest (launcher/checkpoints/restore_request.py); None: the run's own.
     """
 
     global_step: int
     reason: str
     onset_step: int | None = None
     condemn_after: int | None = None
+    restore_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

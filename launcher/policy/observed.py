@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.base.messages import EvalReport, Incident, Rejection, ServerState, TerminalStatus, Verdict
-from launcher.policy.actions import Action
+from launcher.policy.actions import Action, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.exit_cause import RanOut
@@ -88,7 +88,8 @@ class Observed:
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `evals`: held-out accuracies so far, for the run's outcome. `rejections`: batches rejected since the last step.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
-    `ending`: the status with which the run is being shut down. `reinstate_after`: as of that halt, until it is done.
+    `asked_restore`: what a person asked for, until it is done. `ending`: the status with which the run is being shut
+    down. `reinstate_after`: as of that halt, until it is done.
     `is_stopped`: nothing of it is left running. `monitor_silent_s`: for how long the HealthMonitor has been asked in
     vain. `fleet`: the servers that there are to be, None: those that there are. `newcomers`: those that have not
     served yet; that one of them has no weights is no incident. `disk`: what keeps the run from writing.
@@ -114,6 +115,7 @@ class Observed:
     tried: tuple[TriedSettings, ...] = ()
     hold_reason: str = ""
     abort_reason: str = ""
+    asked_restore: RestoreTrainer | None = None
     ending: TerminalStatus | None = None
     reinstate_after: int | None = None
     fleet: tuple[str, ...] | None = None

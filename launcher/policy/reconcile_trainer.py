@@ -46,6 +46,8 @@ def reconcile_trainer(builder: PlanBuilder) -> None:
         _restart(builder)
     elif not trainer.is_loaded:
         _load(builder)
+    elif seen.asked_restore is not None:
+        _restore_as_asked(builder, seen.asked_restore)
     elif holds_damage(seen.incident, trainer):
         _pause_then_restore(builder)
     elif seen.incident is not None and seen.incident.cause is Cause.VERIFIER_BROKEN:
@@ -135,6 +137,14 @@ def _pause_then_restore(builder: PlanBuilder) -> None:
         builder.order(PauseTrainer(reason=incident.reason, save=incident.cause is Cause.REWARD_COLLAPSE))
     else:
         restore(builder, incident)
+
+
+def _restore_as_asked(builder: PlanBuilder, asked: RestoreTrainer) -> None:
+    """A person chose, so the damage that is known, and what restores from it have cost, decide nothing here."""
+    if not builder.seen.trainer.is_paused:
+        builder.order(PauseTrainer(reason=asked.reason, save=True))  # saved, for another restore is the way back
+    elif not builder.rests(RestoreTrainer):
+        builder.order(asked)
 
 
 def restore(builder: PlanBuilder, incident: Incident) -> None:

@@ -2,6 +2,7 @@
 
     trainer   dead ─► restart ─► load a checkpoint ─► (paused) ─┐
               damaged ─► pause ─► restore (and condemn) ────────┤
+              a person asks ─► pause ─► restore ────────────────┤
               verifier broken ─► pause, wait, at last halt      │
               not the weights ─► pause, halt (undoes a restore) │
     servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
@@ -148,6 +149,8 @@ def _why_paused(builder: PlanBuilder) -> str:
     incident = builder.seen.incident
     if builder.seen.hold_reason:
         return builder.seen.hold_reason
+    if builder.seen.asked_restore is not None:
+        return builder.seen.asked_restore.reason
     if incident is not None and (incident.cause in NO_STEP_DURING or holds_damage(incident, builder.seen.trainer)):
         return incident.reason
     return ""

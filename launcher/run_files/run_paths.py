@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from launcher.base.durable import make_folder, replace_file
-from launcher.base.errors import ConfigError, StorageError
+from launcher.base.errors import ConfigError, StillRunning, StorageError
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import read_events
 from launcher.run_files.run_id import RUN_ID
@@ -91,7 +91,18 @@ class RunPaths:
         return self.checkpoints / "default"
 
     @property
+    def restore(self) -> Path:
+        """What a person has asked the run to go back to (launcher/checkpoints/restore_request.py)."""
+        return self.checkpoints / "restore.json"
+
+    @property
+    def restore_taking(self) -> Path:
+        """The same from when the run takes it until it has gone back."""
+        return self.checkpoints / "restore.taking.json"
+
+    @property
     def recover_checkpoint(self) -> Path:
+        """Where earlier versions put a copy to go back to; it is refused."""
         return self.checkpoints / "recover_checkpoint"
 
     def kept_weights(self, attempt: int) -> Path:
@@ -181,7 +192,8 @@ class RunLock:
             os.close(self._fd)
             is_held = f"is being worked on by {tool}" if tool else "is already running"
             another = "" if self._tool else ", or give this run another trial_name"
-            raise StorageError(
+            kind = StorageError if tool else StillRunning
+            raise kind(
                 f"{paths.experiment_name}/{paths.trial_name} {is_held}: {holder} holds {paths.lock}",
                 f"wait for it or end it{another}",
             ) from error

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.base.durable import replace_file, sync_folder
+from launcher.base.durable import replace_file, sync_file, sync_folder
 from launcher.base.errors import CheckpointError, StorageError
-from launcher.base.folder_swap import copy_file
 from launcher.checkpoints.areal_folders import DATA_FILE, FREQUENCY_FILES, METADATA, pickle_problems, read_recover_info
 from launcher.checkpoints.areal_log import launch_command, read_steps_per_epoch
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
@@ -179,7 +178,8 @@ def _write_info(folder: Path, name: CheckpointName, steps_per_epoch: int, data: 
             raise CheckpointError(f"{data.parent / file} can't be used: {error!r}") from error
         _write_json(folder / file, counted)
     _write_json(folder / "stats_logger_info.json", {"last_commit_step": name.global_step - 1})
-    copy_file(data, folder / DATA_FILE, may_link=False)
+    shutil.copy2(data, folder / DATA_FILE)
+    sync_file(folder / DATA_FILE)
     _write_json(folder / "step_info.json", step)  # AReaL writes it after the checkpoint, and so it is dated
     sync_folder(folder)
 

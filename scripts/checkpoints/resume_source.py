@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
-from launcher.checkpoints.pending_restore import find_prepared
+from launcher.checkpoints.restore_request import asked_checkpoint
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.config.compose import compose
 from launcher.config.fingerprint import MEANINGS, Difference, Fingerprint, config_fingerprint, fingerprint_differences
@@ -46,7 +46,7 @@ def find_source(catalog: CheckpointCatalog, wanted: Wanted, command: Command) ->
         return _chosen(catalog, wanted)
     config = composed(command)
     _check_same_run(config, catalog)
-    prepared = _prepared(config, catalog)
+    prepared = _prepared(catalog)
     if wanted != Wanted() or (prepared is None and catalog.health.damage is not None):
         return _chosen(catalog, wanted)
     return prepared or _newest(catalog, config)
@@ -90,17 +90,17 @@ def composed(command: Command) -> RunConfig:
         return compose(command.settings)
 
 
-def _prepared(config: RunConfig, catalog: CheckpointCatalog) -> ResumeSource | None:
+def _prepared(catalog: CheckpointCatalog) -> ResumeSource | None:
     """What is set up, with whatever settings: how they differ is reported later."""
-    found = find_prepared(config, catalog.trial.paths, any_settings=True)
-    if found is None:
+    paths = catalog.trial.paths
+    checkpoint = asked_checkpoint(paths)
+    if checkpoint is None:
         return None
-    source = "" if found.record is None else f", from {found.record.source}"
     return ResumeSource(
-        summary=f"resumes from step {found.name.global_step}, as it was set up",
-        global_step=found.name.global_step,
-        facts=(("set up", f"{found.folder}{source}"),),
-        made_with=found.manifest.config_fingerprint,
+        summary=f"resumes from step {checkpoint.global_step}, as it was set up",
+        global_step=checkpoint.global_step,
+        facts=(("set up", f"{checkpoint.path}, in {paths.restore}"),),
+        made_with=checkpoint.config_fingerprint,
     )
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.base.errors import StorageError
+from launcher.base.errors import StillRunning, StorageError
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.run_paths import RunLock
 from scripts.checkpoints.areal_processes import refuse_running
@@ -28,6 +28,18 @@ def held(trial: TrialFolder, tool: str) -> Iterator[None]:
         elif trial.paths.logs.is_dir():
             stack.enter_context(RunLock(trial.paths, tool=tool))
         yield
+
+
+@contextlib.contextmanager
+def held_or_running(trial: TrialFolder, tool: str) -> Iterator[bool]:
+    """Whether it is a run of ours that is running, which nothing holds. Else as `held`."""
+    is_running = False
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held(trial, tool))
+        except StillRunning:
+            is_running = True
+        yield is_running
 
 
 @contextlib.contextmanager

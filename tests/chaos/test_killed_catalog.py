@@ -11,7 +11,7 @@ import yaml
 
 from launcher.checkpoints.areal_folders import read_recover_info
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.pending_restore import KEPT_UNDOS, read_record
+from launcher.checkpoints.restore_request import asked_checkpoint
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.checkpoints.verification import verify
 from launcher.policy.checkpoint_status import CheckpointStatus
@@ -21,8 +21,8 @@ from tests.programs.killed_catalog import FIRST, GOOD_AFTER, TEMPLATE, Forks, sa
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
 from tests.support.machine import scaled
 
-MOST_LEFT = KEPT_UNDOS + 6
-"""Beside checkpoints: default/, recover_checkpoint/, what may be taken back, and what the last kill left staged."""
+MOST_LEFT = 6
+"""Beside checkpoints: default/, restore.json, and what the last kill left staged."""
 
 
 @pytest.fixture
@@ -57,10 +57,9 @@ def test_save_retention_and_setup(ours, kills):
         assert sum(entry.status is CheckpointStatus.GOOD for entry in proven) >= 1
         assert proven[-1].global_step >= newest
         newest = proven[-1].global_step
-        if paths.recover_checkpoint.exists():
-            met["prepared"] += 1
-            assert verify(paths.recover_checkpoint).is_complete
-            assert read_record(paths.recover_checkpoint) is not None
+        if paths.restore.exists():
+            met["asked"] += 1
+            assert verify(asked_checkpoint(paths).path).is_complete
     print(f"met after the kills: {dict(met)}; newest step {newest}")
     assert newest > FIRST
 

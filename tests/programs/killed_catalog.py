@@ -15,11 +15,11 @@ import time
 import traceback
 from pathlib import Path
 
-from launcher.checkpoints import pending_restore
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.manifest import Manifest
+from launcher.checkpoints.restore_request import ask_restore, restore_is_asked, withdraw_restore
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.config.schema import RecoverConfig, RunConfig
 from launcher.config.supervision import RestoreConfig
@@ -66,6 +66,8 @@ def save(root, step):
             keep=False,
         )
     catalog = CheckpointCatalog(TrialFolder.of(paths), HealthEvidence(settings=config_of(root).restore))
+    if restore_is_asked(paths):
+        return
     store.prune(KEEP_LAST, spare=catalog.worth_sparing(KEEP_LAST, healthy_until=step))
 
 
@@ -83,9 +85,9 @@ def live_ours(root):
         step += 1
         save(root, step)
         good = [entry for entry in read_catalog(trial).entries if entry.status is CheckpointStatus.GOOD]
-        pending_restore.prepare(paths, good[-1].checkpoint)
+        ask_restore(paths, good[-1].checkpoint, why="it is good", condemn_after=None)
         if step % 3 == 0:
-            pending_restore.undo(paths)
+            withdraw_restore(paths)
 
 
 def live_areal(root):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 CHOSEN: dict[str, str] = {
     "launcher": "__main__ driver driver_process",
     "launcher/adapters": "areal_adapter command_adapter foreign_health",
-    "launcher/base": "addresses durable folder_swap",
-    "launcher/checkpoints": "checkpoint_store onset checkpoint_catalog in_memory_checkpoints",
+    "launcher/base": "addresses durable",
+    "launcher/checkpoints": "checkpoint_store onset checkpoint_catalog in_memory_checkpoints restore_request",
     "launcher/cli": "attempt_incidents deadlines interrupts",
     "launcher/config": "compose settings schedule",
     "launcher/diagnosis/judging": "rules verdict causes",

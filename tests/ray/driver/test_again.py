@@ -1,5 +1,5 @@
 """The same command again: after the trainer, the driver and Ray itself were killed, and after setup_recovery. One run,
-whose first life is broken as often as it can be before it is asked to go back."""
+whose first life is broken as often as it can be before it is asked to go back: when it is over, and while it runs."""
 
 import pytest
 
@@ -69,7 +69,32 @@ def test_a_finished_run_goes_back_and_on(folder, capsys):
         assert [event["global_step"] for event in again.events("recovery.taken")] == [BACK_TO]
         assert again.events("trainer.restored")[-1]["global_step"] == BACK_TO
         assert RewardSeries.read(again.paths).next_step == STEPS
-        assert not again.paths.recover_checkpoint.exists()
+        assert not again.paths.restore.exists()
+        assert not again.paths.restore_taking.exists()
         newest = CheckpointStore(again.paths.default_checkpoints).latest_complete()
         assert newest.checkpoint.global_step == STEPS - 1
         assert newest.skipped == ()
+
+
+def test_a_running_run_goes_back_and_on(folder, capsys):
+    """Its Coordinator is killed when it has taken the request. The trainer stays, and no step before is lost."""
+    more = SupervisedRun(folder, steps=STEPS + 12, servers=1)
+    before, back_to = len(more.ledger()), STEPS - 1
+    with more:
+        more.wait_until(lambda: len(more.ledger()) >= before + 3, "it steps")
+        trainer, loads = more.trainer_pids()[-1], len(more.events("trainer.restored"))
+        assert setup_recovery.main([*names(more.paths), "--before-step", str(STEPS)]) == 0
+        assert f"the run goes back to step {back_to}, at step {STEPS}" in capsys.readouterr().out
+        more.wait_until(lambda: not more.paths.restore.exists(), "its Coordinator has taken it")
+        more.kill(more.coordinator_pids()[-1])
+        more.wait_until(lambda: len(more.events("recovery.taken")) == 2, "it has gone back")
+        more.finish()
+        more.check_ledger()
+        assert more.trainer_pids()[-1] == trainer, "it was not restarted"
+        assert [event["global_step"] for event in more.events("recovery.taken")] == [BACK_TO, back_to]
+        assert {event["global_step"] for event in more.events("trainer.restored")[loads:]} == {back_to}
+        since = [line["global_step"] for line in more.ledger()[before:]]
+        again = since.index(STEPS, 1)
+        assert since == [*range(STEPS, STEPS + again), *range(STEPS, STEPS + 12)]
+        assert not more.paths.restore.exists()
+        assert not more.paths.restore_taking.exists()

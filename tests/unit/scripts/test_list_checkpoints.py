@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.restore_request import ask_restore
 from scripts import list_checkpoints
 from tests.support.checkpoint_makers import (
     EXPERIMENT,
@@ -165,11 +166,20 @@ def test_half_a_manifest_and_an_empty_folder_are_listed_and_never_good(facts, tr
 
 def test_recover_info_says_what_the_next_launch_takes(tool, facts, trial):
     assert "nothing is set up: the next launch takes the newest" in tool("--recover-info")[1]
-    shutil.copytree(trial.default_checkpoints / "epoch0epochstep15globalstep15", trial.recover_checkpoint)
+    checkpoint = CheckpointStore(trial.default_checkpoints).find(15)
+    ask_restore(trial, checkpoint, why="by a person; forced although: it fell", condemn_after=None)
     prepared = facts("--recover-info")[1]["recover"]["prepared"]
-    assert (prepared["path"], prepared["complete"]) == (str(trial.recover_checkpoint), True)
-    flip(trial.recover_checkpoint / "position.json")
-    assert "NOT complete" in tool("--recover-info")[1]
+    assert (prepared["path"], prepared["step"], prepared["complete"]) == (str(trial.restore), 15, True)
+    assert (prepared["source"], prepared["forced"]) == (str(checkpoint.path), "it fell")
+    said = tool("--recover-info")[1]
+    assert "the next launch goes back to step 15, set up " in said
+    assert f" ago from {checkpoint.path}; complete" in said
+    flip(checkpoint.path / "position.json")
+    assert "what is set up can NOT be taken" in tool("--recover-info")[1]
+    trial.restore.unlink()
+    trial.recover_checkpoint.mkdir()
+    assert "can NOT be taken: " in tool("--recover-info")[1]
+    assert facts("--recover-info")[1]["recover"]["prepared"]["step"] is None
 
 
 def test_wrong_names_are_one_message_and_exit_code_2(tool, trial):

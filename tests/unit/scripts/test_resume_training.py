@@ -12,7 +12,7 @@ import pytest
 
 from launcher.base.own_python import python
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.pending_restore import read_record
+from launcher.checkpoints.restore_request import read_request
 from launcher.config.compose import compose
 from launcher.config.fingerprint import CONTENT, config_fingerprint
 from launcher.run_files.run_paths import RunLock
@@ -102,7 +102,7 @@ def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, fol
     assert "settings    fit the checkpoint" in said
     assert "\nnot read: 1 line of metrics.jsonl is no record of a run (line 41: " in said
     assert f"command     cd {folder} && {python()} -m launcher {' '.join(SETTINGS)}" in said
-    assert not paths.recover_checkpoint.exists()
+    assert not paths.restore.exists()
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_where_damage_is_known_the_last_good_one_is_set_up(tool, folder, paths):
     assert became == launched(folder)
     assert said.splitlines()[0] == "exp/t1: resumes from step 15, the last good one"
     assert "damage      damage from about step 27 on" in said
-    assert read_record(paths.recover_checkpoint).global_step == 15
+    assert read_request(paths).step == 15
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_the_shown_command_sets_up_what_it_says_that_it_resumes_from(tool, folde
     setup, _, launch = command.partition(" && ")
     assert launch == f"cd {folder} && {python()} -m launcher {' '.join(SETTINGS)}"
     assert setup_recovery.main(shlex.split(setup)[3:]) == 0
-    assert read_record(paths.recover_checkpoint).global_step == 15
+    assert read_request(paths).step == 15
     assert " --before-step 20 && cd " in shown(tool, "--before-step", "20")
 
 
@@ -147,7 +147,7 @@ def test_damage_before_anything_is_certified(tool, folder, paths):
 def test_another_choice(tool, folder, paths, flags, step):
     became, _ = tool(*flags, "--yes")
     assert became == launched(folder)
-    assert read_record(paths.recover_checkpoint).global_step == step
+    assert read_request(paths).step == step
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """setup_recovery: the newest that fits, proven; refused with the reason; on AReaL's, what its own resume loads."""
 
 import json
+import shutil
 
 import pytest
 
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.pending_restore import read_record
+from launcher.checkpoints.restore_request import read_request, take_restore
+from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, names_of
 from scripts import setup_recovery
 from tests.support.checkpoint_makers import edit_tensors, flip, make_export, name_of, snapshot, write_rewards
@@ -16,7 +18,7 @@ TOOL = setup_recovery
 
 
 def step_of(trial):
-    return read_record(trial.recover_checkpoint).global_step
+    return read_request(trial).step
 
 
 @pytest.mark.slow
@@ -28,7 +30,7 @@ def test_the_newest_that_fits(tool, trial, flags, step):
     assert code == 0
     assert step_of(trial) == step
     assert said.splitlines()[0] == f"exp/t1: the next launch resumes from step {step}, at step {step + 1}"
-    assert "(hard link)" in said
+    assert f"({trial.restore})" in said
     assert "continue with: " in said
 
 
@@ -41,8 +43,9 @@ def test_a_path(tool, trial):
 def test_json(tool, trial):
     _, said = tool("--good", "--json")
     facts = json.loads(said)
-    assert (facts["step"], facts["how"], facts["has_optimizer"]) == (25, "hard link", True)
-    assert facts["recover_checkpoint"] == str(trial.recover_checkpoint)
+    assert (facts["step"], facts["how"], facts["has_optimizer"]) == (25, str(trial.restore), True)
+    assert facts["recover_checkpoint"] == facts["source"]
+    assert (facts["is_running"], facts["in_place_of_step"]) == (False, None)
     assert json.loads(tool("--undo", "--json")[1])["undone"] is True
 
 
@@ -53,7 +56,26 @@ def test_undo(tool, trial, refused):
     assert code == 0
     assert "undone" in said
     assert snapshot(trial.checkpoints) == before
-    assert "nothing is prepared" in refused("--undo", code=2)
+    assert "nothing is set up" in refused("--undo", code=2)
+
+
+def test_asked_again_says_what_it_replaces(tool, trial):
+    tool("--before-step", "25")
+    code, said = tool("--good")
+    assert code == 0
+    assert "in place of the set-up of step 15, which the run has not taken" in said
+    assert step_of(trial) == 25
+
+
+def test_what_the_run_has_taken_is_undone_by_another_restore(tool, trial, refused):
+    tool("--good")
+    take_restore(trial, Journal(trial.events, 2))
+    said = refused("--undo", code=2)
+    assert "undone by another restore" in said
+    (lying,) = (trial.default_checkpoints / "set_aside").glob("*globalstep38.*")
+    assert str(lying.parent) in said
+    assert tool("--checkpoint-path", lying)[0] == 0
+    assert take_restore(trial, Journal(trial.events, 3)).global_step == 38
 
 
 def test_a_torn_one_is_passed_over_and_refused_by_its_path_whatever_is_forced(tool, trial, refused):
@@ -91,12 +113,13 @@ def test_one_from_after_the_onset_only_by_force(tool, trial, refused):
     assert code == 0
     assert step_of(trial) == 15
     assert "damage from about step 20 on" in said
-    assert read_record(trial.recover_checkpoint).first_damaged == 19
+    assert read_request(trial).condemn_after == 18
     code, said = tool("--checkpoint-path", folder, "--force")
     assert code == 0
     assert "FORCED although: checkpoints from step 19 on hold the damage" in said
     assert step_of(trial) == 25
-    assert read_record(trial.recover_checkpoint).first_damaged is None
+    assert read_request(trial).condemn_after is None
+    assert read_request(trial).forced == "checkpoints from step 19 on hold the damage"
     assert tool("--before-step", "39", "--force")[0] == 0
     assert step_of(trial) == 38
 
@@ -118,13 +141,32 @@ def test_nothing_fits_says_why(trial, refused):
     assert "step 38 is candidate (0 healthy steps after it, 10 are needed)" in refused("--good")
 
 
-def test_a_run_that_is_running_is_left_alone(trial, refused):
+def test_a_run_that_is_running_is_asked_and_one_that_a_tool_holds_is_left_alone(tool, trial, refused):
     with RunLock(trial):
-        said = refused("--good", code=2)
-        assert "is already running" in said, "that would not set it up"
-        assert "trial_name" not in said, "that would not set it up"
+        code, said = tool("--good")
+        assert code == 0
+        assert said.splitlines()[0] == "exp/t1: the run goes back to step 25, at step 26"
+        assert "it is running, and does so by itself" in said
+        assert "continue with" not in said
+        assert step_of(trial) == 25
+        assert "undone; nothing is set up" in tool("--undo")[1]
     with RunLock(trial, tool="resume_training"):
         assert "is being worked on by resume_training: pid" in refused("--good", code=2)
+
+
+def test_what_an_earlier_version_set_up_is_refused_and_kept(trial, refused):
+    shutil.copytree(CheckpointStore(trial.default_checkpoints).find(15).path, trial.recover_checkpoint)
+    said = refused("--good", code=2)
+    assert "an earlier version set up" in said
+    assert "move that folder away" in said
+
+
+def test_a_checkpoint_that_lies_elsewhere_is_to_be_copied_first(trial, refused, tmp_path):
+    there = CheckpointStore(trial.default_checkpoints).find(15).path
+    shutil.copytree(there, tmp_path / there.name)
+    said = refused("--checkpoint-path", tmp_path / there.name, code=2)
+    assert "is not one of the run's checkpoints" in said
+    assert f"copy it into {trial.default_checkpoints} first" in said
 
 
 @pytest.mark.parametrize("flags", [[], ["--good", "--before-step", "3"], ["--before-step", "-1"]])

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from actors.cluster.actor_calls import ActorAway
+from actors.supervision import action_executor
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.server_handle import ServerHandle
-from launcher.base.errors import CheckpointError, DataError, DiskError, ResourceError, ServerError
+from launcher.base.errors import CheckpointError, DataError, DiskError, ResourceError, RunError, ServerError
 from launcher.base.messages import (
     Cause,
     Health,
@@ -23,6 +24,7 @@ from launcher.base.messages import (
     Verdict,
 )
 from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.restore_request import ask_restore, read_request, withdraw_restore
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, RestoreTrainer
 from launcher.policy.incident_policy import Trouble
@@ -31,6 +33,7 @@ from launcher.run_files.journal import read_lines
 from tests.support.bare_checkpoints import commit_files
 from tests.support.fake_actors import FakeActor, never
 from tests.support.run_memory import history_of
+from tests.support.worlds.checkpoints import Run, steps_of
 
 IDLE = ServerInfo(name="server-0", index=0, state=ServerState.STOPPED, generation=-1)
 STARTED = TrainerView(pid=1, is_started=True)
@@ -272,3 +275,115 @@ async def test_a_restore_from_before_a_fall_records_how_long_the_run_is_on_proba
             RestoreTrainer(global_step=19, onset_step=onset_step, reason="rewards fell")
         )
     ).get("probation_steps") == steps
+
+
+# ── a person's restore ──
+
+ASKED = RestoreTrainer(global_step=5, reason="a person asked", restore_count=1)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A run with checkpoints of four steps that is to go back to step 5."""
+    run = Run(tmp_path / "root")
+    for step in (3, 5, 7, 9):
+        run.save(step)
+    ask_restore(run.paths, run.store.find(5), why="by a person", condemn_after=8)
+    return run
+
+
+def hands_of(run, **does):
+    """Of another Coordinator each time. The trainer's orders are in `loads`."""
+    trial = Trial(run.paths.logs, trainer=FakeTrainer(**does))
+    trial.eyes.catalog.trial = SimpleNamespace(paths=run.paths)
+    trial.eyes.catalog.made_at = lambda step: (1.0,)
+    trial.loads = []
+    if "restore" not in does:
+
+        async def restore(step, lineage, incident):
+            trial.loads.append((step, [one.global_step for one in run.store.list()]))
+            return step + 1
+
+        trial.eyes.trainer.restore = restore
+    return trial
+
+
+def taken(run):
+    return [event["restore_count"] for event in read_lines(run.paths.events) if event["event"] == "recovery.taken"]
+
+
+async def test_a_running_run_goes_back_as_it_was_asked_and_once(asked):
+    trial = hands_of(asked)
+    facts = await trial.hands.perform(ASKED)
+    assert (facts["global_step"], facts["next_step"]) == (5, 6)
+    assert trial.loads == [(5, [3, 5])], "later ones are aside before the trainer loads"
+    assert read_request(asked.paths) is None
+    (event,) = (one for one in read_lines(asked.paths.events) if one["event"] == "recovery.taken")
+    assert (event["reason"], event["restore_count"]) == ("by a person", 1)
+    assert [name.partition(".")[2] for name in event["set_aside"]] == ["condemned-1", "superseded-1"]
+    with pytest.raises(RunError, match="is done, or was taken back"):
+        await trial.hands.perform(ASKED)
+    assert len(trial.loads) == 1
+
+
+async def test_what_was_asked_meanwhile_is_what_the_run_goes_back_to(asked):
+    ask_restore(asked.paths, asked.store.find(3), why="by another", condemn_after=None)
+    trial = hands_of(asked)
+    assert (await trial.hands.perform(ASKED))["global_step"] == 3
+    assert taken(asked) == [2]
+
+
+async def test_what_was_taken_back_meanwhile_moves_nothing(asked):
+    withdraw_restore(asked.paths)
+    trial = hands_of(asked)
+    with pytest.raises(RunError, match="taken back"):
+        await trial.hands.perform(ASKED)
+    assert (trial.loads, steps_of(asked.store)) == ([], [3, 5, 7, 9])
+
+
+async def test_a_coordinator_that_is_killed_while_the_trainer_loads_is_carried_on_by_the_next(asked):
+    with pytest.raises(asyncio.CancelledError):
+        await hands_of(asked, restore=asyncio.CancelledError()).hands.perform(ASKED)
+    assert read_request(asked.paths).step == 5
+    trial = hands_of(asked)
+    await trial.hands.perform(ASKED)
+    assert (trial.loads, taken(asked), read_request(asked.paths)) == ([(5, [3, 5])], [1], None)
+
+
+async def test_one_that_is_killed_before_it_removes_the_request_does_not_go_back_twice(asked, monkeypatch):
+    def killed(paths):
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(action_executor, "finish_restore", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await hands_of(asked).hands.perform(ASKED)
+    assert read_request(asked.paths).step == 5
+    trial = hands_of(asked)
+    with pytest.raises(RunError, match="is done"):
+        await trial.hands.perform(ASKED)
+    assert (trial.loads, taken(asked), read_request(asked.paths)) == ([], [1], None)
+
+
+@pytest.mark.parametrize("when", ["before", "by the trainer"])
+async def test_one_that_is_damaged_is_refused_and_the_run_goes_on(asked, when):
+    does = {}
+    if when == "before":
+        (asked.store.find(5).path / "model.safetensors").write_bytes(b"torn")
+    else:
+        does = {"restore": CheckpointError("its shapes are another model's")}
+    with pytest.raises(CheckpointError):
+        await hands_of(asked, **does).hands.perform(ASKED)
+    assert read_request(asked.paths) is None
+    assert [one["event"] for one in read_lines(asked.paths.events)].count("recovery.refused") == 1
+    assert taken(asked) == []
+    assert steps_of(asked.store) == ([3, 5, 7, 9] if when == "before" else [3, 5])
+
+
+@pytest.mark.parametrize("error", [DiskError("it is away"), ActorAway("it died")])
+async def test_what_may_pass_leaves_the_request(asked, error):
+    with pytest.raises(type(error)):
+        await hands_of(asked, restore=error).hands.perform(ASKED)
+    assert read_request(asked.paths).step == 5
+    await hands_of(asked).hands.perform(ASKED)
+    assert taken(asked) == [1]

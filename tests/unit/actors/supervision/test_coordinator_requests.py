@@ -3,12 +3,16 @@
 import asyncio
 import errno
 import os
+from types import SimpleNamespace
 
 from actors.supervision import coordinator_actor
-from actors.supervision.coordinator_actor import follow_requests
+from actors.supervision.coordinator_actor import follow_requests, follow_restores
+from launcher.checkpoints.restore_request import ask_restore
+from launcher.policy.actions import RestoreTrainer
 from launcher.run_files import control_requests
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.worlds.checkpoints import Run
 
 
 class Asked:
@@ -73,3 +77,26 @@ async def test_a_pause_does_not_end_because_its_file_can_not_be_read(paths, monk
     (said,) = read_lines(paths.events)
     assert said["event"] == "request.failed"
     assert "Stale file handle" in said["reason"]
+
+
+async def test_a_restore_is_heard_of_until_its_file_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator_actor, "REQUESTS_S", 0.0)
+    run, heard = Run(tmp_path), []
+    run.save(3)
+    asked = ask_restore(run.paths, run.store.find(3), why="by a person", condemn_after=None)
+    run.paths.restore.rename(run.paths.restore_taking)
+    listener = SimpleNamespace(restore=heard.append)
+    following = asyncio.create_task(follow_restores(listener, run.paths, Journal(run.paths.events, 1)))
+
+    async def hears(wanted):
+        heard.clear()
+        async with asyncio.timeout(10):
+            while wanted not in heard:
+                await asyncio.sleep(0.001)
+
+    reason = "a restore to step 3, by a person"
+    await hears(RestoreTrainer(global_step=3, reason=reason, restore_count=asked.restore_count))
+    run.paths.restore_taking.unlink()
+    await hears(None)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)

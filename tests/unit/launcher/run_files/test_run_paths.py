@@ -39,7 +39,7 @@ def test_every_path_of_the_contract(tmp_path):
     logs = tmp_path / "logs/ann/exp/t0"
     checkpoints = tmp_path / "checkpoints/ann/exp/t0"
     assert paths.default_checkpoints == checkpoints / "default"
-    assert paths.recover_checkpoint == checkpoints / "recover_checkpoint"
+    assert paths.restore == checkpoints / "restore.json"
     assert paths.metrics == logs / "metrics.jsonl"
     assert paths.events == logs / "events.jsonl"
     assert paths.ledger == logs / "ledger.jsonl"

@@ -3,12 +3,21 @@
 import dataclasses
 
 from launcher.base.messages import Cause, ServerState
-from launcher.policy.actions import Halt, LoadWeights, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.actions import (
+    Halt,
+    LoadWeights,
+    PauseTrainer,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+    ResumeTrainer,
+)
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.recovery import UNJUDGED
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
+    BROKEN,
     COLLAPSE,
     CONFIG,
     MEMORY,
@@ -128,3 +137,33 @@ def test_a_restore_that_failed_a_moment_ago_is_tried_again_later():
     empty = trainer(is_loaded=False, is_paused=True)
     made = decide(observed(trainer=empty, not_before={(RestoreTrainer, ""): NOW + 2.0}))
     assert (made.actions, made.attempts, made.wake_at) == ((), (), NOW + 2.0)
+
+
+ASKED = RestoreTrainer(global_step=19, reason="a person asked", restore_count=1)
+
+
+def test_a_person_s_restore_pauses_saves_and_goes_back_whatever_is_known():
+    """The weights are saved, since another restore is the way back; what else the run would do of itself waits."""
+    for incident in (None, COLLAPSE, BROKEN):
+        made = decide(observed(asked_restore=ASKED, incident=incident))
+        assert made.actions == (PauseTrainer(reason="a person asked", save=True),)
+        made = decide(observed(trainer=PAUSED, asked_restore=ASKED, incident=incident))
+        assert made.actions == (ASKED,)
+        assert made.attempts == (), "it counts against no budget"
+        assert made.state is RunState.RESTORING
+
+
+def test_no_step_is_taken_before_a_person_s_restore_is_done():
+    """Its request is still there: a launch would go back once more, and lose the step."""
+    failed = {(RestoreTrainer, ""): NOW + 5}
+    made = decide(observed(trainer=PAUSED, asked_restore=ASKED, not_before=failed))
+    assert made.actions == ()
+    assert made.wake_at == NOW + 5
+    assert ResumeTrainer() in decide(observed(trainer=PAUSED, state=RunState.PAUSED)).actions
+
+
+def test_a_lost_trainer_loads_its_newest_before_a_person_s_restore():
+    """A server that starts meanwhile starts from the newest: of another of that version it would pass for current."""
+    assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED), asked_restore=ASKED))) == [RestartTrainer]
+    loading = decide(observed(trainer=trainer(is_loaded=False, is_paused=True), asked_restore=ASKED))
+    assert [action.global_step for action in loading.actions] == [39]
