@@ -352,3 +352,24 @@ async def test_a_run_that_takes_no_step_and_nobody_knows_why_is_said(tmp_path):
     trial.run.step(1)
     await trial.turns(2)
     assert [event["reason"] for event in trial.events("step.came")] == ["a step came after 64 s"]
+
+
+async def test_a_person_s_restore_is_done_once_however_late_its_file_was_read(tmp_path):
+    """It may have been read a moment before it was removed; another pause, and a restore that failed, followed."""
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(20)
+    asked = RestoreTrainer(global_step=9, reason="a person asked", restore_count=1)
+    trial.coordinator.restore(asked)
+    await trial.turns(6)
+    kinds = [type(action) for action in trial.did()]
+    assert kinds == [PauseTrainer, RestoreTrainer, LoadWeights, LoadWeights, ResumeTrainer]
+    assert (trial.did(RestoreTrainer), trial.run.trainer.next_step) == ([asked], 10)
+    assert trial.history.state is RunState.RUNNING
+    assert {one.subject for one in trial.history.attempts} == {"server-0", "server-1"}, "no budget pays for the restore"
+    trial.hands.done.clear()
+    trial.coordinator.restore(asked)
+    await trial.turns(3)
+    assert trial.did() == []
+    trial.coordinator.restore(RestoreTrainer(global_step=4, reason="a person asked", restore_count=2))
+    await trial.turns(3)
+    assert trial.run.trainer.next_step == 5

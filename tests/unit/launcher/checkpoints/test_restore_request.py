@@ -14,6 +14,7 @@ import pytest
 from launcher.base.errors import CheckpointError, ConfigError, DiskError, StorageError
 from launcher.checkpoints import restore_request
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
+from launcher.checkpoints.checkpoint_folder import list_folder
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.restore_request import (
     ask_restore,
@@ -30,7 +31,7 @@ from launcher.policy.restore import choose
 from launcher.run_files.journal import Journal, read_events
 from tests.programs.killed_saver import CALLS
 from tests.support.checkpoint_makers import snapshot
-from tests.support.worlds.checkpoints import Run, flip_one_bit, lose_manifest, steps_of, truncate
+from tests.support.worlds.checkpoints import Run, lose_manifest, steps_of, truncate
 from tests.support.worlds.training import Trial, identical
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -128,14 +129,13 @@ def test_another_restore_is_the_way_back(run):
     take(run)
     run.save(9)
     (lying,) = (one for one in run.store.root.glob(f"set_aside/{path}.*"))
-    from launcher.checkpoints.checkpoint_folder import list_folder
-
     (wanted,) = (one for one in list_folder(lying.parent) if one.global_step == 9)
     ask_restore(run.paths, wanted, why="", condemn_after=None)
     assert take(run).manifest == nine
     assert run.store.find(9).manifest == nine
     assert steps_of(run.store) == [3, 5, 9]
     assert len(aside(run)) == 2, "step 7, and the later step 9"
+    assert taken_events(run.paths)[1]["set_aside"] == [f"{path}.superseded-2"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
@@ -177,14 +177,20 @@ def test_checkpoints_that_hold_damage_are_condemned_and_the_others_only_set_asid
     assert [name.partition(".")[2] for name in aside(run)] == ["superseded-1", "condemned-1"]
 
 
-def test_what_is_in_memory_does_not_bring_it_forward_again(run):
-    run.keep(9)
-    run.keep(10)
+def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path):
+    """The states of steps 5 and 6 are based on step 3, which stays."""
+    run = Run(tmp_path / "root")
+    run.save(3)
+    run.keep(5)
+    run.keep(6)
+    run.save(5)
+    run.save(7)
+    assert run.current() == [5, 6]
     ask(run, 5)
     take(run)
     facts = CheckpointCatalog.of_run(run.config, run.paths).facts(-1)
     assert choose(facts, None, (), run.config.restore).global_step == 5
-    assert run.newest_complete() is None
+    assert run.current() == []
 
 
 def test_one_that_was_done_and_whose_file_came_back_is_not_done_again(run):
@@ -201,12 +207,12 @@ def test_one_that_was_done_and_whose_file_came_back_is_not_done_again(run):
     assert len(taken_events(run.paths)) == 1
 
 
-@pytest.mark.parametrize("damage", [flip_one_bit, truncate, lose_manifest, shutil.rmtree])
-def test_a_damaged_one_stops_the_launch_and_names_the_way_out(run, damage):
-    def bytes_of(path):
-        (path / "model.safetensors").write_bytes(b"w" * 4000)
+def flip(path):
+    (path / "model.safetensors").write_bytes(b"Weights")
 
-    bytes_of(run.store.find(5).path) if damage is flip_one_bit else None
+
+@pytest.mark.parametrize("damage", [flip, truncate, lose_manifest, shutil.rmtree])
+def test_a_damaged_one_stops_the_launch_and_names_the_way_out(run, damage):
     ask(run, 5)
     damage(run.store.find(5).path)
     before = snapshot(run.paths.fileroot)
@@ -215,7 +221,7 @@ def test_a_damaged_one_stops_the_launch_and_names_the_way_out(run, damage):
     assert "--undo" in caught.value.hint
     with pytest.raises(CheckpointError):
         go_back(run.paths)
-    assert {**snapshot(run.paths.fileroot)}.keys() ^ before.keys() == {
+    assert snapshot(run.paths.fileroot).keys() ^ before.keys() == {
         str(path.relative_to(run.paths.fileroot)) for path in (run.paths.restore, run.paths.restore_taking)
     }, "nothing was moved but the request itself"
 
@@ -236,6 +242,10 @@ def test_a_request_of_the_earlier_form_is_refused_and_kept(run):
     with pytest.raises(ConfigError, match="recover_checkpoint is a restore that an earlier version set up") as caught:
         resume_point(run.config, run.paths)
     assert "move that folder away" in caught.value.hint
+    lengths = {"total_train_steps": run.config.total_train_steps, "total_train_epochs": run.config.total_train_epochs}
+    Journal(run.paths.events, 1, time.time).record("run.finished", reason="all steps", **lengths)
+    assert already_finished(run.config, run.paths) == "", "else the launch would end well, and not refuse"
+    before[str(run.paths.events.relative_to(run.paths.fileroot))] = run.paths.events.read_bytes()
     assert snapshot(run.paths.fileroot) == before
 
 
@@ -376,8 +386,6 @@ def test_going_back_killed_at_each_call_to_the_file_system(run, killed_before_ea
         take(run)
         run.save(5)
         run.save(8)
-        from launcher.checkpoints.checkpoint_folder import list_folder
-
         wanted = next(one for one in list_folder(run.store.root / "set_aside") if one.global_step == 5)
     else:
         wanted = run.store.find(5)
