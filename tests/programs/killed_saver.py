@@ -63,8 +63,8 @@ def entered(pid: int) -> str:
     return CALLS.get(info[3], "") if info[0] & 0xFF == ENTERS else ""
 
 
-def traced(pid: int, kill_before: int) -> Counter[str]:
-    """Until its end, or until it is killed before that call."""
+def traced(pid: int, kill_before: int, counted: frozenset[str] = frozenset(CALLS.values())) -> Counter[str]:
+    """Until its end, or until it is killed before that call of those that are counted."""
     seen: Counter[str] = Counter()
     os.waitpid(pid, 0)
     ptrace(SET_OPTIONS, pid, 0, ctypes.c_void_p(STOP_IS_A_CALL | DIES_WITH_ITS_TRACER))
@@ -75,7 +75,7 @@ def traced(pid: int, kill_before: int) -> Counter[str]:
         if not os.WIFSTOPPED(status):
             return seen
         passed = 0 if os.WSTOPSIG(status) in (CALL_STOP, signal.SIGSTOP) else os.WSTOPSIG(status)
-        if os.WSTOPSIG(status) == CALL_STOP and (call := entered(pid)):
+        if os.WSTOPSIG(status) == CALL_STOP and (call := entered(pid)) in counted:
             seen[call] += 1
             if seen.total() == kill_before:
                 os.kill(pid, signal.SIGKILL)

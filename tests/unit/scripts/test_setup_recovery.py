@@ -10,8 +10,10 @@ from launcher.checkpoints.restore_request import read_request, take_restore
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, names_of
 from scripts import setup_recovery
+from tests.programs.killed_restore import Victim
+from tests.programs.killed_saver import CALLS
 from tests.support.checkpoint_makers import edit_tensors, flip, make_export, name_of, snapshot, write_rewards
-from tests.support.trial_names import NAMES
+from tests.support.trial_names import NAMES, trial_paths
 from tests.support.worlds.checkpoints import HEALTHY, began
 
 TOOL = setup_recovery
@@ -131,6 +133,34 @@ def test_what_was_condemned_only_by_its_path_and_by_force(tool, trial, refused):
     assert step_of(trial) == 15
     assert tool("--checkpoint-path", aside[-1], "--force")[0] == 0
     assert step_of(trial) == 25
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CALLS, reason="the numbers of this processor's system calls are not known")
+def test_the_command_killed_at_each_call_that_changes_the_file_system(tool, trial, root, tmp_path):
+    """The request of before is there, or the new one; nothing else changes."""
+    tool("--good")
+    victim, steps = Victim(), []
+    shutil.copytree(root, tmp_path / "whole")
+    calls = victim.does("command", tmp_path / "whole")
+    assert calls.keys() >= {"write", "fsync", "rename"}
+    before = {name: data for name, data in snapshot(trial.checkpoints).items() if name != "restore.json"}
+    for number in range(1, sum(calls.values()) + 1):
+        killed = tmp_path / str(number)
+        shutil.copytree(root, killed)
+        assert sum(victim.does("command", killed, number).values()) == number, "it was killed before that call"
+        paths = trial_paths(killed)
+        steps.append(read_request(paths).step)
+        after = snapshot(paths.checkpoints)
+        assert {name: after[name] for name in after if "restore.json" not in name} == before
+        again = ["--fileroot", str(killed), *NAMES, "--before-step", "16"]
+        assert TOOL.main(again) == 0
+        assert read_request(paths).step == 15
+        assert [path.name for path in paths.checkpoints.iterdir() if "restore" in path.name] == ["restore.json"]
+    victim.close()
+    print(f"killed before each of {sum(calls.values())} system calls: {calls}")
+    assert steps == sorted(steps, reverse=True)
+    assert {*steps} == {25, 15}
 
 
 def test_nothing_fits_says_why(trial, refused):

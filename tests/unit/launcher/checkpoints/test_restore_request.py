@@ -1,11 +1,8 @@
 """restore.json: asked for at once or not at all, taken back until the run takes it, and done once, bit for bit."""
 
-import ast
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -29,12 +26,11 @@ from launcher.checkpoints.restore_request import (
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.policy.restore import choose
 from launcher.run_files.journal import Journal, read_events
+from tests.programs.killed_restore import Victim
 from tests.programs.killed_saver import CALLS
 from tests.support.checkpoint_makers import snapshot
 from tests.support.worlds.checkpoints import Run, lose_manifest, steps_of, truncate
 from tests.support.worlds.training import Trial, identical
-
-REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
@@ -316,25 +312,6 @@ def test_retention_removes_nothing_while_the_run_is_asked_to_go_back(tmp_path, m
 
 
 # ── killed ──
-
-
-class Victim:
-    """Processes that ask, take and take back, each killed before a system call (tests/programs/killed_restore.py)."""
-
-    def __init__(self):
-        command = [sys.executable, "-m", "tests.programs.killed_restore"]
-        self._server = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert self._server.stdout.readline() == "ready\n"
-
-    def does(self, what, root, before_call=-1):
-        """The calls that were seen; -1: it is not killed."""
-        self._server.stdin.write(f"{what} {before_call} {root}\n")
-        return ast.literal_eval(self._server.stdout.readline())
-
-    def close(self):
-        self._server.communicate()
 
 
 @pytest.fixture
