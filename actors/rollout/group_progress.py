@@ -48,15 +48,14 @@ class GroupProgress:
             samplings.append(self._samplings[place].after(len(begun)))
         return inputs, samplings
 
-    def take(self, samples: Samples) -> int:
-        """The answer to the last `request`. Returns how many tokens it brought; those of other weights are dropped."""
-        missing, brought = self.missing(), 0
+    def take(self, samples: Samples) -> None:
+        """The answer to the last `request`. Tokens of other weights are dropped."""
+        missing = self.missing()
         for place, part in (*samples.completions.items(), *samples.begun.items()):
             if part.weight_version != self._weight_version and not (
                 self._or_newer and part.weight_version > self._weight_version
             ):
                 continue
-            brought += len(part.token_ids)
             index = missing[place]
             if (before := self._begun.pop(index, None)) is not None:
                 self.kept_tokens += len(before.token_ids)
@@ -64,7 +63,6 @@ class GroupProgress:
             else:
                 whole = part
             (self._whole if place in samples.completions else self._begun)[index] = whole
-        return brought
 
     def completions(self) -> list[Completion]:
         """All, in the order of their samplings. Raises KeyError while one is missing."""

@@ -57,11 +57,12 @@ class _Request:
         assert self.task is not None
         return self.task
 
-    def so_far(self) -> tuple[GroupProgress, int]:
-        """The progress with what has arrived, and how many tokens those are."""
+    def so_far(self) -> GroupProgress:
+        """The progress with what has arrived."""
         assert self.stream is not None
         progress = self.progress.copy()
-        return progress, progress.take(self.stream.samples(RequestFailed("it is silent", kind=MIGRATED)))
+        progress.take(self.stream.samples(RequestFailed("it is silent", kind=MIGRATED)))
+        return progress
 
 
 @dataclass(slots=True)
@@ -90,13 +91,12 @@ class HedgedRequests:
         leader, hedged, lost = self._begin(progress, prompt, weight_version, avoid), 0, 0
         try:
             while (silent := await self._falls_silent(leader)) is not None:
-                so_far, brought = leader.so_far()
+                so_far = leader.so_far()
                 leader.heard.clear()
                 other = self._begin(so_far, prompt, weight_version, silent.name, is_hedge=True)
                 try:
                     is_lost = await _takes_over(other, leader)
                     if is_lost:
-                        self._pool.throughput.made(silent.name, brought)
                         leader, other = other, leader
                     has_failed = not is_lost and other.sent.done()
                 finally:

@@ -213,7 +213,7 @@ class RolloutEngine:
                 while True:
                     answer = await self._requests.ask(progress, prompt=prompt.id, weight_version=version, avoid=avoid)
                     server, samples, progress = answer.server.name, answer.samples, answer.progress
-                    self._pool.throughput.made(server, progress.take(samples))
+                    progress.take(samples)
                     tally.hedged += answer.hedged
                     tally.hedges_lost += answer.lost
                     if samples.failure is None or samples.failure.kind != MIGRATED:  # which is no attempt

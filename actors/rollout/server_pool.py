@@ -16,14 +16,12 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from actors.rollout.prefix_affinity import PrefixAffinity
-from actors.rollout.throughput_tracker import ThroughputTracker
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.policy.routing import RoutingCandidate, route
@@ -67,7 +65,6 @@ class ServerPool:
         self._samples = 0
         self._most_samples: int | None = None
         self.released = 0
-        self.throughput = ThroughputTracker()
         self.lineage: int | None = None  # a restore brings the same versions of other weights; None: of any
         self._admitted: dict[str, int] = {}  # the generation that the supervisor has let in
         self._changed = asyncio.Condition()
@@ -81,10 +78,8 @@ class ServerPool:
             self._changed.notify_all()
 
     def _take(self, server: ServerInfo) -> None:
-        if (known := self._servers.get(server.name)) is not None and server.generation != known.generation:
-            if server.generation < known.generation:
-                return
-            self.throughput.forget(server.name)
+        if (known := self._servers.get(server.name)) is not None and server.generation < known.generation:
+            return
         self._servers[server.name] = server
         if server.state is ServerState.READY:
             self._admitted[server.name] = server.generation
@@ -234,7 +229,6 @@ class ServerPool:
         if (known := self._servers.get(name)) is not None and known.generation == server.generation:  # not asked twice
             del self._servers[name]
             self._admitted.pop(name, None)
-            self.throughput.forget(name)
         return moved
 
     @asynccontextmanager
@@ -246,11 +240,9 @@ class ServerPool:
         server = await self._wait_for_server(weight_version, avoid, samples, prompt)
         key = (server.name, server.generation)
         load = self._loads[key]
-        self.throughput.begins(server.name, time.monotonic())
         try:
             yield server
         finally:
-            self.throughput.ends(server.name, time.monotonic())
             load.requests -= 1
             load.samples -= samples
             self._samples -= samples

@@ -69,7 +69,6 @@ class ClusterObserver:
         self._history = history
         self.memory = memory
         self._hangs = HangReasons(lambda name: paths.server_log(index_of(name)))
-        self._slow: dict[str, int | None] = {}  # which generation of each
         self._progress = ProgressTracker(history, furthest)
         self._was_at: tuple[int, int] | None = None  # lineage and next step at the last look
         self._stepped_at: float | None = None
@@ -189,7 +188,6 @@ class ClusterObserver:
         incident, view = self.incident(now), self.trainer.view
         in_pool = {info.name: info for info in view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
-        self._note_pace(view.slow)
         self._note_fleet()
         self._note_step(trainer, now)
         self.disks.refused(view.refusal)
@@ -277,23 +275,6 @@ class ClusterObserver:
         if is_at is not None and self._was_at is not None and is_at[0] == self._was_at[0] and is_at > self._was_at:
             self._stepped_at = now
         self._was_at = is_at
-
-    def _note_pace(self, slow: Mapping[str, str]) -> None:
-        """Recorded when a server becomes slow and when it no longer is; nobody acts on it.
-
-        One that was lost or replaced is no longer measured, which is no end.
-        """
-        for name in slow.keys() - self._slow.keys():
-            self._history.event("server.slow", subject=name, reason=slow[name])
-        for name in self._slow.keys() - slow.keys():
-            if self._generation(name) == self._slow[name]:
-                self._history.event("server.pace_back", subject=name, reason="as fast as the other servers")
-        self._slow = {name: self._slow.get(name, self._generation(name)) for name in slow}
-
-    def _generation(self, name: str) -> int | None:
-        """None where it has ended, or has left."""
-        slot = self.slots.get(name)
-        return None if slot is None or slot.is_over else slot.generation
 
     def _note_fleet(self) -> None:
         """Recorded when a server has no node any more, and when one has room for it again."""

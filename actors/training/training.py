@@ -260,7 +260,6 @@ class Training:
                 servers=servers,
                 in_flight=self.servers.pool.in_flight(),
                 loading=tuple(sorted({*loading, *publisher.loading()})),
-                slow=self.servers.pool.throughput.slow(self._config.health),
                 evals=tuple(loop.evals),
             )
 

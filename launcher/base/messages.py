@@ -187,7 +187,7 @@ class TrainerView:
     `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each confirmed. `in_flight`:
     the requests that each answers. `loading`: those that the trainer sends weights. `is_at_gate`: it waits for the
     HealthMonitor. `progress`: any number that changes while it gets on. `weights`: the newest in a folder.
-    `rejections`: batches turned away since the last step. `slow`: servers that are, and why. `node`: that `pid` is of.
+    `rejections`: batches turned away since the last step. `node`: that `pid` is of.
     `largest_micro_batch`: so far, in tokens, padding included. `refusal`: the write that stopped the loop, as a disk
     refused it; None once it may step again. `is_parked`: an empty process that has imported what takes long. `gpus`:
     its own, as CUDA_VISIBLE_DEVICES has them. `ranks`: beside the first. `is_saving`: it writes a checkpoint.
@@ -219,7 +219,6 @@ class TrainerView:
     servers: tuple[ServerInfo, ...] = ()
     in_flight: Mapping[str, int] = field(default_factory=dict)
     loading: tuple[str, ...] = ()
-    slow: Mapping[str, str] = field(default_factory=dict)
     evals: tuple[EvalReport, ...] = ()
     node: str = ""
     is_parked: bool = False

@@ -50,11 +50,6 @@ class HealthConfig:
     proof_s: float = setting(
         10.0, "age after which an answer, a token or an observation no longer counts as evidence, in seconds", POSITIVE
     )
-    slow_factor: float = setting(
-        2.5,
-        "factor by which a server is slower than the other servers from which it is reported as slow",
-        Between(1),
-    )
     trainer_silence_s: float = setting(
         10.0,
         "time that a stopped trainer may leave questions unanswered before it counts as hung, in seconds",

@@ -15,9 +15,7 @@ its GPU works, or while a kernel is compiled for it. The health endpoint is no w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from launcher.base.messages import Cause, Health, Verdict
 from launcher.base.wording import counted
@@ -127,24 +125,3 @@ def _alive_or_unknown(evidence: ServerEvidence, settings: HealthConfig, now: flo
     else:
         reason = f"last token {now - proof_at:.1f} s ago"
     return Verdict(health=Health.UNKNOWN, reason=reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Of one server, lately, while requests wait: tokens a second."""
-
-    of_all: float  # of its requests together
-    of_each: float  # of one request
-
-
-def slow_reason(own: Pace, peers: Sequence[Pace], settings: HealthConfig) -> str:
-    """Why a live server is slow, "" if it isn't. Only the other servers tell: where all are slow it is the machine.
-
-    A server with fewer requests than they have makes fewer tokens in all, and one with more makes fewer for each:
-    only a server that does both is slow.
-    """
-    if not peers:
-        return ""
-    of_all, of_each = median(peer.of_all for peer in peers), median(peer.of_each for peer in peers)
-    is_slow = own.of_all * settings.slow_factor <= of_all and own.of_each * settings.slow_factor <= of_each
-    return f"{own.of_all:.0f} tokens/s, the others {of_all:.0f}" if is_slow and of_all > 0 else ""

@@ -41,8 +41,6 @@ EVENT_NAMES: Mapping[str, str] = {
     "fleet.resized": "an operator asked for so many servers: from server-0 on they are started, or leave",
     "server.leaving": "a server is too many: its requests finish or are migrated",
     "server.left": "it has left",
-    "server.slow": "a server is slow, compared with the other servers",
-    "server.pace_back": "it is as fast as the other servers again",
     "trainer.starting": "an incarnation of the trainer is started",
     "trainer.started": "it is ready",
     "trainer.died": "the process of the trainer ended",

@@ -90,7 +90,6 @@ TARGETS: dict[str, list[str]] = {
     ],
     "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in POOL],
     "actors/rollout/stream_pace.py": [f"{ROLLOUT}/test_stream_pace.py"],
-    "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
     "actors/training/step_loop.py": [f"tests/unit/actors/training/test_{name}.py" for name in STEPS],
     "launcher/checkpoints/checkpoint_store.py": [f"{CHECKPOINTS}/test_{name}.py" for name in STORE],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],

@@ -31,7 +31,6 @@ def names_of(path):
         ("launcher/policy/reconcile_servers.py", "and _may_work(builder, other) → _may_work(builder, other)"),
         ("launcher/policy/admission.py", "min(rewards, default=None) → max(rewards, default=None)"),
         ("launcher/policy/admission.py", "_reject: 0 → -1"),
-        ("actors/rollout/server_pool.py", "ServerPool._take: self.throughput.forget(server.name) → (removed)"),
         ("actors/rollout/server_pool.py", "ServerPool.acquire: self.released += 1 → (removed)"),
         ("actors/data/prompt_queue.py", "and _are_ids(last) → _is_count(epoch)"),
         ("actors/training/step_loop.py", "self._queue.commit(batch.used_ids) → (removed)"),

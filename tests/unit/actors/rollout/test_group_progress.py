@@ -26,13 +26,13 @@ def part(tokens, *, finish=UNFINISHED, version=7, server="a"):
 
 def test_the_next_request_continues_at_the_last_token():
     progress = GroupProgress(PROMPT, [SAMPLING] * 3, 7)
-    brought = progress.take(Samples(completions={1: part((9,), finish="stop")}, begun={2: part((5, 6))}, failure=GONE))
-    assert (brought, progress.missing(), progress.kept_tokens) == (3, [0, 2], 0)
+    progress.take(Samples(completions={1: part((9,), finish="stop")}, begun={2: part((5, 6))}, failure=GONE))
+    assert (progress.missing(), progress.kept_tokens) == ([0, 2], 0)
     inputs, samplings = progress.request()
     assert inputs == [PROMPT, (*PROMPT, 5, 6)]
     assert [(one.max_new_tokens, one.min_new_tokens) for one in samplings] == [(20, 4), (18, 2)]
     rest = {0: part((8,), finish="stop", server="b"), 1: part((7,), finish="length", server="b")}
-    assert progress.take(Samples(completions=rest, failure=None)) == 2
+    progress.take(Samples(completions=rest, failure=None))
     assert progress.missing() == []
     assert progress.kept_tokens == 2
     last = progress.completions()[2]
@@ -45,7 +45,7 @@ def test_the_next_request_continues_at_the_last_token():
 def test_tokens_of_other_weights_are_neither_taken_nor_continued(version):
     progress = GroupProgress(PROMPT, [SAMPLING] * 2, 7)
     whole, begun = part((9,), finish="stop", version=version), part((5,), version=version)
-    assert progress.take(Samples(completions={0: whole}, begun={1: begun}, failure=GONE)) == 0
+    progress.take(Samples(completions={0: whole}, begun={1: begun}, failure=GONE))
     assert progress.request()[0] == [PROMPT, PROMPT]
     with pytest.raises(KeyError):
         progress.completions()

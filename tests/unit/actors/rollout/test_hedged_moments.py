@@ -125,7 +125,6 @@ async def test_the_other_one_continues_from_the_last_token_and_the_silent_one_is
         asking = now.ask()
         await now.until(lambda: now.asked)
         now.asked[0].sends(7)
-        now.pool.throughput = mock.Mock(wraps=now.pool.throughput)
         await now.falls_silent(0)
         assert [(one.url, one.inputs) for one in now.asked] == [("url-0", [PROMPT]), ("url-1", [(*PROMPT, 7)])]
         assert [one.state for one in now.pool.servers()] == [ServerState.SUSPECT, ServerState.READY]
@@ -134,7 +133,6 @@ async def test_the_other_one_continues_from_the_last_token_and_the_silent_one_is
         now.asked[1].ends()
         answer = await asking
         assert (answer.server.name, answer.hedged, answer.lost) == ("server-1", 1, 1)
-        now.pool.throughput.made.assert_called_once_with("server-0", 1)
         answer.progress.take(answer.samples)
         assert [one.token_ids for one in answer.progress.completions()] == [(7, 8)]
         assert now.told == [BEGAN, ended(1, 1)], "no request is left there"

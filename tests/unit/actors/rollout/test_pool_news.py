@@ -5,43 +5,9 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.throughput_tracker import LATELY, WINDOW_S
 from launcher.base.messages import ServerState
 from tests.support.machine import all_turns
 from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server
-
-
-def with_a_pace(servers, name="server-0"):
-    """Enough answers to know its pace, as the engine would tell of them."""
-    for second in range(LATELY):
-        servers.throughput.begins(name, second * WINDOW_S)
-        servers.throughput.made(name, 100)
-        servers.throughput.ends(name, (second + 1) * WINDOW_S)
-    return servers.throughput.paces()
-
-
-async def test_what_is_known_of_a_server_s_pace_outlives_each_report_and_ends_with_its_incarnation():
-    """The supervisor reports all servers at every look: a pace that a report ends is never known."""
-    servers = pool()
-    await servers.update([server(), server("server-1", 1)])
-    before = with_a_pace(servers)
-    with_a_pace(servers, "server-1")
-    for state in (ServerState.READY, ServerState.STALE, ServerState.READY):
-        await servers.update([server(state=state)])
-    kept = servers.throughput.paces()
-    await servers.update([server(generation=1)])
-    after = servers.throughput.paces()
-    assert list(before) == ["server-0"]
-    assert kept["server-0"] == before["server-0"]
-    assert list(after) == ["server-1"]
-
-
-async def test_a_pace_is_forgotten_when_a_server_leaves():
-    servers = pool()
-    await servers.update([server()])
-    with_a_pace(servers)
-    await servers.drain("server-0", within_s=HOLD_S)
-    assert servers.throughput.paces() == {}
 
 
 async def test_each_answer_counts_once_as_progress_also_one_that_failed():

@@ -8,19 +8,16 @@ from tests.support.machine import scaled
 from tests.support.worlds.rollout import HOLD_S, leased, pool, server
 
 
-async def test_each_request_is_busy_time_of_its_server_and_its_samples_are_free_again():
+async def test_the_samples_of_each_request_are_free_again():
     servers = pool()
     await servers.update([server(), server("server-1", 1)])
     await leased(servers, 0, samples=9)
-    async with servers.acquire(0, samples=1) as one:
-        tracked = servers.throughput._servers["server-0"].requests
-        async with servers.acquire(0, samples=5) as other:
-            async with servers.acquire(0, samples=9):
-                pass
-            async with servers.acquire(0, samples=1) as third:
-                pass
+    async with servers.acquire(0, samples=1) as one, servers.acquire(0, samples=5) as other:
+        async with servers.acquire(0, samples=9):
+            pass
+        async with servers.acquire(0, samples=1) as third:
+            pass
     assert (one.name, other.name, third.name) == ("server-0", "server-1", "server-0")
-    assert (tracked, servers.throughput._servers["server-0"].requests) == (1, 0)
 
 
 async def test_a_pool_that_closes_leaves_no_probe_behind():

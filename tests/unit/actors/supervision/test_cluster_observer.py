@@ -169,29 +169,6 @@ async def test_a_defect_in_telling_the_trainer_of_a_lost_server_is_raised_and_no
     assert ended == [True]
 
 
-def test_a_slow_server_is_recorded_once_and_once_when_it_is_as_fast_as_the_others(trial):
-    slow = {"server-0": "210 tokens/s, the others 1201"}
-    for _ in range(2):
-        trial.eyes._note_pace(slow)
-    assert [line["reason"] for line in trial.events("server.slow")] == [slow["server-0"]]
-    assert not trial.events("server.pace_back")
-    for _ in range(2):
-        trial.eyes._note_pace({})
-    assert len(trial.events("server.pace_back")) == 1
-
-
-@pytest.mark.parametrize("lost", ["given up", "replaced"])
-def test_a_slow_server_that_is_lost_or_replaced_is_not_told_to_be_as_fast_as_it_was(trial, lost):
-    slot = trial.eyes.slots["server-0"] = SimpleNamespace(is_over=False, generation=0)
-    trial.eyes._note_pace({"server-0": "210 tokens/s, the others 1201"})
-    if lost == "given up":
-        slot.is_over = True
-    else:
-        slot.generation = 1
-    trial.eyes._note_pace({})
-    assert not trial.events("server.pace_back")
-
-
 # ── a Coordinator that is killed in the middle of a restore or of a halt ──
 
 

@@ -88,7 +88,7 @@ async def test_what_one_turn_decides_is_remembered_at_once_or_not_at_all(tmp_pat
     history.attempted(repair)
     history.begun(RestartServer(name="server-0", reason="killed"))
     await history.flush()
-    history.event("server.slow", subject="server-0", reason="nothing that is remembered")
+    history.event("server.room_back", subject="server-0", reason="nothing that is remembered")
     await history.flush()
     assert saved == [2], "once, behind both lines"
 

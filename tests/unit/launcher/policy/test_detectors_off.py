@@ -21,7 +21,6 @@ from launcher.config.supervision import HealthConfig
 from launcher.policy import admission, exit_cause
 from launcher.policy.admission import admit
 from launcher.policy.exit_cause import find_server_cause, find_trainer_cause
-from launcher.policy.liveness import Pace, slow_reason
 from tests.support.replay import Replay, prompts
 from tests.support.worlds.checkpoints import flip_one_bit, save, truncate
 from tests.support.worlds.policy import EXACT, changed
@@ -153,15 +152,6 @@ def test_without_a_limit_other_weights_would_get_traffic():
     with pytest.raises(WeightsRefused):
         probe(1e-5)
     assert probe(math.inf) == 0.5
-
-
-# ── slow servers ──
-
-
-def test_without_its_factor_a_slow_server_is_one_like_any_other():
-    own, peers = Pace(of_all=40, of_each=10), [Pace(of_all=155, of_each=39)]
-    assert slow_reason(own, peers, HealthConfig())
-    assert not slow_reason(own, peers, HealthConfig(slow_factor=1e6))
 
 
 # ── tasks that watch ──

@@ -7,7 +7,7 @@ import pytest
 from launcher.base.messages import Cause, Health
 from launcher.config.supervision import HealthConfig
 from launcher.policy import liveness, observation_history
-from launcher.policy.liveness import Pace, judge_server, slow_reason
+from launcher.policy.liveness import judge_server
 from launcher.policy.observation_history import ProcessLook, ServerEvidence, ServerLook, Task
 from tests.support.simulated_run.watched_server import Interval, WatchedServer
 
@@ -239,29 +239,6 @@ def test_what_a_server_made_before_it_was_found_dead_proves_nothing(dead_at, pro
     assert ServerEvidence(look=LOOK, token_at=99.5, dead_at=dead_at).proof_at == proof_at
 
 
-def pace(of_all, at_once=4):
-    return Pace(of_all=of_all, of_each=of_all / at_once)
-
-
-@pytest.mark.parametrize(
-    ("own", "peers", "is_slow"),
-    [
-        (pace(160), [pace(160)], False),
-        (pace(40), [pace(160)], True),
-        (pace(40), [], False),  # nothing to compare it with
-        (pace(80), [pace(160)], False),
-        (pace(40), [pace(155), pace(160), pace(45)], True),
-        (pace(40), [pace(45), pace(160), pace(45)], False),  # as slow as most
-        (pace(40, at_once=1), [pace(160)], False),  # it has fewer requests
-        (pace(160, at_once=40), [pace(160)], False),  # it has more
-        (pace(0), [pace(160)], True),
-        (pace(0), [pace(0)], False),
-    ],
-)
-def test_slow_is_said_against_its_peers_and_is_not_dead(own, peers, is_slow):
-    assert bool(slow_reason(own, peers, SETTINGS)) is is_slow
-
-
 BUSY = dataclasses.replace(LOOK, usual_answer_s=0.5)  # ten of its answers are 5 s
 LONG = Task(name="loading weights", since=80.0, deadline_s=30.0)
 OVERDUE = dataclasses.replace(LOOK, at=110.0, task=LONG)
@@ -350,10 +327,3 @@ def test_each_bound_of_a_verdict_from_both_sides(look, evidence, health, said):
     assert verdict.health is health, verdict
     assert verdict.reason.startswith(said)
     assert "200" not in verdict.reason
-
-
-def test_slow_begins_at_its_factor_and_a_slow_crawl_is_slow_too():
-    factor = SETTINGS.slow_factor
-    assert slow_reason(pace(100 / factor), [pace(100)], SETTINGS) == "40 tokens/s, the others 100"
-    assert slow_reason(pace(101 / factor), [pace(100)], SETTINGS) == ""
-    assert slow_reason(pace(0.1), [pace(0.9)], SETTINGS)
