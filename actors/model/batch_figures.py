@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from actors.model.objective import BEHAVE_FIGURES, Batch, Objective, Sums
 from actors.model.update_stats import UpdateStats
@@ -19,7 +18,6 @@ def stats_of(
     passes: Sequence[tuple[Sums, float]],
     *,
     looked: Sums | None,
-    labelled: Mapping[tuple[str, int], float],
     actor: ActorConfig,
     policy_version: int,
     rate: float,
@@ -27,8 +25,7 @@ def stats_of(
     """Means over the tokens of the passes so far; distances of the complete batch, at the weights before it.
 
     `minibatches`: all of the batch; `passes`: sums and gradient norm of the first of them. `looked`: sums of a forward
-    pass over all before the first, where there was one. `labelled`: distances of older tokens to the weights of their
-    own version, by server and version. `rate`: the learning rate.
+    pass over all before the first, where there was one. `rate`: the learning rate.
     """
     done = minibatches[: len(passes)]
     n_tokens = sum(batch.n_tokens for batch in done)
@@ -53,7 +50,7 @@ def stats_of(
         learning_rate=rate,
         kl_ref=kl_ref if actor.needs_reference else None,
         overlong_penalty=penalty,
-        logprob_distance=replace(apart, labelled=labelled),
+        logprob_distance=apart,
         n_learning=sum(batch.n_learning for batch in done),
         n_tokens=n_tokens,
         padding_ratio=1 - sum(batch.n_given for batch in done) / sum(batch.n_in_rows for batch in done),

@@ -120,13 +120,6 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
     return sequences
 
 
-def share_out(
-    sequences: Sequence[SampledSequence], learning: Sequence[bool], max_tokens: int, *, ranks: int
-) -> list[list[MicroBatch]]:
-    """`lay_out`, and its micro-batches of each rank."""
-    return batches_of(sequences, lay_out([len(one) for one in sequences], learning, max_tokens, ranks=ranks))
-
-
 def batches_of(sequences: Sequence[SampledSequence], laid: Sequence[Sequence[Layout]]) -> list[list[MicroBatch]]:
     """The micro-batches of each rank of what `lay_out` gave for these sequences."""
     return [

@@ -261,12 +261,6 @@ class Objective:
         means = {name: total / n_tokens for name, total in zip(FIGURES, totals, strict=True)}
         return {"loss": loss, **means, "farthest": farthest}
 
-    @torch.no_grad()
-    def token_distances(self, model: LogprobModel, micro_batch: MicroBatch) -> Tensor:
-        """|server's - `model`'s log-prob| of each token, in nats."""
-        found, _ = self.logprobs(model, micro_batch, temperature=self._temperature, dtype=self._dtype)
-        return (micro_batch.server_logprobs - found).abs()
-
     def distance(
         self, groups: Sequence[RolloutGroup], sums: Sums, *, mean: float, farthest: float, version: int
     ) -> LogprobDistance:

@@ -27,7 +27,6 @@ from actors.model.batch_figures import stats_of
 from actors.model.model_part import ModelPart
 from actors.model.model_sources import Sources
 from actors.model.objective import Batch, Sums
-from actors.model.older_weights import OlderWeights
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
 from actors.model.torch_settings import stream_of_its_own, torch_dtype, training_device
@@ -68,10 +67,8 @@ class PolicyModel:
         total_steps: int,
         tokenizer_path: str | None = None,
         crew: Crew | None = None,
-        older_versions: int = 0,
     ) -> None:
-        """`tokenizer_path` None: the tokenizer of actor.path. `crew`: the other ranks; None: this process is alone, and
-        keeps the weights of `older_versions` to compare their tokens with."""
+        """`tokenizer_path` None: the tokenizer of actor.path. `crew`: the other ranks; None: this process is alone."""
         if not temperature > 0:
             raise ConfigError(
                 f"gconfig.temperature is {temperature}: a model can't be trained on greedy samples",
@@ -103,8 +100,6 @@ class PolicyModel:
         self._groups: Sequence[RolloutGroup] = ()
         self._looked: Sums | None = None
         self._passes: list[tuple[Sums, float]] = []
-        self._labelled: dict[tuple[str, int], float] = {}
-        self._older = OlderWeights(self._part, actor, self._device, most=older_versions if crew is None else 0)
         self.policy_version = 0
         self.largest_micro_batch = 0  # of all so far, tokens, padding included
 
@@ -185,7 +180,6 @@ class PolicyModel:
                 f"these gradients must not be committed: {', '.join(self._stats.problems)}",
                 "discard them and drop the batch",
             )
-        self._older.keep(self.policy_version)
         return self._stats
 
     def _pass(self, which: int) -> UpdateStats:
@@ -193,16 +187,12 @@ class PolicyModel:
         for index in range(len(self._minibatches[which][0].micro_batches)):
             self._do("run", which, index)
         self._passes.append(self._do("finish"))
-        if which == 0:
-            far = (self._looked or self._passes[0][0]).distances
-            self._labelled = self._older.distances(self._groups, far, version=self.policy_version)
         return stats_of(
             self._objective,
             [of_ranks[0] for of_ranks in self._minibatches],
             self._groups,
             self._passes,
             looked=self._looked,
-            labelled=self._labelled,
             actor=self._actor,
             policy_version=self.policy_version,
             rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=self._actor.optimizer),
@@ -225,7 +215,7 @@ class PolicyModel:
 
     def discard(self) -> None:
         """Forget the gradients. Weights and optimizer stay as they are."""
-        self._stats, self._looked, self._labelled = None, None, {}
+        self._stats, self._looked = None, None
         self._minibatches, self._groups, self._passes = [], (), []
         if not self.lost:  # ranks that can't work together hold nothing that could be committed
             self._do("discard")
@@ -316,7 +306,6 @@ class PolicyModel:
         )
         self.policy_version = facts.policy_version
         self._stats = None
-        self._older.forget()
 
     def begin_anew(self) -> None:
         """Back to the weights of actor.path and an optimizer that has seen nothing. Raises ModelError."""
@@ -324,7 +313,6 @@ class PolicyModel:
             fresh = Sources.read_policy(self._actor)
             self._do_each("begin_anew", self._first((fresh,), (None,)))
         self.policy_version = 0
-        self._older.forget()
         self.discard()
 
     def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:

@@ -15,8 +15,7 @@ class LogprobDistance:
 
     `by_server`: the mean of each one's tokens, by its URL; empty where one server made them all. Of a batch in which
     current and older weights made completions, `current` and `by_server` are of those that current ones made alone.
-    `older`: of the others, by URL and (oldest) version; `labelled`: where the weights of that version are known, the
-    distance to those.
+    `older`: of the others, by URL and (oldest) version.
     """
 
     mean: float
@@ -24,7 +23,6 @@ class LogprobDistance:
     by_server: Mapping[str, float] = field(default_factory=dict)
     current: float | None = None
     older: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    labelled: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     def beside(self, others: LogprobDistance, *, makers: Iterable[str], other_makers: Iterable[str]) -> LogprobDistance:
         """The same with what of `others` it does not have. `makers`: the URLs of the servers of each."""
@@ -38,7 +36,6 @@ class LogprobDistance:
             by_server=by_server or self.by_server,
             current=current if older else None,
             older=older,
-            labelled={**others.labelled, **self.labelled},
         )
 
     def _of_current(self, makers: Iterable[str]) -> Mapping[str, float]:
@@ -111,8 +108,6 @@ class UpdateStats:
             figures["kl_ref/avg"] = self.kl_ref
         if self.overlong_penalty is not None:
             figures["overlong_penalty/avg"] = self.overlong_penalty
-        if self.logprob_distance.labelled:
-            figures["logprob_distance/labelled"] = max(self.logprob_distance.labelled.values())
         if self.n_minibatches > 1:
             figures["n_minibatches"] = float(self.n_minibatches)
         return {f"grpo_actor/{name}": value for name, value in figures.items()}

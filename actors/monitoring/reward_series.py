@@ -207,12 +207,11 @@ class RewardSeries:
         self._undone.clear()
         self._undone_base = 0
         mean, low, high = (number_of(line.get(f"grpo_actor/task_reward/{key}")) for key in ("avg", "min", "max"))
-        of_all = line.get("grpo_actor/logprob_distance/avg")
         self.admitted(
             StepFigures(
                 point=RewardPoint(step=step, mean=mean, low=low, high=high),
                 truncated_share=number_of(line.get("grpo_actor/no_eos_ratios/avg")),
-                distance=number_of(line.get("grpo_actor/logprob_distance/labelled", of_all)),
+                distance=number_of(line.get("grpo_actor/logprob_distance/avg")),
             )
         )
 

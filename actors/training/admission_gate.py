@@ -15,7 +15,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from statistics import fmean
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -136,21 +135,14 @@ class AdmissionGate:
     def _distances(self, batch: RolloutBatch, distance: LogprobDistance) -> dict[str, Any]:
         """By the name of each server that made tokens of the batch."""
         names = {server.url: server.name for server in self._servers()}
-        labelled = distance.labelled
-        unknown = {key: by for key, by in distance.older.items() if key not in labelled}
-        mean, by_server = distance.mean, distance.by_server
-        if distance.current is not None:
-            mean = distance.current
-        elif distance.older and not unknown:  # none is of current weights, all are compared with those of their version
-            mean, by_server = fmean(labelled.values()), {url: by for (url, _), by in sorted(labelled.items())}
+        mean = distance.mean if distance.current is None else distance.current
         makers = {rollout.completion.server for group in batch.groups for rollout in group.rollouts}
-        by_server = by_server or dict.fromkeys(makers, mean)  # one made all of it
+        by_server = distance.by_server or dict.fromkeys(makers, mean)  # one made all of it
         return {
             "logprob_distance": mean,
             "distances": {names[url]: by for url, by in by_server.items() if url in names},
-            "is_of_older": distance.current is None and bool(unknown),
-            "older": tuple((names.get(url, url), version, by) for (url, version), by in unknown.items()),
-            "labelled": tuple((names.get(url, url), version, by) for (url, version), by in labelled.items()),
+            "is_of_older": distance.current is None and bool(distance.older),
+            "older": tuple((names.get(url, url), version, by) for (url, version), by in distance.older.items()),
         }
 
     def _decide(self, report: BatchReport) -> Admission:

@@ -9,13 +9,11 @@ from actors.data.dataset import DataRecord
 from actors.data.mixture import in_epoch
 from actors.data.training_data import DataLoader, TrainingData, record_bad
 from actors.model.policy_model import Crew, PolicyModel
-from actors.model.torch_settings import is_on_gpu
 from actors.reward.data_check import records_of
 from actors.reward.reward_pool import RewardPool
 from launcher.config.data import DatasetConfig
 from launcher.config.schedule import steps_in_all
 from launcher.config.schema import RunConfig
-from launcher.resources.memory_estimate import older_versions
 from launcher.run_files.journal import Journal
 
 
@@ -43,7 +41,6 @@ class TrainingParts:
             total_steps=planned_steps(config, records),
             tokenizer_path=config.tokenizer_path,
             crew=crew,
-            older_versions=older_versions(config, on_gpu=is_on_gpu(config.actor)),
         )
         context = config.sglang.context_length or model.context_length
         data = DataLoader(config, model.tokenizer, context, journal).load(records)

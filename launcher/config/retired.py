@@ -14,6 +14,7 @@ from launcher.config.settings import MISSING
 RETIRED: Mapping[str, str] = {
     "actor.use_remove_padding": "sequences of like length share a micro-batch, of which 1 to 4 % is padding",
     "disk.forget_s": "a disk's trouble counts from the first that was met after the last committed step",
+    "gate.older_weights": "tokens of older weights are compared with those of today (gate.distance_unknown)",
     "health.slow_factor": "how fast a server generates is not judged: nothing was done about it",
     "keep_alive": "a driver that is killed is always begun again (restart.driver)",
     "memory.warn_before_s": "the host's memory is reported once when 90 % of it is in use",

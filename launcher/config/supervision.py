@@ -182,12 +182,6 @@ class GateConfig:
         "older weights",
         POSITIVE,
     )
-    older_weights: bool | None = setting(
-        None,
-        "keep as many older versions of the weights in host memory as rollout.max_head_offpolicyness allows, to "
-        "compare each token with the weights that made it; null: where the trainer is on a CPU; false, or several "
-        "trainer ranks: older tokens are checked by gate.distance_unknown only",
-    )
     max_reward_jump: float | None = setting(
         0.5,
         "upper limit of a batch's deviation from the usual mean reward, as a share of the range of rewards; null: "

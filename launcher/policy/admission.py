@@ -37,11 +37,11 @@ class BatchReport:
     prompt's whole group, `failed` those of them that ended without the group's completions. `logprob_distance`: mean
     |server's - trainer's log-prob| in nats, known once the gradients are; None before; `distances`: the same of each
     server's share alone. Where older weights made a part of the batch, both are of the other part; where they made all
-    (`is_of_older`), of all. `labelled` has for each server and version the distance to the weights of that version, and
-    `older`, where those aren't kept, the one to the trainer's of today. `canaries`: the known answers, as they were
-    scored with this batch. `can_check`: the trainer can ask the run's own record about it, and has not yet. `replayed`:
-    what prompts of healthy steps earned when it had. `question`: the same where it is asked again because its answer
-    was late. `lineage`: how many restores lie behind the weights.
+    (`is_of_older`), of all. `older` has for each server and older version the distance to the trainer's weights of
+    today. `canaries`: the known answers, as they were scored with this batch. `can_check`: the trainer can ask the
+    run's own record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had.
+    `question`: the same where it is asked again because its answer was late. `lineage`: how many restores lie behind
+    the weights.
     """
 
     policy_version: int
@@ -63,7 +63,6 @@ class BatchReport:
     distances: Mapping[str, float] = field(default_factory=dict)
     is_of_older: bool = False
     older: tuple[tuple[str, int, float], ...] = ()
-    labelled: tuple[tuple[str, int, float], ...] = ()
     canaries: tuple[CanaryScore, ...] = ()
     can_check: bool = False
     replayed: CanaryScore | None = None
@@ -289,8 +288,7 @@ def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) ->
     is_near = all(by <= SHARE_FACTOR * limit for by in report.distances.values())
     key = f"gate.{'distance_float32' if gate.is_exact else 'distance_bfloat16'}"
     if report.logprob_distance <= limit and is_near:
-        not_theirs = _apart(report.labelled, own, "other weights than they are said to be of are", key)
-        return not_theirs or _apart(report.older, of_older, "older weights are", "gate.distance_unknown")
+        return _apart(report.older, of_older)
     far = {name: by for name, by in report.distances.items() if not by <= limit}
     worst = max(far.values(), key=lambda by: math.inf if math.isnan(by) else by, default=report.logprob_distance)
     reason = (
@@ -307,11 +305,11 @@ def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfi
     return Cause.SERVER_CORRUPT if is_far else Cause.SERVER_STALE
 
 
-def _apart(shares: Sequence[tuple[str, int, float]], limit: float, whose: str, key: str) -> list[BatchFault]:
+def _apart(shares: Sequence[tuple[str, int, float]], limit: float) -> list[BatchFault]:
     """Of what older weights made by permission: each server's share of a version is judged alone."""
     apart = [one for one in shares if not one[2] <= SHARE_FACTOR * limit]
     far = ", ".join(f"{name} at version {version} by {by:.2g}" for name, version, by in apart)
-    reason = f"log-probs of {whose} more than {limit:.2g} from the trainer's ({key}): {far}"
+    reason = f"log-probs of older weights are more than {limit:.2g} from the trainer's (gate.distance_unknown): {far}"
     names = tuple(dict.fromkeys(name for name, _, _ in apart))
     return [BatchFault(reason=reason, cause=Cause.SERVER_STALE, subjects=names)] if far else []
 

@@ -170,12 +170,6 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool, rank: int = 0
     if not on_gpu and (ahead := ahead_bytes(config)):
         why = "of rollout.max_head_offpolicyness and actor.dynamic_sampling, at gconfig.max_new_tokens"
         items.append(Item("rollouts ahead", ahead, why))
-    older = older_bytes(config, shape, on_gpu=on_gpu)
-    if older and on_gpu:
-        one_version = older // older_versions(config, on_gpu=True)
-        items.append(Item("older weights", one_version, "one version, while its tokens are compared"))
-    elif older:
-        items.append(Item("older weights", older, "of rollout.max_head_offpolicyness versions, for gate.older_weights"))
     if actor.dtype != "float32" and own == 4 and not (ranks > 1 and actor.gather_dtype == "bfloat16"):
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
     if actor.needs_reference:
@@ -214,18 +208,6 @@ def ahead_bytes(config: RunConfig) -> int:
     batches = config.rollout.max_head_offpolicyness + (config.actor.dynamic_sampling or 1) - 1
     samples = batches * config.train_dataset.batch_size * config.gconfig.n_samples
     return samples * config.gconfig.max_new_tokens * AHEAD_TOKEN_BYTES
-
-
-def older_versions(config: RunConfig, *, on_gpu: bool) -> int:
-    """How many versions' weights a trainer keeps (gate.older_weights). On a GPU none that is not asked for: what a step
-    pays there for the copy was never measured."""
-    wanted = not on_gpu if config.gate.older_weights is None else config.gate.older_weights
-    return config.rollout.max_head_offpolicyness if wanted and config.actor.dp_size == 1 else 0
-
-
-def older_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> int:
-    """What learns, of each version that a token may be of, in the host's memory: older tokens are compared with it."""
-    return 4 * learning(config.actor, shape) * older_versions(config, on_gpu=on_gpu)
 
 
 def checkpoint_bytes(actor: ActorConfig, shape: ModelShape) -> int:

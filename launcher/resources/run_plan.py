@@ -155,7 +155,6 @@ def _places(
 ) -> Iterator[MemoryPlace]:
     """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
     kept = memory_estimate.kept_state_bytes(config, shape) + memory_estimate.ahead_bytes(config)
-    kept += memory_estimate.older_bytes(config, shape, on_gpu=True)
     files = _weight_files(config, shape)
     sent = memory_estimate.sent(config, shape, on_gpu=True).in_host
     first = next(process.placement.node for process in processes if process.placement.kind == RANK)

@@ -4,12 +4,18 @@ import functools
 
 import torch
 
+from actors.model.micro_batches import batches_of, lay_out
 from tests.support import tiny_models
 
 TEMPERATURE = 0.8
 
 
 policy = functools.partial(tiny_models.policy, temperature=TEMPERATURE)
+
+
+def share_out(sequences, learning, max_tokens, *, ranks):
+    """The micro-batches of each rank."""
+    return batches_of(sequences, lay_out([len(one) for one in sequences], learning, max_tokens, ranks=ranks))
 
 
 def gradients(model):

@@ -15,13 +15,13 @@ from actors.model.micro_batches import (
     lay_out,
     pack,
     sequences_of,
-    share_out,
     tokens_in_rows,
 )
 from actors.model.objective import Objective
 from launcher.base.errors import ConfigError, TrainerError
 from launcher.config.schema import ActorConfig
 from tests.support.tiny_models import make_groups
+from tests.support.worlds.model import share_out
 
 
 @pytest.mark.slow

@@ -127,3 +127,38 @@ def test_a_commit_does_not_skip_the_parts_before_the_last(folder):
     with pytest.raises(TrainerError, match="several optimizer steps"):
         model.commit()
     assert bits(model) == before
+
+
+def answered(model, groups):
+    """`groups` as a server answers them that holds the model's weights now."""
+
+    def of(group, rollout):
+        made = rollout.completion
+        logprobs = tuple(model.logprobs(group.prompt.token_ids, made.token_ids))
+        completion = dataclasses.replace(made, logprobs=logprobs, weight_version=model.policy_version)
+        return dataclasses.replace(rollout, completion=completion)
+
+    return [dataclasses.replace(g, rollouts=tuple(of(g, one) for one in g.rollouts)) for g in groups]
+
+
+@pytest.mark.slow
+def test_with_one_step_the_decoupled_loss_is_that_of_the_clip_to_the_maker_without_its_clip(folder):
+    """And the clip cuts something: a step after that of the same weights goes less far with it."""
+    ways = {
+        "clipped": {},
+        "unclipped": {"eps_clip": 1.0, "eps_clip_higher": 1e6},
+        "decoupled": {"use_decoupled_loss": True, "behave_imp_weight_cap": 1e6},
+    }
+    found = {}
+    for name, settings in ways.items():
+        model = tiny_models.policy(folder, optimizer=OptimizerConfig(lr=3e-2, warmup_steps=0), **settings)
+        older = answered(model, make_groups(seed=7))
+        model.compute_gradients(answered(model, make_groups(seed=8)))
+        model.commit()
+        clipped = model.compute_gradients(older).metrics()
+        grads = [one.grad.flatten() for one in model._part.parameters.values() if one.grad is not None]
+        found[name] = torch.cat(grads), clipped["grpo_actor/clip_ratio/low"] + clipped["grpo_actor/clip_ratio/high"]
+    gradient, cut = found["decoupled"]
+    assert cut == 0 < found["clipped"][1]
+    assert torch.allclose(gradient, found["unclipped"][0], rtol=0, atol=1e-5 * gradient.abs().max().item())
+    assert (found["clipped"][0] - gradient).abs().max() > 1e-2 * gradient.abs().max()

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 
-from actors.model.micro_batches import SampledSequence, deal, share_out
+from actors.model.micro_batches import SampledSequence, deal
 from actors.model.policy_model import PolicyModel
 from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
 from actors.ranks.rank_controller import said
@@ -36,6 +36,7 @@ from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.rank_pair import ADDRESS, Pair
 from tests.support.rank_pair import gradients as gradients_of
 from tests.support.tiny_models import actor, make_groups, make_model, policy, reference, weights
+from tests.support.worlds.model import share_out
 
 TEMPERATURE = 0.8
 STEPS = 3

@@ -69,29 +69,6 @@ def test_what_older_weights_made_does_not_hide_what_current_ones_did_not(current
         assert (decision.cause, decision.subjects) == expected
 
 
-@pytest.mark.parametrize(
-    ("is_of_older", "labelled", "expected"),
-    [
-        (False, 2e-5, None),
-        (False, 2.1e-5, (Cause.SERVER_STALE, ("server-1",))),  # one version older than it says, at least 8e-4
-        (False, math.nan, (Cause.SERVER_STALE, ("server-1",))),
-        (True, 2e-5, None),  # beside tokens of a version that isn't kept
-        (True, 1e-3, (Cause.SERVER_STALE, ("server-1",))),
-    ],
-)
-def test_tokens_of_older_weights_are_as_near_to_those_of_their_version_as_current_ones(is_of_older, labelled, expected):
-    gate = dataclasses.replace(GATE, versions_behind=2)
-    shares = (("server-0", 29, 1e-7), ("server-1", 28, labelled))
-    mean = 0.02 if is_of_older else 1e-7
-    mixed = batch(30, weight_versions=(28, 29), is_of_older=is_of_older, logprob_distance=mean, labelled=shares)
-    decision = admit(mixed, gate)
-    assert decision.admitted is (expected is None)
-    if expected is not None:
-        assert (decision.cause, decision.subjects) == expected
-        assert decision.reason.startswith("log-probs of other weights than they are said to be of are more than 1e-05")
-        assert f"server-1 at version 28 by {labelled:.2g}" in decision.reason
-
-
 def test_a_distance_of_older_weights_alone_is_not_the_usual_one():
     assert math.isnan(batch(30, weight_versions=(29,), is_of_older=True, logprob_distance=0.02).figures.distance)
     assert batch(30, weight_versions=(29, 30), logprob_distance=1e-7).figures.distance == 1e-7

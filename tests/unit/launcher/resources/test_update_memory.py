@@ -12,7 +12,6 @@ from launcher.resources.memory_estimate import (
     BUCKET_BYTES,
     GIB,
     Sent,
-    older_bytes,
     sent,
     server_on_cpu,
     server_on_gpu,
@@ -101,15 +100,3 @@ def test_a_further_server_reads_the_same_bytes():
         for servers in (1, 2)
     )
     assert new_weights(two.items) == new_weights(one.items) == VERSION + BUCKET_BYTES
-
-
-@pytest.mark.parametrize(
-    ("wanted", "on_gpu", "planned", "in_host"),
-    [(None, False, 2, 0), (None, True, 0, 0), (True, True, 1, 2), (False, False, 0, 0)],
-)
-def test_older_weights_are_kept_on_a_cpu_and_on_a_gpu_where_it_is_asked_for(wanted, on_gpu, planned, in_host):
-    config = changed(GSM8K, gate__older_weights=wanted, rollout__max_head_offpolicyness=2)
-    items = [item.bytes for item in trainer(config, QWEN, on_gpu=on_gpu) if item.what == "older weights"]
-    assert sum(items) == planned * 4 * QWEN.parameters
-    if on_gpu:
-        assert older_bytes(config, QWEN, on_gpu=True) == in_host * 4 * QWEN.parameters
