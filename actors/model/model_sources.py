@@ -1,26 +1,13 @@
-"""The models of actor.path and ref.path as they are on the disk, and those that ranks make to be filled from them."""
+"""The models of actor.path and ref.path as they are on the disk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from transformers import PreTrainedModel
 
 from actors.model import model_folder
 from actors.model.lora import add_adapters
 from actors.model.torch_settings import own_dtype, torch_dtype
 from launcher.config.schema import ActorConfig, RefConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Empty:
-    """A model to be filled: its folder, and the setting that names it."""
-
-    path: str
-    key: str
-    dtype: torch.dtype
-    has_adapters: bool = False
 
 
 class Sources:

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from actors.model import lora, model_folder, training_state
 from actors.model.batch_figures import stats_of
-from actors.model.model_part import ModelPart
+from actors.model.learner import Learner
 from actors.model.model_sources import Sources
-from actors.model.objective import Batch, Sums
+from actors.model.objective import Batch
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
 from actors.model.torch_settings import stream_of_its_own, torch_dtype, training_device
@@ -41,18 +41,35 @@ from launcher.config.schema import ActorConfig, RefConfig
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
 
 
-class Crew(Protocol):
-    """The ranks beside this one, which is the first. `lost`: why they can't work together any more, or ""."""
+class Ranks(Protocol):
+    """All ranks, of which this one is the first. `lost`: why they can't work together any more, or ""."""
 
     size: int
     lost: str
 
     def meet(self, device: torch.device) -> RankGroup: ...
 
-    def together(self, part: ModelPart, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
-        """Run `work` on each rank with its arguments; returns this rank's answer."""
+    def call(self, learner: Learner, order: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """Have each rank's learner carry out `order` with its arguments; returns this rank's answer. One at a time."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the others."""
+
+
+class OneRank:
+    """This process alone."""
+
+    size = 1
+    lost = ""
+
+    def meet(self, device: torch.device) -> RankGroup:
+        return RankGroup(device)
+
+    def call(self, learner: Learner, order: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        return getattr(learner, order)(*arguments[0])
+
+    def close(self) -> None:
+        """There are no others."""
 
 
 class PolicyModel:
@@ -66,9 +83,9 @@ class PolicyModel:
         temperature: float,
         total_steps: int,
         tokenizer_path: str | None = None,
-        crew: Crew | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`tokenizer_path` None: the tokenizer of actor.path. `crew`: the other ranks; None: this process is alone."""
+        """`tokenizer_path` None: the tokenizer of actor.path. `ranks`: None where this process is alone."""
         if not temperature > 0:
             raise ConfigError(
                 f"gconfig.temperature is {temperature}: a model can't be trained on greedy samples",
@@ -76,8 +93,10 @@ class PolicyModel:
             )
         self._actor = actor
         self._total_steps = total_steps
-        self._crew = crew
-        self._turn = threading.Lock()  # `weights_lock` of the step loop, where it is held too, is taken before
+        self._ranks = ranks or OneRank()
+        # A server's admission asks for log-probs on another thread: a forward pass beside a backward pass would share
+        # the model's buffers. `weights_lock` of the step loop, where it is held too, is taken before.
+        self._turn = threading.Lock()
         self._device = training_device(actor)
         self._dtype = torch_dtype(actor.dtype)
         try:
@@ -87,31 +106,33 @@ class PolicyModel:
             tokenizer_folder = model_folder.local_folder(tokenizer_path or actor.path, key=key)
             self.tokenizer = model_folder.load_tokenizer(tokenizer_folder, key=key)
             self._side_files = model_folder.read_side_files(self.folder, tokenizer_folder)
-            group = None if crew is None else crew.meet(self._device)
-            self._part = ModelPart(
-                actor, ref, temperature=temperature, device=self._device, sources=sources, group=group
+            self._learner = Learner(
+                actor,
+                ref,
+                temperature=temperature,
+                device=self._device,
+                sources=sources,
+                group=self._ranks.meet(self._device),
             )
         except BaseException:
             self.close()  # a trainer that is ordered to start again starts other ranks
             raise
-        self._objective = self._part.objective
+        self._objective = self._learner.objective
         self._stats: UpdateStats | None = None
-        self._minibatches: list[list[Batch]] = []
+        self._minibatches: list[Batch] = []
         self._groups: Sequence[RolloutGroup] = ()
-        self._looked: Sums | None = None
-        self._passes: list[tuple[Sums, float]] = []
         self.policy_version = 0
         self.largest_micro_batch = 0  # of all so far, tokens, padding included
 
     @property
     def lost(self) -> str:
         """Why the ranks can't continue; "" where they can."""
-        return "" if self._crew is None else self._crew.lost
+        return self._ranks.lost
 
     @property
     def context_length(self) -> int | None:
         """Tokens of prompt and completion that the model was made for; None where its config doesn't contain it."""
-        return trained_positions(self._part.model.config.to_dict())
+        return trained_positions(self._learner.model.config.to_dict())
 
     def compute_gradients(self, groups: Sequence[RolloutGroup]) -> UpdateStats:
         """Forward and backward over the batch, in micro-batches; the gradient is clipped and waits for `commit`.
@@ -120,20 +141,15 @@ class PolicyModel:
         of None is not a number, and so makes the batch one that can't be committed; so does having no tokens. Raises
         TrainerError, ConfigError (a sequence longer than a micro-batch), and leaves no gradient then.
         """
-        self.discard()
-        minibatches = self._objective.prepare(groups, ranks=1 if self._crew is None else self._crew.size)
-        made = (one.input_ids.numel() for batches in minibatches for batch in batches for one in batch.micro_batches)
-        self.largest_micro_batch = max(self.largest_micro_batch, *made)
-        self._minibatches, self._groups = minibatches, groups
+        self._forget()
         with self._nothing_left_of_failures():
-            self._do_each("begin", [(list(of_rank),) for of_rank in zip(*minibatches, strict=True)])
-            if len(minibatches) > 1 or self._objective.looks_ahead:
-                for which, batches in enumerate(minibatches):
-                    for index in range(len(batches[0].micro_batches)):
-                        self._do("look_ahead", which, index)
-                looked = self._do("finish_look_ahead")
-                self._looked = self._objective.join(looked) if looked else None
-            self._stats = self._pass(0)
+            minibatches = self._objective.prepare(groups, ranks=self._ranks.size)
+            made = (one.input_ids.numel() for of_ranks in minibatches for of in of_ranks for one in of.micro_batches)
+            self.largest_micro_batch = max(self.largest_micro_batch, *made)
+            self._order_each("compute_gradients", [(list(of_rank),) for of_rank in zip(*minibatches, strict=True)])
+            self._minibatches = [of_ranks[0] for of_ranks in minibatches]
+            self._groups = groups
+            self._stats = self._stats_of_passes()
         return self._stats
 
     def step_ahead(self) -> UpdateStats:
@@ -145,19 +161,9 @@ class PolicyModel:
         if len(self._minibatches) == 1:
             return stats
         with self._nothing_left_of_failures():
-            self._do("keep")
-            try:
-                for which in range(1, len(self._minibatches)):
-                    self._do("step", stats.learning_rate)
-                    stats = self._stats = self._pass(which)
-                    if not stats.finite:
-                        self._do("put_back")
-                        break
-            except BaseException:
-                if not self.lost:
-                    self._do("put_back")
-                raise
-        return stats
+            self._order("step_ahead", stats.learning_rate)
+            self._stats = self._stats_of_passes()
+        return self._stats
 
     def commit(self) -> None:
         """Take the optimizer step whose gradient waits. Raises TrainerError where there is none, or others come first.
@@ -166,11 +172,11 @@ class PolicyModel:
         carries the model away on data that says nothing.
         """
         stats = self._committable()
-        if len(self._passes) < len(self._minibatches):
+        if len(self._learner.passes) < len(self._minibatches):
             raise TrainerError("this batch has several optimizer steps", "call step_ahead before commit")
-        self._do("step", stats.learning_rate)
+        self._order("commit", stats.learning_rate)
         self.policy_version += 1
-        self.discard()
+        self._forget()
 
     def _committable(self) -> UpdateStats:
         if self._stats is None:
@@ -182,17 +188,14 @@ class PolicyModel:
             )
         return self._stats
 
-    def _pass(self, which: int) -> UpdateStats:
-        """Forward and backward over one part of the batch; figures of all parts so far."""
-        for index in range(len(self._minibatches[which][0].micro_batches)):
-            self._do("run", which, index)
-        self._passes.append(self._do("finish"))
+    def _stats_of_passes(self) -> UpdateStats:
+        """Of all parts of the batch so far."""
         return stats_of(
             self._objective,
-            [of_ranks[0] for of_ranks in self._minibatches],
+            self._minibatches,
             self._groups,
-            self._passes,
-            looked=self._looked,
+            self._learner.passes,
+            looked=self._learner.looked,
             actor=self._actor,
             policy_version=self.policy_version,
             rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=self._actor.optimizer),
@@ -215,13 +218,18 @@ class PolicyModel:
 
     def discard(self) -> None:
         """Forget the gradients. Weights and optimizer stay as they are."""
-        self._stats, self._looked = None, None
-        self._minibatches, self._groups, self._passes = [], (), []
+        self._forget()
         if not self.lost:  # ranks that can't work together hold nothing that could be committed
-            self._do("discard")
+            self._order("discard")
+
+    def _forget(self) -> None:
+        """What belongs to the gradients here. Each order that begins or ends a batch drops the gradients themselves."""
+        self._stats = None
+        self._minibatches = []
+        self._groups = ()
 
     def weights_are_finite(self) -> bool:
-        is_finite: bool = self._do("is_finite")
+        is_finite: bool = self._order("is_finite")
         return is_finite
 
     @property
@@ -235,7 +243,7 @@ class PolicyModel:
         As float32 they share memory with the model: use or copy them before the next commit. Of several ranks they
         are complete copies in the host's memory, gathered one after another.
         """
-        yield from self._part.weights(dtype) if self._crew is None else self._do("gather_weights", dtype)
+        yield from self._learner.weights(dtype) if self._ranks.size == 1 else self._order("gather_weights", dtype)
 
     def export(self, folder: Path, dtype: torch.dtype) -> None:
         """Write a complete Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
@@ -251,7 +259,9 @@ class PolicyModel:
         state = state or self.training_state()
         learned = training_state.master_weights(state)
         exact = self._dtype == torch.float32 and not self._actor.use_lora
-        weights = self.named_weights(self._dtype) if self._actor.use_lora else self._part.exported(learned, self._dtype)
+        weights = (
+            self.named_weights(self._dtype) if self._actor.use_lora else self._learner.exported(learned, self._dtype)
+        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             model_folder.write_model_folder(folder, side_files=self._side_files, weights=weights, dtype=self._dtype)
@@ -266,7 +276,7 @@ class PolicyModel:
 
         In one process they share memory with the model: read them before the next `step_ahead` or `commit`.
         """
-        return training_state.collect_training_state(self._do("learned"), policy_version=self.policy_version)
+        return training_state.collect_training_state(self._order("learned"), policy_version=self.policy_version)
 
     def detached(self, state: TrainingState, *, room: float) -> TrainingState | None:
         """`state` in memory of its own in the host, which `save` can be given at any time. Any thread's.
@@ -276,7 +286,7 @@ class PolicyModel:
         facts, tensors = state
         if self._actor.use_lora:
             return None
-        if self._crew is not None:  # gathered in the host's memory
+        if self._ranks.size > 1:  # gathered in the host's memory
             return state
         if sum(tensor.nbytes for tensor in tensors.values()) > room:
             return None
@@ -289,7 +299,7 @@ class PolicyModel:
     @property
     def saves_alone(self) -> bool:
         """Whether `save` needs the other ranks, which then can't compute: LoRA's export is gathered from them."""
-        return self._crew is not None and self._actor.use_lora
+        return self._ranks.size > 1 and self._actor.use_lora
 
     def load(self, folder: Path) -> None:
         """Restore exactly what `save` wrote: weights, moments, counters, random numbers. Drops any gradient.
@@ -300,8 +310,8 @@ class PolicyModel:
         training_state.load_training_state(
             folder,
             facts=facts,
-            shapes={name: parameter.shape for name, parameter in self._part.parameters.items()},
-            put=lambda reader: self._do_each("go_back", self._first((reader, reader.steps), (None, reader.steps))),
+            shapes={name: parameter.shape for name, parameter in self._learner.parameters.items()},
+            put=lambda reader: self._order_each("go_back", self._first((reader, reader.steps), (None, reader.steps))),
             is_adamw=self._actor.optimizer.type == ADAMW,
         )
         self.policy_version = facts.policy_version
@@ -311,35 +321,28 @@ class PolicyModel:
         """Back to the weights of actor.path and an optimizer that has seen nothing. Raises ModelError."""
         if self.policy_version:
             fresh = Sources.read_policy(self._actor)
-            self._do_each("begin_anew", self._first((fresh,), (None,)))
+            self._order_each("begin_anew", self._first((fresh,), (None,)))
         self.policy_version = 0
         self.discard()
 
     def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Log-probs of `completion` after `prompt` at temperature 1, as a greedy server reports them. Any thread's."""
-        found: list[float] = self._do("logprobs", tuple(prompt), tuple(completion))
+        found: list[float] = self._order("logprobs", tuple(prompt), tuple(completion))
         return found
 
     def close(self) -> None:
         """End the other ranks."""
-        if self._crew is not None:
-            self._crew.close()
+        self._ranks.close()
 
     # ── on every rank at once ──
 
-    def _do(self, work: str, *arguments: Any) -> Any:
-        return self._do_each(work, self._first(arguments, arguments))
+    def _order(self, order: str, *arguments: Any) -> Any:
+        return self._order_each(order, [arguments] * self._ranks.size)
 
-    def _do_each(self, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
-        """`arguments`: each rank's. One operation at a time: a server's admission asks on another thread, and its
-        forward pass beside a backward pass would share the model's buffers and the GPU's memory.
-
-        Raises TrainerError where a rank is lost, and whatever the own part raises.
-        """
-        if self._crew is None:
-            with self._turn:
-                return getattr(self._part, work)(*arguments[0])
-        return self._crew.together(self._part, work, arguments)
+    def _order_each(self, order: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """`arguments`: each rank's. Raises TrainerError where a rank is lost, and whatever the own learner raises."""
+        with self._turn:
+            return self._ranks.call(self._learner, order, arguments)
 
     def _first(self, own: Sequence[Any], others: Sequence[Any]) -> list[Sequence[Any]]:
-        return [own] if self._crew is None else [own, *[others] * (self._crew.size - 1)]
+        return [own, *[others] * (self._ranks.size - 1)]

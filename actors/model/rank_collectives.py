@@ -33,7 +33,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where the `size` ranks of one incarnation meet. `timeout_s`: of each operation, the first included."""
 
     address: str
@@ -52,7 +52,9 @@ class MeetingPlace:
         listener.bind((address, 0))
         listener.listen()
         port = int(listener.getsockname()[1])
-        self.meeting = Meeting(address=address, port=port, name=secrets.token_hex(16), size=size, timeout_s=timeout_s)
+        self.rendezvous = Rendezvous(
+            address=address, port=port, name=secrets.token_hex(16), size=size, timeout_s=timeout_s
+        )
         self.store = TCPStore(  # by itself it would listen on every interface
             address,
             port,
@@ -65,49 +67,69 @@ class MeetingPlace:
 
 
 class RankGroup:
-    """One rank's side of the collective operations. One in a process."""
+    """One rank's side of the collective operations. One in a process. `mesh` None: a rank alone, which has all of
+    everything: each operation leaves its tensor as it is."""
 
-    def __init__(
-        self, meeting: Meeting, rank: int, *, own_address: str, device: torch.device, place: MeetingPlace | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, *, rank: int = 0, mesh: DeviceMesh | None = None) -> None:
+        self.size = 1 if mesh is None else mesh.size()
+        self._device = device
+        self._rank = rank
+        self._mesh = mesh
+
+    @classmethod
+    def join(
+        cls,
+        rendezvous: Rendezvous,
+        rank: int,
+        *,
+        own_address: str,
+        device: torch.device,
+        place: MeetingPlace | None = None,
+    ) -> RankGroup:
         """Returns when all ranks have joined. `place` is rank 0's. Raises TrainerError."""
         interface = interface_of(own_address)
         for variable in INTERFACE_VARIABLES:
             os.environ[variable] = interface
         if dist.is_initialized():  # of a start that failed half-way
             dist.destroy_process_group()
-        self.rank, self.size = rank, meeting.size
-        self._device = device
-        timeout = _seconds(meeting.timeout_s)
+        timeout = _seconds(rendezvous.timeout_s)
         try:
             if place is None:
-                store = TCPStore(meeting.address, meeting.port, meeting.size, is_master=False, timeout=timeout)
+                store = TCPStore(rendezvous.address, rendezvous.port, rendezvous.size, is_master=False, timeout=timeout)
             else:
                 store = place.store
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore(meeting.name, store),
+                store=PrefixStore(rendezvous.name, store),
                 rank=rank,
-                world_size=meeting.size,
+                world_size=rendezvous.size,
                 timeout=timeout,
             )
-            self._mesh: DeviceMesh = init_device_mesh(device.type, (meeting.size,))
+            mesh = init_device_mesh(device.type, (rendezvous.size,))
         except (RuntimeError, ValueError) as error:  # torch's own kinds of failure are RuntimeErrors
             raise TrainerError(f"trainer rank {rank} could not meet the others: {error}") from error
+        return cls(device, rank=rank, mesh=mesh)
 
     # ── collective operations ──
 
     def shard(self, model: LogprobModel, *, in_bfloat16: bool = False) -> None:
         """Keep one slice of each weight of `model`, which is moved to the device layer by layer."""
+        assert self._mesh is not None, "a rank alone holds the model itself"
         sharded(model, self._mesh, in_bfloat16=in_bfloat16)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All slices of it together, in the host's memory of rank 0; nothing on the others."""
+        """All slices of it together, in the host's memory of rank 0; nothing on the others. Alone: itself."""
+        if self._mesh is None:
+            return tensor
         together = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return together.cpu() if self.rank == 0 else together.new_empty(0)
+        return together.cpu() if self._rank == 0 else together.new_empty(0)
 
     def put(self, target: Tensor, whole: Tensor | None) -> None:
         """Set `target` to what rank 0 has, each rank its slice. Others pass None."""
+        if self._mesh is None:
+            assert whole is not None, "there is nobody to have it from"
+            target.copy_(whole)
+            return
         if whole is None:
             whole = torch.empty(target.shape, dtype=target.dtype, device=self._device)
         else:
@@ -120,11 +142,13 @@ class RankGroup:
             target.copy_(whole)
 
     def total(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor, dist.ReduceOp.SUM)
+        if self._mesh is not None:
+            dist.all_reduce(tensor, dist.ReduceOp.SUM)
         return tensor
 
     def largest(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        if self._mesh is not None:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
 

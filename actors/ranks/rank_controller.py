@@ -37,7 +37,7 @@ from launcher.run_files.run_paths import RunPaths
 if TYPE_CHECKING:
     import torch
 
-    from actors.model.model_part import ModelPart
+    from actors.model.learner import Learner
     from actors.model.rank_collectives import RankGroup
 
 LOOPBACK = "127.0.0.1"
@@ -85,7 +85,6 @@ class RankController:
         self._journal = journal
         self._start_s = config.health.trainer_first_s
         self._silence_s = config.health.trainer_silence_s
-        self._turn = threading.Lock()
         self._working_since: float | None = None
         self._is_lost = threading.Event()
         self._losing = threading.Lock()
@@ -156,10 +155,10 @@ class RankController:
             self._check()
             place = MeetingPlace(own, size=self.size, timeout_s=self._start_s)
             self._joining = [
-                rank.join.remote(self._config, place.meeting, address, was)
+                rank.join.remote(self._config, place.rendezvous, address, was)
                 for rank, address, was in zip(self._ranks, others, before, strict=True)
             ]
-            group = RankGroup(place.meeting, 0, own_address=own, device=device, place=place)
+            group = RankGroup.join(place.rendezvous, 0, own_address=own, device=device, place=place)
         finally:
             self._working_since = None
         self._has_met = True
@@ -186,37 +185,36 @@ class RankController:
         is_one_machine = len(set(addresses)) == 1 or all(address.startswith("127.") for address in addresses)
         return [LOOPBACK] * len(nodes) if is_one_machine else addresses
 
-    def together(self, part: ModelPart, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
-        """Run `work` on each rank with its arguments; returns rank 0's answer. One operation at a time.
+    def call(self, learner: Learner, order: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """Have each rank's learner carry out `order` with its arguments; returns rank 0's answer. One order at a time.
 
-        Raises TrainerError where a rank is lost, and what rank 0's part raises. After either, all ranks are lost.
+        Raises TrainerError where a rank is lost, and what rank 0's learner raises. After either, all ranks are lost.
         """
         import torch
 
-        with self._turn:
-            self._working_since = time.monotonic()
-            try:
-                self._check()
-                asked = [
-                    *self._joining,
-                    *(rank.do.remote(work, *own) for rank, own in zip(self._ranks, arguments[1:], strict=True)),
-                ]
-                self._joining = []
-                answer = getattr(part, work)(*arguments[0])
-                self._wait(asked)
-            except torch.OutOfMemoryError as error:  # a RuntimeError too, and one's own
-                self._lose(f"trainer rank 0 failed: {work}: torch.OutOfMemoryError: {error}")
-                raise
-            except (RuntimeError, RayError) as error:
-                self._is_lost.wait(EXPLAIN_S)
-                self._lose(f"the trainer's ranks failed together: {work}: {said(error)}")
-                raise TrainerError(self.lost) from error
-            except Exception as error:
-                self._lose(f"trainer rank 0 failed: {work}: {error}")
-                raise
-            finally:
-                self._working_since = None
-            return answer
+        self._working_since = time.monotonic()
+        try:
+            self._check()
+            asked = [
+                *self._joining,
+                *(rank.call.remote(order, *own) for rank, own in zip(self._ranks, arguments[1:], strict=True)),
+            ]
+            self._joining = []
+            answer = getattr(learner, order)(*arguments[0])
+            self._wait(asked)
+        except torch.OutOfMemoryError as error:  # a RuntimeError too, and one's own
+            self._lose(f"trainer rank 0 failed: {order}: torch.OutOfMemoryError: {error}")
+            raise
+        except (RuntimeError, RayError) as error:
+            self._is_lost.wait(EXPLAIN_S)
+            self._lose(f"the trainer's ranks failed together: {order}: {said(error)}")
+            raise TrainerError(self.lost) from error
+        except Exception as error:
+            self._lose(f"trainer rank 0 failed: {order}: {error}")
+            raise
+        finally:
+            self._working_since = None
+        return answer
 
     def close(self) -> None:
         """End the others."""

@@ -1,6 +1,6 @@
 """A further trainer rank as a Ray actor: a slice of the model, and its share of each step.
 
-Rank 0 (actors/ranks/rank_controller.py) orders each operation. A rank ends with the trainer's process and with its
+Rank 0 (actors/ranks/rank_controller.py) gives each order. A rank ends with the trainer's process and with its
 raylet, and when rank 0 has not pinged it for long, as behind a broken network. It is never restarted alone: all ranks
 restart together. Those of a parked trainer are parked too: they have imported everything, and on a CPU they have
 joined.
@@ -26,8 +26,8 @@ from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
 
 if TYPE_CHECKING:
-    from actors.model.model_part import ModelPart
-    from actors.model.rank_collectives import Meeting
+    from actors.model.learner import Learner
+    from actors.model.rank_collectives import Rendezvous
 
 LEASE_S = 120.0
 """Without a ping of rank 0, after which a rank ends. Longer than rank 0 waits for an answer."""
@@ -44,7 +44,7 @@ log = logging.getLogger("trainer")
 
 @ray.remote(concurrency_groups={"work": 1, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
 class TrainerRank:
-    """`where`, `prepare`, `join`, then `do`; `stay` ends when this rank can't continue."""
+    """`where`, `prepare`, `join`, then `call`; `stay` ends when this rank can't continue."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, rank: int, niceness: int, gpus: str) -> None:
         """`niceness`: of the imports. `gpus`: where they are another process's until this one joins, "" for Ray's."""
@@ -53,8 +53,8 @@ class TrainerRank:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus
         self._paths = paths
         self._rank = rank
-        self._imports = LowPriorityImport("actors.model.model_part", niceness)
-        self._part: ModelPart | None = None
+        self._imports = LowPriorityImport("actors.model.learner", niceness)
+        self._learner: Learner | None = None
         self._is_over = threading.Event()
         self._failure = ""
         self._asked_at: float | None = None
@@ -91,17 +91,17 @@ class TrainerRank:
         log.info("rank %d: process %d", self._rank, os.getpid())
 
     @ray.method(concurrency_group="work")
-    def join(self, config: RunConfig, meeting: Meeting, own_address: str, before: RankLocation | None) -> None:
+    def join(self, config: RunConfig, rendezvous: Rendezvous, own_address: str, before: RankLocation | None) -> None:
         """Meet the others, and take the own slice of the model. `before`: this rank in the incarnation before."""
-        from actors.model.model_part import ModelPart
+        from actors.model.learner import Learner
         from actors.model.rank_collectives import RankGroup
         from actors.model.torch_settings import training_device
 
         try:
             self._let_go(before)
             device = training_device(config.actor)
-            group = RankGroup(meeting, self._rank, own_address=own_address, device=device)
-            self._part = ModelPart(
+            group = RankGroup.join(rendezvous, self._rank, own_address=own_address, device=device)
+            self._learner = Learner(
                 config.actor,
                 config.ref,
                 temperature=config.gconfig.temperature,
@@ -109,20 +109,20 @@ class TrainerRank:
                 sources=None,
                 group=group,
             )
-            log.info("rank %d: one of %d on %s", self._rank, meeting.size, device)
+            log.info("rank %d: one of %d on %s", self._rank, group.size, device)
         except Exception as error:
             self._fail("joining", error)
             raise
 
     @ray.method(concurrency_group="work")
-    def do(self, work: str, *arguments: Any) -> None:
-        """Run one operation of `ModelPart`; only rank 0 uses the result."""
+    def call(self, order: str, *arguments: Any) -> None:
+        """Carry out one order to the `Learner`; only rank 0 uses the result."""
         try:
-            if self._failure or self._part is None:
+            if self._failure or self._learner is None:
                 raise TrainerError(self._failure or "this rank has not joined")
-            getattr(self._part, work)(*arguments)
+            getattr(self._learner, order)(*arguments)
         except Exception as error:
-            self._fail(work, error)
+            self._fail(order, error)
             raise
 
     def _let_go(self, before: RankLocation | None) -> None:

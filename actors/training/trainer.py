@@ -138,7 +138,7 @@ class Trainer:
                 from actors.training.training import Training
 
                 self._training = Training(
-                    config, self._paths, self._attempt, ask=ask, crew=self._ranks, parts=self._parts
+                    config, self._paths, self._attempt, ask=ask, ranks=self._ranks, parts=self._parts
                 )
         except BaseException:
             if self._ranks is not None:
@@ -176,7 +176,7 @@ class Trainer:
         from actors.training.training_parts import TrainingParts, can_be_loaded_ahead
 
         journal = Journal(self._paths.events, self._attempt, time.time)
-        return TrainingParts.load(config, journal, crew=self._ranks) if can_be_loaded_ahead(config) else None
+        return TrainingParts.load(config, journal, ranks=self._ranks) if can_be_loaded_ahead(config) else None
 
     @ray.method(concurrency_group="train")
     def restore(self, global_step: int, lineage: int, incident: int | None) -> int:

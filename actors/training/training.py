@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from actors.data.prompt_queue import PromptQueue
 from actors.data.training_data import queue_of
-from actors.model.policy_model import Crew
+from actors.model.policy_model import Ranks
 from actors.reward.canaries import CanaryRounds, ErrorRates, make_canaries
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.recorded_answers import RecordedAnswers
@@ -63,11 +63,11 @@ class Training:
         attempt: int,
         *,
         ask: Ask | None = None,
-        crew: Crew | None = None,
+        ranks: Ranks | None = None,
         parts: TrainingParts | None = None,
     ) -> None:
         """Load model, data and reward function. `ask`: the HealthMonitor. `parts`: loaded while this process was
-        parked. Raises the UsageErrors of each, and TrainerError where the ranks of `crew` don't meet.
+        parked. Raises the UsageErrors of each, and TrainerError where the `ranks` don't meet.
         """
         self._config = config
         self._paths = paths
@@ -78,7 +78,7 @@ class Training:
         self._thread = LoopThread("rollouts")
         self._reward = RewardPool(config.reward, config.own_rewards())  # its processes start while the model loads
         if parts is None or parts.config != config:
-            parts = TrainingParts.load(config, self._journal, reward=self._reward, crew=crew)
+            parts = TrainingParts.load(config, self._journal, reward=self._reward, ranks=ranks)
         self._model, self._data = parts.model, parts.data
         weights_lock = threading.RLock()
         self.servers = TrainingServers(

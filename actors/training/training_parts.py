@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from actors.data.dataset import DataRecord
 from actors.data.mixture import in_epoch
 from actors.data.training_data import DataLoader, TrainingData, record_bad
-from actors.model.policy_model import Crew, PolicyModel
+from actors.model.policy_model import PolicyModel, Ranks
 from actors.reward.data_check import records_of
 from actors.reward.reward_pool import RewardPool
 from launcher.config.data import DatasetConfig
@@ -27,10 +27,10 @@ class TrainingParts:
 
     @classmethod
     def load(
-        cls, config: RunConfig, journal: Journal, *, reward: RewardPool | None = None, crew: Crew | None = None
+        cls, config: RunConfig, journal: Journal, *, reward: RewardPool | None = None, ranks: Ranks | None = None
     ) -> TrainingParts:
         """`reward`: for data whose bad records are skipped. Raises the UsageErrors of each, and TrainerError where the
-        ranks of `crew` don't meet.
+        `ranks` don't meet.
         """
         scorer = None if config.rollout.episode else reward
         records = {key: _read(dataset, key, scorer, journal) for key, dataset in config.datasets().items()}
@@ -40,7 +40,7 @@ class TrainingParts:
             temperature=config.gconfig.temperature,
             total_steps=planned_steps(config, records),
             tokenizer_path=config.tokenizer_path,
-            crew=crew,
+            ranks=ranks,
         )
         context = config.sglang.context_length or model.context_length
         data = DataLoader(config, model.tokenizer, context, journal).load(records)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from actors.model.model_part import ModelPart
+from actors.model.objective import Objective
 from actors.model.policy_model import PolicyModel
 from launcher.checkpoints import in_memory_checkpoints
 from tests.support.worlds.training import Trial
 
 AFTERWARDS = 16 * 2**20
-MOMENTS = {"forward": (ModelPart, "run"), "backward": (torch.Tensor, "backward"), "optimizer": (PolicyModel, "commit")}
+MOMENTS = {"forward": (Objective, "run"), "backward": (torch.Tensor, "backward"), "optimizer": (PolicyModel, "commit")}
 
 
 def main() -> None:

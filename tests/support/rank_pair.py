@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from actors.model.model_part import ModelPart
+from actors.model.learner import Learner
 from actors.model.rank_collectives import MeetingPlace, RankGroup
 from tests.support.machine import scaled
 
@@ -32,8 +32,8 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
             match work:
                 case "meet":
                     meeting, actor, ref, temperature = arguments
-                    group = RankGroup(meeting, 1, own_address=ADDRESS, device=torch.device("cpu"))
-                    part = ModelPart(
+                    group = RankGroup.join(meeting, 1, own_address=ADDRESS, device=torch.device("cpu"))
+                    part = Learner(
                         actor, ref, temperature=temperature, device=torch.device("cpu"), sources=None, group=group
                     )
                 case "leave":
@@ -48,9 +48,9 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
         pipe.send(answer)
 
 
-def gradients(part: ModelPart) -> dict[str, torch.Tensor]:
+def gradients(part: Learner) -> dict[str, torch.Tensor]:
     """Whole, by the names of the parameters; nothing on the second."""
-    return {name: part._whole(parameter.grad).clone() for name, parameter in part.parameters.items()}
+    return {name: part._group.whole(parameter.grad).clone() for name, parameter in part.parameters.items()}
 
 
 class Second:
@@ -70,7 +70,7 @@ class Second:
 
 
 class Pair:
-    """The crew of rank 0 (actors/model/policy_model.py): this process and the second one."""
+    """The ranks of rank 0 (actors/model/policy_model.py): this process and the second one."""
 
     size = 2
     lost = ""
@@ -82,10 +82,10 @@ class Pair:
 
     def meet(self, device: torch.device) -> RankGroup:
         self._place = MeetingPlace(ADDRESS, size=2, timeout_s=deadline_s())
-        self._pipe.send(("meet", (self._place.meeting, *self._settings)))
-        return RankGroup(self._place.meeting, 0, own_address=ADDRESS, device=device, place=self._place)
+        self._pipe.send(("meet", (self._place.rendezvous, *self._settings)))
+        return RankGroup.join(self._place.rendezvous, 0, own_address=ADDRESS, device=device, place=self._place)
 
-    def together(self, part: ModelPart, work: str, arguments):
+    def call(self, part: Learner, work: str, arguments):
         if self.works == []:
             self._hear()  # of the meeting
         self.works.append(work)
@@ -94,7 +94,7 @@ class Pair:
         self._hear()
         return answer
 
-    def gradients(self, part: ModelPart) -> dict[str, torch.Tensor]:
+    def gradients(self, part: Learner) -> dict[str, torch.Tensor]:
         self._pipe.send(("gradients", ()))
         found = gradients(part)
         self._hear()

@@ -19,7 +19,7 @@ def share_out(sequences, learning, max_tokens, *, ranks):
 
 
 def gradients(model):
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model._part.model.named_parameters()}
+    return {name: None if p.grad is None else p.grad.clone() for name, p in model._learner.model.named_parameters()}
 
 
 def bits(tensors):

@@ -109,7 +109,7 @@ def test_to_begin_anew_is_to_begin(folder):
 
 def test_in_bfloat16_what_learns_is_float32(folder):
     model = policy(folder, dtype="bfloat16")
-    dtypes = {name: parameter.dtype for name, parameter in model._part.model.named_parameters()}
+    dtypes = {name: parameter.dtype for name, parameter in model._learner.model.named_parameters()}
     assert {dtype for name, dtype in dtypes.items() if "lora_" in name} == {torch.float32}
     assert {dtype for name, dtype in dtypes.items() if "lora_" not in name} == {torch.bfloat16}
     before = weights(model)

@@ -105,14 +105,15 @@ def test_a_part_that_fails_undoes_the_earlier_ones(folder, monkeypatch):
     model = policy(folder, ppo_n_minibatches=3)
     before = bits(model)
     model.compute_gradients(make_groups())
-    run = model._part.run
+    run, asked = model._objective.run, []
 
-    def out_of_memory(which, index):
-        if which == 2:
+    def out_of_memory(*of_micro_batch):
+        asked.append(of_micro_batch)
+        if len(asked) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        run(which, index)
+        return run(*of_micro_batch)
 
-    monkeypatch.setattr(model._part, "run", out_of_memory)
+    monkeypatch.setattr(model._objective, "run", out_of_memory)
     with pytest.raises(TrainerError, match="out of memory while training"):
         model.step_ahead()
     assert bits(model) == before
@@ -156,7 +157,7 @@ def test_with_one_step_the_decoupled_loss_is_that_of_the_clip_to_the_maker_witho
         model.compute_gradients(answered(model, make_groups(seed=8)))
         model.commit()
         clipped = model.compute_gradients(older).metrics()
-        grads = [one.grad.flatten() for one in model._part.parameters.values() if one.grad is not None]
+        grads = [one.grad.flatten() for one in model._learner.parameters.values() if one.grad is not None]
         found[name] = torch.cat(grads), clipped["grpo_actor/clip_ratio/low"] + clipped["grpo_actor/clip_ratio/high"]
     gradient, cut = found["decoupled"]
     assert cut == 0 < found["clipped"][1]

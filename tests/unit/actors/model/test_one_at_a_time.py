@@ -1,11 +1,8 @@
-"""A server is admitted while the trainer trains: log-probs are computed between two operations, never within one."""
+"""A server is admitted while the trainer trains: log-probs are computed between two orders, never within one."""
 
 import threading
 from functools import partial
 
-import pytest
-
-from actors.ranks.rank_controller import RankController
 from tests.support.machine import scaled
 from tests.support.tiny_models import make_groups, policy
 
@@ -27,26 +24,13 @@ class NoticedLock:
         self._lock.release()
 
 
-def alone(model, lock):
-    model._turn = lock
-
-
-def with_ranks(model, lock):
-    """Their controller, without the others."""
-    crew = object.__new__(RankController)
-    crew.size, crew._ranks, crew._joining, crew.lost = 1, [], [], ""
-    crew._turn, crew._is_lost = lock, threading.Event()
-    model._crew = crew
-
-
-@pytest.mark.parametrize("trained", [alone, with_ranks])
-def test_log_probs_that_are_asked_for_within_a_backward_pass_wait_for_its_end(folder, trained, monkeypatch):
+def test_log_probs_that_are_asked_for_within_a_backward_pass_wait_for_its_end(folder, monkeypatch):
     model = policy(folder, temperature=1.0)
     expected = model.logprobs((1, 2), (3, 4))
     lock = NoticedLock()
-    trained(model, lock)
+    model._turn = lock
     running, ends, found = threading.Event(), [], []
-    run, logprobs = model._part.run, model._part.logprobs
+    run, logprobs = model._objective.run, model._learner.logprobs
 
     def ask():
         found.append(model.logprobs((1, 2), (3, 4)))
@@ -68,8 +52,8 @@ def test_log_probs_that_are_asked_for_within_a_backward_pass_wait_for_its_end(fo
         assert not running.is_set(), "beside a backward pass"
         return logprobs(*asked)
 
-    monkeypatch.setattr(model._part, "run", slow)
-    monkeypatch.setattr(model._part, "logprobs", noticed)
+    monkeypatch.setattr(model._objective, "run", slow)
+    monkeypatch.setattr(model._learner, "logprobs", noticed)
     stats = model.compute_gradients(make_groups())
     (asking,) = ends
     asking.join(deadline_s())

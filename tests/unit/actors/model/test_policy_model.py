@@ -192,7 +192,7 @@ def test_a_commit_is_one_step_of_adamw_at_the_scheduled_rate(folder):
         optimizer.step()
         model.commit()
         assert model.policy_version == step + 1
-        assert all(parameter.grad is None for parameter in model._part.model.parameters())
+        assert all(parameter.grad is None for parameter in model._learner.model.parameters())
     ours = weights(model)
     close(ours, {name: named[name].detach() for name in ours})
 
@@ -204,7 +204,7 @@ def test_training_raises_the_probability_of_what_was_rewarded(folder):
     good = group.rollouts[0].completion.token_ids
 
     def logprob():
-        return naive_logprobs(model._part.model, group.prompt.token_ids, good, TEMPERATURE).sum().item()
+        return naive_logprobs(model._learner.model, group.prompt.token_ids, good, TEMPERATURE).sum().item()
 
     before = logprob()
     for _ in range(5):

@@ -30,7 +30,7 @@ def with_logprob(groups, group, value):
 
 def parts(model):
     """The policy and its reference."""
-    return model._part.model, model._part.objective._reference.model
+    return model._learner.model, model._learner.objective._reference.model
 
 
 def with_nothing_said(groups):
@@ -135,7 +135,7 @@ def test_a_batch_of_equal_rewards_moves_nothing_despite_momentum_and_decay(folde
 def test_weights_that_are_not_finite_are_seen(folder):
     model = policy(folder)
     assert model.weights_are_finite()
-    first = next(model._part.model.parameters())
+    first = next(model._learner.model.parameters())
     with torch.no_grad():
         first[0, :2] = 3e38  # each is a number, their sum is not
     assert model.weights_are_finite()
@@ -154,7 +154,7 @@ def test_gradient_checkpointing_agrees_runs_layers_twice_and_leaves_dropout_off(
         def count(*_, model=model):
             runs[id(model)] += 1
 
-        model._part.model.model.layers[0].mlp.register_forward_pre_hook(count)
+        model._learner.model.model.layers[0].mlp.register_forward_pre_hook(count)
         model.compute_gradients(make_groups())
     assert (runs[id(plain)], runs[id(sparing)]) == (2, 3)  # two micro-batches, one of which learns
     close(gradients(sparing), gradients(plain), rtol=1e-5, atol=1e-7)

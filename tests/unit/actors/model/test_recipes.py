@@ -128,7 +128,7 @@ def test_a_recipe_equals_plain_autograd_however_the_batch_is_cut(folders, recipe
     stats = model.compute_gradients(groups)
     expected, loss = naive(folders, groups, model._actor)
     assert stats.loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
-    for name, parameter in model._part.model.named_parameters():
+    for name, parameter in model._learner.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=2e-6, msg=name)
     assert (stats.kl_ref is None) == ("KL" not in recipe)
     assert stats.finite

@@ -64,7 +64,7 @@ def group_of(*rollouts):
 
 
 def gradients(model):
-    return {name: parameter.grad.clone() for name, parameter in model._part.parameters.items()}
+    return {name: parameter.grad.clone() for name, parameter in model._learner.parameters.items()}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_gradient_is_that_of_own_tokens_alone(folder):
     found = gradients(model)
     assert stats.n_tokens == 3 + 4
     assert stats.n_learning == 3
-    plain = policy(folder)._part.model
+    plain = policy(folder)._learner.model
     spread = math.sqrt(0.5) + 1e-6  # unbiased deviation of rewards 1 and 0
     loss = torch.zeros(())
     for episode, advantage in zip(EPISODES, (0.5 / spread, -0.5 / spread), strict=True):

@@ -23,8 +23,8 @@ policy = functools.partial(tiny_models.policy, temperature=0.8)
 def everything(model):
     """Weights, optimizer and counter, to the bit."""
     found = {name: tensor.numpy().tobytes() for name, tensor in model.named_weights(torch.float32)}
-    for name, parameter in model._part.model.named_parameters():
-        for key, tensor in model._part.optimizer.state.get(parameter, {}).items():
+    for name, parameter in model._learner.model.named_parameters():
+        for key, tensor in model._learner.optimizer.state.get(parameter, {}).items():
             found[f"{key} of {name}"] = tensor.numpy().tobytes()
     return found | {"policy_version": model.policy_version}
 
@@ -93,7 +93,7 @@ def test_gradients_are_dropped_by_a_load(folder, tmp_path):
     model.save(tmp_path)
     model.compute_gradients(make_groups())
     model.load(tmp_path)
-    assert all(parameter.grad is None for parameter in model._part.model.parameters())
+    assert all(parameter.grad is None for parameter in model._learner.model.parameters())
 
 
 def edit_facts(folder, **changes):

@@ -15,7 +15,7 @@ BFLOAT16 = {"dtype": "bfloat16", "gather_dtype": "bfloat16"}
 def two(second, folder):
     of_both = actor(folder, **BFLOAT16), reference(folder, "float32")
     crew = Pair(second, *of_both, TEMPERATURE)
-    model = PolicyModel(*of_both, temperature=TEMPERATURE, total_steps=10, crew=crew)
+    model = PolicyModel(*of_both, temperature=TEMPERATURE, total_steps=10, ranks=crew)
     yield model
     model.close()
 
@@ -30,7 +30,7 @@ def mean_distance(ours, theirs):
 @pytest.mark.slow
 def test_weights_travel_in_bfloat16_and_all_that_is_kept_is_float32(folder, two, tmp_path):
     seen = set()
-    model = two._part.model
+    model = two._learner.model
     for layer in (model.model.layers[0].self_attn.q_proj, model.model.norm):
         layer.register_forward_pre_hook(lambda module, given: seen.add((module.weight.dtype, given[0].dtype)))
     exact, cast = policy(folder, temperature=TEMPERATURE), policy(folder, temperature=TEMPERATURE, dtype="bfloat16")
@@ -38,15 +38,15 @@ def test_weights_travel_in_bfloat16_and_all_that_is_kept_is_float32(folder, two,
         one.compute_gradients(make_groups())
     assert {weight for weight, _ in seen} == {torch.bfloat16}
     assert (torch.bfloat16, torch.float32) in seen, "the residual stream is float32, as with autocast on one rank"
-    found = two._crew.gradients(two._part)
+    found = two._ranks.gradients(two._learner)
     assert {gradient.dtype for gradient in found.values()} == {torch.float32}
-    far, usual = (mean_distance(one, gradients(exact._part)) for one in (found, gradients(cast._part)))
+    far, usual = (mean_distance(one, gradients(exact._learner)) for one in (found, gradients(cast._learner)))
     assert 0 < far < 1.5 * usual, "no farther from float32 than autocast is (measured: 0.97 times)"
 
     two.step_ahead()
     two.commit()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    moments = [part for state in two._part.optimizer.state.values() for part in state.values()]
+    moments = [part for state in two._learner.optimizer.state.values() for part in state.values()]
     assert {moment.dtype for moment in moments} == {torch.float32}
     two.save(tmp_path / "state")
     cast.discard()

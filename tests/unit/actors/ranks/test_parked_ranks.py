@@ -52,13 +52,13 @@ class Controller:
 class FakeTraining:
     fails = False
 
-    def __init__(self, config, paths, attempt, *, ask, crew, parts):
+    def __init__(self, config, paths, attempt, *, ask, ranks, parts):
         if self.fails:
             raise TrainerError("no model")
-        self.crew, self.parts = crew, parts
+        self.ranks, self.parts = ranks, parts
 
     def ready(self):
-        return self.crew
+        return self.ranks
 
 
 @pytest.fixture
@@ -205,14 +205,14 @@ def test_a_rank_that_was_not_asked_yet_is_not_forgotten(monkeypatch):
 
 def test_ranks_of_which_one_was_lost_before_they_meet_do_not_wait_for_it(monkeypatch):
     """The thread that watches saw nothing to end then; the others would wait for health.trainer_first_s."""
-    crew = object.__new__(RankController)
-    crew.lost, crew._before, crew._ranks, crew.where = "trainer rank 1 ended", (), [object()], PARKED
+    ranks = object.__new__(RankController)
+    ranks.lost, ranks._before, ranks._ranks, ranks.where = "trainer rank 1 ended", (), [object()], PARKED
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr(rank_controller, "ray", SimpleNamespace(get_runtime_context=lambda: context, nodes=list))
-    monkeypatch.setattr(crew, "_addresses", lambda nodes: ["127.0.0.1"] * len(nodes))
+    monkeypatch.setattr(ranks, "_addresses", lambda nodes: ["127.0.0.1"] * len(nodes))
     with pytest.raises(TrainerError, match="trainer rank 1 ended"):
-        crew.meet(torch.device("cpu"))
-    assert crew._working_since is None
+        ranks.meet(torch.device("cpu"))
+    assert ranks._working_since is None
 
 
 def test_a_process_that_does_not_end_is_not_waited_for_for_ever(monkeypatch, caplog):

@@ -103,7 +103,7 @@ def make_two(second):
     def make(folder, ref_folder=None, **settings):
         of_both = actor(folder, **settings), reference(ref_folder or folder, settings.get("dtype", "float32"))
         crew = Pair(second, *of_both, TEMPERATURE)
-        made.append(PolicyModel(*of_both, temperature=TEMPERATURE, total_steps=10, crew=crew))
+        made.append(PolicyModel(*of_both, temperature=TEMPERATURE, total_steps=10, ranks=crew))
         return made[-1]
 
     yield make
@@ -115,7 +115,8 @@ one_rank = functools.partial(policy, temperature=TEMPERATURE)
 
 
 def gradients(model):
-    return gradients_of(model._part) if model._crew is None else model._crew.gradients(model._part)
+    is_alone = model._ranks.size == 1
+    return gradients_of(model._learner) if is_alone else model._ranks.gradients(model._learner)
 
 
 def bits(model):
@@ -217,6 +218,32 @@ def test_what_is_not_finite_on_one_rank_is_vetoed_on_both(folder, make_two):
 
 
 @pytest.mark.slow
+def test_a_step_is_one_order_for_its_gradients_and_one_for_each_thing_that_moves_weights(folder, make_two):
+    """One for each micro-batch made rank 0 wait for the others as often."""
+    two = make_two(folder, mb_spec=CUT_SMALL, ppo_n_minibatches=2, recompute_logprob=True)
+    assert two.compute_gradients(make_groups(groups=8)).n_micro_batches > 1
+    two.step_ahead()
+    two.commit()
+    assert two._ranks.works == ["compute_gradients", "step_ahead", "commit"]
+
+
+@pytest.mark.slow
+def test_a_later_part_that_is_not_finite_is_seen_on_both_and_both_put_the_earlier_ones_back(folder, make_two):
+    two = make_two(folder, ppo_n_minibatches=3, recompute_logprob=True)
+    before = bits(two)
+    groups = make_groups()
+    broken = dataclasses.replace(groups[2].rollouts[0], reward=None)
+    groups[2] = dataclasses.replace(groups[2], rollouts=(broken, *groups[2].rollouts[1:]))
+    assert two.compute_gradients(groups).finite, "of the first part"
+    assert not two.step_ahead().finite
+    with pytest.raises(TrainerError, match="must not be committed"):
+        two.commit()
+    two.discard()
+    assert bits(two) == before
+    assert two.compute_gradients(make_groups(seed=1)).finite
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_state_of_two_is_one_of_one_and_the_other_way_round(folder, make_two, tmp_path, dtype):
     settings = {"dtype": dtype}
@@ -262,10 +289,10 @@ def test_damage_in_the_slice_of_the_second_is_seen(folder, make_two, tmp_path):
     one, two = one_rank(folder), make_two(folder)
     assert two.weights_are_finite()
     with torch.no_grad():
-        next(one._part.model.parameters())[-1, -1] = math.inf
+        next(one._learner.model.parameters())[-1, -1] = math.inf
     one.save(tmp_path / "damaged")
     two.load(tmp_path / "damaged")
-    assert next(two._part.model.parameters()).to_local().isfinite().all()
+    assert next(two._learner.model.parameters()).to_local().isfinite().all()
     assert not two.weights_are_finite()
 
 
@@ -277,10 +304,10 @@ def listening(process):
 def test_each_holds_half_and_listens_on_one_address(folder, second, make_two):
     before = listening(psutil.Process())  # other tests of this process may have a cluster
     two = make_two(folder)
-    whole = sum(p.numel() for p in one_rank(folder)._part.model.parameters())
+    whole = sum(p.numel() for p in one_rank(folder)._learner.model.parameters())
     step(two, 0)
-    assert sum(p.to_local().numel() for p in two._part.model.parameters()) == whole / 2
-    held = (t.to_local().numel() for s in two._part.optimizer.state.values() for t in s.values() if t.ndim)
+    assert sum(p.to_local().numel() for p in two._learner.model.parameters()) == whole / 2
+    held = (t.to_local().numel() for s in two._learner.optimizer.state.values() for t in s.values() if t.ndim)
     assert sum(held) == whole
     for opened in (listening(psutil.Process()) - before, listening(psutil.Process(second.process.pid))):
         assert {address.ip for address in opened} == {ADDRESS}
@@ -290,10 +317,10 @@ def test_each_holds_half_and_listens_on_one_address(folder, second, make_two):
 def test_a_rank_of_an_earlier_life_meets_nobody():
     place = MeetingPlace(ADDRESS, size=2, timeout_s=1.0)
     earlier = MeetingPlace(ADDRESS, size=2, timeout_s=1.0)
-    assert place.meeting.port != earlier.meeting.port
-    late = dataclasses.replace(place.meeting, name=earlier.meeting.name)
+    assert place.rendezvous.port != earlier.rendezvous.port
+    late = dataclasses.replace(place.rendezvous, name=earlier.rendezvous.name)
     with pytest.raises(TrainerError, match="trainer rank 1 could not meet the others"):
-        RankGroup(late, 1, own_address=ADDRESS, device=torch.device("cpu"))
+        RankGroup.join(late, 1, own_address=ADDRESS, device=torch.device("cpu"))
 
 
 def test_of_a_death_is_told_what_is_known_and_not_what_it_might_be():
