@@ -278,7 +278,7 @@ class PolicyModel:
         """
         return training_state.collect_training_state(self._order("learned"), policy_version=self.policy_version)
 
-    def detached(self, state: TrainingState, *, room: float) -> TrainingState | None:
+    def copy_to_host(self, state: TrainingState, *, room: float) -> TrainingState | None:
         """`state` in memory of its own in the host, which `save` can be given at any time. Any thread's.
 
         None where that takes more than `room` bytes, and with actor.use_lora, whose export is read from the model.

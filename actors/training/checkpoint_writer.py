@@ -68,7 +68,7 @@ class CheckpointWriter:
         wait_for_lease()
         started = time.monotonic()
         with self._store.staging(save.name) as staged:
-            own = save.model.detached(save.state, room=(1 - LEFT_FREE) * find_hardware().memory_free)
+            own = save.model.copy_to_host(save.state, room=(1 - LEFT_FREE) * find_hardware().memory_free)
             if own is not None:
                 was_read()
             if not has_lines():

@@ -79,6 +79,7 @@ class Pair:
         self._pipe = second.pipe
         self._settings = (actor, ref, temperature)
         self.works: list[str] = []
+        self._has_left = False
 
     def meet(self, device: torch.device) -> RankGroup:
         self._place = MeetingPlace(ADDRESS, size=2, timeout_s=deadline_s())
@@ -106,6 +107,10 @@ class Pair:
         assert said == "", said
 
     def close(self) -> None:
+        """May be called again."""
+        if self._has_left:
+            return
+        self._has_left = True
         if self.works == []:
             self._hear()
         self._pipe.send(("leave", ()))

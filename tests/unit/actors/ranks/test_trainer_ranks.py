@@ -244,6 +244,25 @@ def test_a_later_part_that_is_not_finite_is_seen_on_both_and_both_put_the_earlie
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ten_steps_a_new_start_and_ten_more_are_twenty_bit_for_bit(folder, make_two, tmp_path, ranks):
+    make = one_rank if ranks == 1 else make_two
+    steady = dataclasses.replace(CLIPPED, lr_scheduler_type="constant")  # else the last ten would move nothing
+    model = make(folder, optimizer=steady)
+    for seed in range(20):
+        if seed == 10:
+            model.save(tmp_path / "ten")
+        step(model, seed)
+    twenty = bits(model)
+    model.close()
+    resumed = make(folder, optimizer=steady)
+    resumed.load(tmp_path / "ten")
+    for seed in range(10, 20):
+        step(resumed, seed)
+    assert bits(resumed) == twenty
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_state_of_two_is_one_of_one_and_the_other_way_round(folder, make_two, tmp_path, dtype):
     settings = {"dtype": dtype}
