@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from actors.rollout.live_rollouts import LoopThread
+from actors.processes.loop_thread import LoopThread
 from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.base.messages import ServerInfo

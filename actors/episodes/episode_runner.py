@@ -1,6 +1,6 @@
 """Plays the samples of a prompt as episodes: the user's code in processes of its own, asking through the door.
 
-    rollouts ─► an Episode each ─► EpisodeProcess ─► the agent ─► EpisodeDoor ─► Episode ─► a server, as for any rollout
+    rollouts ─► an Episode each ─► UserProcess ─► the agent ─► EpisodeDoor ─► Episode ─► a server, as for any rollout
                                         └─ its reward ◄─┘
 
 An episode that fails has no reward, and is run anew once; then its prompt returns to the queue as any other (P1). Where
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from actors.episodes.door import EpisodeDoor
 from actors.episodes.episode import Complete, Episode, EpisodeFailed, Said
-from actors.episodes.episode_process import EpisodeProcess
 from actors.episodes.turn_tokens import TurnTokens
-from actors.reward.reward_process import ProcessGone
+from actors.reward.user_process import Asked, ProcessGone, UserProcess, UserProcesses
 from actors.serving.sglang_client import Sampling
 from launcher.base.rollouts import Prompt, Rollout
 from launcher.config.schema import RunConfig
@@ -45,20 +43,23 @@ class EpisodeRunner:
         self._tokens = tokens
         self._longest = longest
         self._door = EpisodeDoor()
-        self._processes: list[EpisodeProcess] = []
-        self._burials: dict[asyncio.Task[None], EpisodeProcess] = {}
+        self._processes: UserProcesses | None = None
         self.progress = 0
         """Changes while an agent's own code or tool is within its time: no server answers meanwhile, and none hangs."""
 
     async def start(self) -> None:
         """Its processes begin to import the user's code."""
+        reward, rollout = self._config.reward, self._config.rollout
         await self._door.start()
-        self._processes = [EpisodeProcess(self._config) for _ in range(self._config.rollout.episode_workers)]
+        self._processes = UserProcesses(
+            lambda: UserProcess(reward, episode=rollout.episode),
+            rollout.episode_workers,
+            most_growth_gb=reward.max_growth_gb,
+        )
 
     async def close(self) -> None:
-        for process in self._burials.values():
-            process.kill()
-        await asyncio.gather(*(process.close() for process in self._processes), *self._burials)
+        if self._processes is not None:
+            await self._processes.close()
         await self._door.close()
 
     async def rollouts(self, prompt: Prompt, samplings: Sequence[Sampling], complete: Complete) -> list[Rollout]:
@@ -76,7 +77,7 @@ class EpisodeRunner:
         record: list[Said] = []
         while True:
             try:
-                return await self._play(self._least_busy(), prompt, sampling, complete, record)
+                return await self._play(prompt, sampling, complete, record)
             except Interrupted:
                 continue
             except ProcessGone as gone:
@@ -86,13 +87,12 @@ class EpisodeRunner:
                 record.clear()  # the same answers may lead to the same failure
             tries += 1
             if tries >= TRIES:
-                raise failure
+                raise EpisodeFailed(f"{failure} (rollout.episode={self._config.rollout.episode})") from failure
             log.warning("episode.again prompt=%s reason=%r", prompt.id, str(failure))
 
-    async def _play(
-        self, process: EpisodeProcess, prompt: Prompt, sampling: Sampling, complete: Complete, record: list[Said]
-    ) -> Rollout:
-        rollout = self._config.rollout
+    async def _play(self, prompt: Prompt, sampling: Sampling, complete: Complete, record: list[Said]) -> Rollout:
+        assert self._processes is not None
+        rollout, process = self._config.rollout, self._processes.least_busy()
         await process.ready()
         limits = {"longest": self._longest, "max_turns": rollout.max_turns}
         episode = Episode(self._tokens, complete, sampling, **limits, record=record)
@@ -104,57 +104,35 @@ class EpisodeRunner:
             "base_url": self._door.url,
             "api_key": key,
         }
-        playing = asyncio.ensure_future(process.play(order))
+        asked = process.ask(order)
         try:
-            while not playing.done() and (left := rollout.episode_timeout - episode.own_s) > 0:
-                ends: set[asyncio.Future[Any]] = {playing, episode.broken}
+            while not asked.done.done() and (left := rollout.episode_timeout - episode.own_s) > 0:
+                ends = {asked.done, episode.broken}
                 await asyncio.wait(ends, timeout=min(left, TICK_S), return_when=asyncio.FIRST_COMPLETED)
                 self.progress += not episode.is_asking
                 if episode.broken.done():
                     episode.broken.result()  # raises
-            if not playing.done():
+            if not asked.done.done():
                 if not (is_awake := await process.is_awake(LET_GO_S)) and not process.is_gone:
                     process.kill()  # code that never awaits can't be cancelled
-                if is_awake or process.was_running(order) is None:
+                if is_awake or process.was_running(asked) is None:
                     limit = f"rollout.episode_timeout={rollout.episode_timeout:g} s"
                     raise EpisodeFailed(f"took longer than {limit}, without the model's time")
-            said = await playing
+            await asked.done
         except ProcessGone as gone:
-            raise _judged(gone, process, order) from gone
+            raise _judged(gone, process, asked) from gone
         finally:
-            playing.cancel()
+            asked.done.cancel()
             self._door.shut(key)
+        (said,) = asked.answers
         if "error" in said:
             raise EpisodeFailed(str(said["error"]))
         return episode.rollout(said["value"], said.get("parts", {}))
 
-    def _least_busy(self) -> EpisodeProcess:
-        for place, process in enumerate(self._processes):
-            if process.is_gone or process.is_killed or self._has_grown(process):
-                burial = asyncio.create_task(_bury(process))
-                self._burials[burial] = process
-                burial.add_done_callback(self._burials.pop)
-                self._processes[place] = EpisodeProcess(self._config)
-        return min(self._processes, key=lambda process: process.playing)
 
-    def _has_grown(self, process: EpisodeProcess) -> bool:
-        most = self._config.reward.max_growth_gb
-        if most is None or (grown := process.grown_gb()) <= most:
-            return False
-        log.warning("episode.process_replaced reason='grew by %.1f GB, reward.max_growth_gb=%g'", grown, most)
-        return True
-
-
-async def _bury(process: EpisodeProcess) -> None:
-    """Of one that has grown the episodes that it plays end first."""
-    while process.playing:
-        await asyncio.sleep(TICK_S)
-    await process.close()
-
-
-def _judged(gone: ProcessGone, process: EpisodeProcess, order: Mapping[str, object]) -> Exception:
+def _judged(gone: ProcessGone, process: UserProcess, asked: Asked) -> Exception:
     """What the end of its process is to an episode: its own failure where its code was running just then."""
-    is_own = process.was_running(order)
+    is_own = process.was_running(asked)
     if not is_own and (is_own is False or process.is_killed):
         return Interrupted()
     blocked = EpisodeFailed("kept its process from all else: `await asyncio.to_thread(…)` what blocks")

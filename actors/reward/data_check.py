@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from actors.data.dataset import BadRecords, DataRecord, load_records
 from actors.data.mixture import in_epoch
@@ -13,8 +13,8 @@ from actors.data.unread_media import media_note
 from actors.reward.canaries import ErrorRates
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.reward_pool import RewardPool
-from actors.reward.reward_process import RewardProcess
 from actors.reward.reward_trial import try_reward
+from actors.reward.user_process import UserProcess
 from launcher.base.errors import DataError
 from launcher.base.rollouts import Prompt
 from launcher.base.wording import counted
@@ -49,7 +49,7 @@ def check_data(
     shown: Prompt | None = None
     prompts, size = 0, config.train_dataset.batch_size
     room = None if context is None else context - config.gconfig.max_new_tokens
-    with _user_code(config) as pool:
+    with _scorer(config) as pool:
         for key, dataset in config.datasets().items():
             records, bad = records_of(dataset, pool, key=key)
             score = None if pool is None else pool.of(records[0].dataset).check(records[0])
@@ -73,6 +73,8 @@ def check_data(
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
             asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
+        else:
+            asyncio.run(_import_episode(config))
     if tokenizer is not None and shown is not None and config.rollout.episode is None:  # an agent writes its own
         said = _shortened(tokenizer.decode(list(shown.token_ids)))
         tell(f"the first prompt of train_dataset, as the model gets it: {said!r}")
@@ -131,19 +133,18 @@ def _check_staleness(config: RunConfig, prompts: int) -> None:
         )
 
 
-@contextmanager
-def _user_code(config: RunConfig) -> Iterator[RewardPool | None]:
+def _scorer(config: RunConfig) -> AbstractContextManager[RewardPool | None]:
     """None where the samples are episodes."""
-    if config.rollout.episode is None:
-        with RewardPool(config.reward, config.own_rewards()) as pool:
-            yield pool
-        return
-    process = RewardProcess(config.reward, episode=config.rollout.episode)
+    return nullcontext() if config.rollout.episode else RewardPool(config.reward, config.own_rewards())
+
+
+async def _import_episode(config: RunConfig) -> None:
+    """Raises RewardImportError where it can't be, and RewardError where no process can be started."""
+    process = UserProcess(config.reward, episode=config.rollout.episode)
     try:
-        yield None
-        process.wait_ready()
+        await process.ready()
     finally:
-        process.bury()
+        await process.close()
 
 
 def records_of(dataset: DatasetConfig, pool: RewardPool | None, *, key: str) -> tuple[list[DataRecord], BadRecords]:

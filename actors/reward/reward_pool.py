@@ -1,8 +1,8 @@
 """Scores completions with the reward function in separate processes, with a time limit for each completion.
 
-    score ─► queue ─► RewardScorer thread ─► RewardProcess     as many of both as reward.workers
-                      takes a group          killed and replaced when a completion takes longer than reward.timeout,
-                                             replaced when it has grown by more than reward.max_growth_gb
+    score ─► queue ─► _serve ─► UserProcess     as many of both as reward.workers
+                      killed and replaced when a completion takes longer than reward.timeout, replaced when it has grown
+                      by more than reward.max_growth_gb
 
 A group is sent in one message and answered line by line, so the limit applies to each completion, and one that hangs
 costs the others neither rewards nor time. `Score.error` is the reason why there is no reward.
@@ -12,26 +12,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import threading
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from actors.reward.reward_process import ProcessGone, RewardProcess
+from actors.processes.loop_thread import LoopThread
+from actors.reward.user_process import ProcessGone, UserProcess, UserProcesses
 from launcher.base.errors import RewardError, RewardImportError
+from launcher.base.wording import counted
 from launcher.config.data import RewardConfig
+
+T = TypeVar("T")
 
 TRIES = 2
 """A process may be killed from outside; one that dies twice on the same item died of it."""
 
 ASYNC_GRACE_S = 1.0
 """An async function's process keeps the time limit itself; it is killed where it does not."""
+
+Item = Mapping[str, object]
+"""One completion, as arguments of the reward function."""
+
+SHOWN_CHARS = 60
+"""Of a completion in a message."""
 
 log = logging.getLogger("reward")
 
@@ -79,28 +88,39 @@ class Generated(Protocol):
     def finish_reason(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """One prompt's completions, as arguments of the reward function (`whole_or_none`: see `score`), or the answers of a
-    data set that are to be checked."""
+    """What is done with the process at a place."""
 
-    items: list[dict[str, object]] = field(default_factory=list)
-    whole_or_none: bool = False
-    answers: list[object] | None = None
-    result: Future[Any] = field(default_factory=Future)
+    work: Callable[[int], Coroutine[Any, Any, Any]]
+    result: asyncio.Future[Any]
 
 
 class RewardPool:
     """Its processes start with it and are warm by the time they are needed. Usable from any thread and loop."""
 
-    def __init__(self, config: RewardConfig, own: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`own`: the functions of data sets that have another than `config.fn`, by the data set's name."""
-        self._own = {name: RewardPool(replace(config, fn=fn, weights=[])) for name, fn in own.items()}
+    def __init__(
+        self,
+        config: RewardConfig,
+        own: Mapping[str, str] = MappingProxyType({}),
+        *,
+        thread: LoopThread | None = None,
+    ) -> None:
+        """`own`: the functions of data sets that have another than `config.fn`, by the data set's name. `thread`: where
+        the processes are spoken to, one of its own by default; a score that is asked for there takes least. Raises
+        RewardError where no process can be started."""
         self._config = config
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._submitting = threading.Lock()  # a job put in after the queue was emptied would never be answered
-        self._scorers = [RewardScorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
+        self._is_lent = thread is not None
+        self._thread = thread or LoopThread("reward")
+        self._own = {
+            name: RewardPool(replace(config, fn=fn, weights=[]), thread=self._thread) for name, fn in own.items()
+        }
+        self._is_closed = False
+        self._submitting = threading.Lock()  # work submitted once the loop has stopped would never be answered
+        self._submitted: set[Future[Any]] = set()
+        self._jobs: asyncio.Queue[Job | None] = asyncio.Queue()
+        self._serving: list[asyncio.Task[None]] = []
+        self._processes = self._thread.call(self._start())
 
     async def score(
         self,
@@ -120,10 +140,8 @@ class RewardPool:
         if (own := self.of(prompt.dataset)) is not self:
             return await own.score(completions, prompt, whole_or_none=whole_or_none, made=made, group=group)
         items = _items(completions, prompt, made, group or completions)
-        share = -(-len(items) // self._config.workers)
-        parts = [items[start : start + share] for start in range(0, len(items), share)] if items else []
-        jobs = [self._submit(Job(items=part, whole_or_none=whole_or_none)) for part in parts]
-        return [score for scores in await asyncio.gather(*map(asyncio.wrap_future, jobs)) for score in scores]
+        work = self._divide(items, whole_or_none=whole_or_none)
+        return await (work if self._thread.is_here() else asyncio.wrap_future(self._submit(work)))
 
     def of(self, dataset: str) -> RewardPool:
         """What scores the prompts of a data set."""
@@ -131,14 +149,12 @@ class RewardPool:
 
     def find_bad_answers(self, answers: Sequence[object]) -> dict[int, str]:
         """By its place, why an answer is none that the reward function can compare with. Raises RewardImportError."""
-        found: dict[int, str] = self._submit(Job(answers=list(answers))).result()
-        return found
+        return self._submit(self._queue(partial(self._find_bad_answers, list(answers)))).result()
 
     def check(self, prompt: Scorable) -> float | None:
         """The reward of the prompt's own answer, as a check before the first step. Raises RewardImportError."""
         answer = "" if prompt.answer is None else str(prompt.answer)
-        scores: list[Score] = self._submit(Job(items=_items([answer], prompt, (), [answer]))).result()
-        (score,) = scores
+        (score,) = self._submit(self._divide(_items([answer], prompt, (), [answer]))).result()
         if score.value is None and not score.is_unanswered:
             where = getattr(prompt, "where", "") or f"prompt {prompt.id}"  # a DataRecord's file and line
             raise RewardImportError(
@@ -147,27 +163,18 @@ class RewardPool:
             )
         return score.value
 
-    def _submit(self, job: Job) -> Future[Any]:
-        with self._submitting:
-            if self._closed.is_set():
-                raise _closed()
-            self._jobs.put(job)
-        return job.result
-
     def close(self) -> None:
         """Kill the processes; callers that wait for a score get RewardError."""
         for own in self._own.values():
             own.close()
         with self._submitting:
-            self._closed.set()
-        for _ in self._scorers:
-            self._jobs.put(None)
-        for scorer in self._scorers:
-            scorer.close()
-        while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None and job.result.set_running_or_notify_cancel():
-                job.result.set_exception(_closed())
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._thread.call(self._end())
+        wait(self._submitted)  # each has got its RewardError before the loop stops
+        if not self._is_lent:
+            self._thread.close()
 
     def __enter__(self) -> RewardPool:
         return self
@@ -175,80 +182,97 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._submitting:
+            if self._is_closed:
+                work.close()
+                raise _closed()
+            submitted = self._thread.submit(work)
+            self._submitted.add(submitted)
+        submitted.add_done_callback(self._submitted.discard)
+        return submitted
 
-class RewardScorer:
-    """A thread and its process. The thread starts the process and lasts as long as the pool: the kernel ends a process
-    whose starting thread ends (PR_SET_PDEATHSIG)."""
+    async def _divide(self, items: Sequence[Item], *, whole_or_none: bool = False) -> list[Score]:
+        share = -(-len(items) // self._config.workers) or 1
+        parts = [items[start : start + share] for start in range(0, len(items), share)]
+        jobs = [self._queue(partial(self._score, part, whole_or_none=whole_or_none)) for part in parts]
+        return [score for scores in await asyncio.gather(*jobs) for score in scores]
 
-    def __init__(
-        self, config: RewardConfig, jobs: queue.SimpleQueue[Job | None], closed: threading.Event, index: int
-    ) -> None:
-        self._config = config
-        self._jobs = jobs
-        self._closed = closed
-        self._process: RewardProcess | None = None
-        self._lock = threading.Lock()  # between starting a process and closing
-        self._thread = threading.Thread(target=self._run, name=f"reward-{index}", daemon=True)
-        self._thread.start()
+    async def _queue(self, work: Callable[[int], Coroutine[Any, Any, T]]) -> T:
+        """Whoever cancels it while it waits takes it out of the queue; what has begun goes on to its end."""
+        if self._is_closed:
+            raise _closed()
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put_nowait(Job(work=work, result=result))
+        return await result
 
-    def close(self) -> None:
-        """`closed` has been set, and a None is in the queue."""
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-        self._thread.join()
+    async def _start(self) -> UserProcesses:
+        config = self._config
+        self._serving = [asyncio.create_task(self._serve(place)) for place in range(config.workers)]
+        return UserProcesses(lambda: UserProcess(config), config.workers, most_growth_gb=config.max_growth_gb)
 
-    def _run(self) -> None:
-        self._start_early()
-        while (job := self._jobs.get()) is not None:
-            if not job.result.set_running_or_notify_cancel():
-                continue
+    async def _end(self) -> None:
+        for _ in self._serving:
+            self._jobs.put_nowait(None)  # after all jobs, which are answered that the pool was closed
+        await self._processes.close()
+        await asyncio.gather(*self._serving)
+
+    async def _serve(self, place: int) -> None:
+        while (job := await self._jobs.get()) is not None:
+            if job.result.done():
+                continue  # cancelled
             try:
-                if job.answers is None:
-                    job.result.set_result(self._score(job.items, whole_or_none=job.whole_or_none))
-                else:
-                    job.result.set_result(self._find_bad_answers(job.answers))
+                done = await job.work(place)
+                if not job.result.done():
+                    job.result.set_result(done)
             except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
-                job.result.set_exception(error)
-            self._replace_if_grown()
-        self._bury()
+                if not job.result.done():
+                    job.result.set_exception(error)
 
-    def _find_bad_answers(self, answers: list[object]) -> dict[int, str]:
-        process, deadline = self._warm(), time.monotonic() + self._config.setup_timeout
+    async def _find_bad_answers(self, answers: list[object], place: int) -> dict[int, str]:
+        process = await self._warm(place)
+        asked = process.ask({"answers": answers}, within_s=self._config.setup_timeout)
         try:
-            process.send({"answers": answers}, deadline)
-            return dict(process.receive(deadline)["problems"])
+            await asked.done
         except (TimeoutError, ProcessGone) as error:
-            self._replace(str(error))
             what = f"reward.fn={self._config.fn!r}: check_answer did not answer: {error or 'reward.setup_timeout'}"
+            self._replace(place, what)
             raise RewardImportError(what, "it gets an answer and returns the problem, or an empty text") from error
+        return dict(asked.answers[0]["problems"])
 
-    def _score(self, items: Sequence[dict[str, object]], *, whole_or_none: bool) -> list[Score]:
+    async def _score(self, items: Sequence[Item], place: int, *, whole_or_none: bool = False) -> list[Score]:
         scores: list[Score] = []
         deaths = Counter[int]()  # by item
         while len(scores) < len(items):
+            process = await self._warm(place)
             try:
-                self._score_rest(self._warm(), items, scores)
+                await self._score_rest(process, items, scores)
             except TimeoutError:
                 reason = f"took longer than reward.timeout={self._config.timeout:g} s"
-                scores.append(Score(value=None, error=reason, is_late=True))
-                self._replace(reason)
-                if whole_or_none:
-                    return [*scores, *[Score(value=None, error=reason, is_late=True)] * (len(items) - len(scores))]
+                reason += self._blame(process, items[len(scores)])
+                late = Score(value=None, error=reason, is_late=True)
+                scores += [late] * (len(items) - len(scores) if whole_or_none else 1)
+                self._replace(place, reason)
             except ProcessGone as death:
-                deaths[len(scores)] += 1
-                if deaths[len(scores)] == TRIES:
-                    scores.append(Score(value=None, error=f"the scoring process ended {TRIES} times: {death}"))
-                self._replace(str(death))
+                at = len(scores)
+                deaths[at] += 1
+                reason = f"the scoring process ended {counted(deaths[at], 'time')}: {death}"
+                reason += self._blame(process, items[at])
+                if deaths[at] == TRIES:
+                    scores.append(Score(value=None, error=reason))
+                self._replace(place, reason)
+        self._renew(place)  # it may have grown
         return scores
 
-    def _score_rest(self, process: RewardProcess, items: Sequence[dict[str, object]], scores: list[Score]) -> None:
+    async def _score_rest(self, process: UserProcess, items: Sequence[Item], scores: list[Score]) -> None:
         """Append the process's answers to `scores`. Raises TimeoutError and ProcessGone for the next item."""
-        process.send(items[len(scores) :], time.monotonic() + self._config.timeout)
-        while len(scores) < len(items):
-            limit = self._config.timeout + (ASYNC_GRACE_S if process.is_async else 0.0)
-            answer = process.receive(time.monotonic() + limit)
-            scores.append(
+        rest = items[len(scores) :]
+        limit = self._config.timeout + (ASYNC_GRACE_S if process.is_async else 0.0)
+        asked = process.ask({"items": rest}, len(rest), within_s=limit)
+        try:
+            await asked.done
+        finally:
+            scores += [
                 Score(
                     value=answer.get("value"),
                     error=answer.get("error", ""),
@@ -257,56 +281,42 @@ class RewardScorer:
                     is_no_reward=answer.get("no_reward", False),
                     is_late=answer.get("late", False),
                 )
-            )
+                for answer in asked.answers
+            ]
 
-    def _warm(self) -> RewardProcess:
-        process = self._process or self._start()
+    async def _warm(self, place: int) -> UserProcess:
+        if self._is_closed:
+            raise _closed()
+        process = self._processes.at(place)
         try:
-            process.wait_ready()
+            await process.ready()
         except RewardImportError:
-            self._bury()  # the next job imports it again, and gets the same error
+            process.kill()  # the next job imports it again, and gets the same error
+            if self._is_closed:
+                raise _closed() from None
             raise
         return process
 
-    def _replace(self, reason: str) -> None:
+    def _blame(self, process: UserProcess, item: Item) -> str:
+        """Whose code it was, and what it was given: of `async` functions, which are at several, that is not known."""
+        given = "" if process.is_async else f", the completion {str(item['completion'])[:SHOWN_CHARS]!r}"
+        return f" ({self._config.fn}{given})"
+
+    def _replace(self, place: int, reason: str) -> None:
+        if self._is_closed:
+            raise _closed()
         log.warning("reward.process_replaced reason=%r", reason)
-        self._bury()
-        self._start_early()
+        self._processes.kill(place)
+        self._renew(place)
 
-    def _replace_if_grown(self) -> None:
-        """Its answers are out, so that none is lost; what the function has kept goes with the process."""
-        most, process = self._config.max_growth_gb, self._process
-        if most is None or process is None:
-            return
-        if (grown := process.grown_gb()) > most:
-            what = f"reward.fn={self._config.fn!r} has grown by {grown:.1f} GB since its first completions"
-            self._replace(f"{what}, more than reward.max_growth_gb={most:g}")
-
-    def _start_early(self) -> None:
-        """So that it is warm by the next item; a failure is met again, and raised, by that item."""
-        with suppress(RewardError):
-            self._start()
-
-    def _start(self) -> RewardProcess:
-        with self._lock:
-            if self._closed.is_set():
-                raise _closed()
-            try:
-                self._process = RewardProcess(self._config)
-            except OSError as error:
-                raise RewardError(f"no process for the reward function can be started: {error}", "") from error
-            return self._process
-
-    def _bury(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.bury()
+    def _renew(self, place: int) -> None:
+        """So that it is warm by the next item, which meets it again, and raises, where no process can be started."""
+        if not self._is_closed:
+            with suppress(RewardError):
+                self._processes.at(place)
 
 
-def _items(
-    completions: Sequence[str], prompt: Scorable, made: Sequence[Generated], group: Sequence[str]
-) -> list[dict[str, object]]:
+def _items(completions: Sequence[str], prompt: Scorable, made: Sequence[Generated], group: Sequence[str]) -> list[Item]:
     known = {"answer": prompt.answer, "prompt_id": prompt.id, "record": dict(prompt.record), "group": list(group)}
     ends = [(list(one.token_ids), one.finish_reason) for one in made] or [([], "stop")] * len(completions)
     return [

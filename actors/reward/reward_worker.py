@@ -1,20 +1,20 @@
-"""The process in which reward functions and episodes run. Started as a script by `actors/reward/reward_process.py`,
+"""The process in which reward functions and episodes run. Started as a script by `actors/reward/user_process.py`,
 never imported.
 
 A separate process, since only a process can be killed when a completion takes too long: math may hang in C, where
 neither a thread nor a signal helps. Up to the first message it needs the standard library alone, so that nothing of
 the parent's main module (Ray, torch) is imported here.
 
-    parent ─► pickled Hello                 once
-    parent ─► pickled list of Item          a group's completions
-    parent ─► pickled {"answers": […]}      which of a data set's answers can't be compared with?
-    worker ─► {"ready": true, "is_async": …}             once, or {"refused": [message, hint]}
-    worker ─► {"value": 1.0, "parts": {…}} or {"error": "…", "unanswered": …}   one line for each item
-    worker ─► {"problems": [[place, "…"], …]}
+    parent ─► pickled Hello                                  once
+    worker ─► {"ready": true, "is_async": …}                 once, or {"refused": [message, hint]}
+    parent ─► pickled {"id": n, "items": [Item, …]}          a group's completions
+    worker ─► {"id": n, "value": 1.0, "parts": {…}}          one line for each item, or {"id": n, "error": "…", …}
+    parent ─► pickled {"id": n, "answers": […]}              which of a data set's answers can't be compared with?
+    worker ─► {"id": n, "problems": [[place, "…"], …]}
 
 With `episode` in the Hello it plays episodes (`actors/reward/episode_functions.py`), many at a time:
 
-    parent ─► pickled {"id": n, "record": …, …}, {"id": n, "cancel": m} or {"id": n, "ping": …}
+    parent ─► pickled {"id": n, "record": …, …}, {"id": n, "ping": …} or {"cancel": m}
     worker ─► {"id": n, "value": 1.0, "parts": {…}} or {"id": n, "error": "…"}
 """
 
@@ -31,10 +31,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from actors.reward.reward_functions import RewardFunctions
+T = TypeVar("T")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PID = os.getpid()
@@ -56,20 +55,8 @@ def main(fd: int, parent: int) -> None:
         from actors.reward.raised_errors import write_tracebacks
 
         write_tracebacks()
-    if hello["episode"]:
-        play(hello, line, lambda: pickle.load(requests))
-        return
-    rewards = load(hello, line)
-    while True:
-        try:
-            asked = pickle.load(requests)
-        except EOFError:
-            return
-        if isinstance(asked, dict):
-            say(line, {"problems": list(rewards.find_bad_answers(asked["answers"]).items())})
-            continue
-        for message in rewards.score(asked):
-            say(line, message)
+    receive = functools.partial(pickle.load, requests)
+    (play if hello["episode"] else score)(hello, line, receive)
 
 
 def die_with_parent(parent: int) -> None:
@@ -79,34 +66,43 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def load(hello: Mapping[str, Any], line: socket.socket) -> RewardFunctions:
+def score(hello: Mapping[str, Any], line: socket.socket, receive: Callable[[], dict[str, Any]]) -> None:
     from actors.reward.reward_functions import RewardFunctions
-    from launcher.base.errors import RewardImportError
 
-    try:
-        rewards = RewardFunctions(hello["fn"], hello["weights"], hello["timeout"])
-    except RewardImportError as error:
-        say(line, {"refused": [error.message, error.hint]})
-        sys.exit(0)
+    rewards = load(line, lambda: RewardFunctions(hello["fn"], hello["weights"], hello["timeout"]))
     say(line, {"ready": True, "is_async": rewards.is_async})
-    return rewards
+    while True:
+        try:
+            order = receive()
+        except EOFError:
+            return
+        if "answers" in order:
+            say(line, {"id": order["id"], "problems": list(rewards.find_bad_answers(order["answers"]).items())})
+            continue
+        for message in rewards.score(order["items"]):
+            say(line, {"id": order["id"], **message})
 
 
 def play(hello: Mapping[str, Any], line: socket.socket, receive: Callable[[], dict[str, Any]]) -> None:
     from actors.reward.episode_functions import EpisodeFunction, serve
-    from launcher.base.errors import RewardImportError
 
-    try:
-        function = EpisodeFunction(hello["episode"])
-    except RewardImportError as error:
-        say(line, {"refused": [error.message, error.hint]})
-        return
+    function = load(line, lambda: EpisodeFunction(hello["episode"]))
     say(line, {"ready": True, "is_async": True})
 
     def note(number: int) -> None:
         os.pwrite(hello["running"], number.to_bytes(8, sys.byteorder), 0)
 
     serve(function, receive, functools.partial(say, line), note)
+
+
+def load(line: socket.socket, make: Callable[[], T]) -> T:
+    from launcher.base.errors import RewardImportError
+
+    try:
+        return make()
+    except RewardImportError as error:
+        say(line, {"refused": [error.message, error.hint]})
+        sys.exit(0)
 
 
 def say(line: socket.socket, message: Mapping[str, object]) -> None:

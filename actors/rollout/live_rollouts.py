@@ -5,7 +5,6 @@ That loop holds the client, the pool and the reward workers. `collect` and `eval
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -13,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from actors.data.prompt_queue import PromptQueue
+from actors.processes.loop_thread import LoopThread
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.rollout_stream import RolloutStream
 from actors.serving.sglang_client import Sampling
@@ -25,26 +25,6 @@ T = TypeVar("T")
 
 class Stopped(Exception):
     """Raised by a source of rollouts when the run is to stop."""
-
-
-class LoopThread:
-    """An asyncio loop on a daemon thread. `call` runs a coroutine there and waits; `cancel` ends what runs."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.submit(work).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 class LiveRollouts:

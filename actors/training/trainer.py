@@ -153,7 +153,7 @@ class Trainer:
         stays in Ray's file: the threads that empty the pipe end with it, and the last lines of an abort are its reason.
         """
         if self._printed is None:
-            from actors.reward.reward_process import print_to
+            from actors.reward.user_process import print_to
 
             self._printed = LogDrain(self._paths.trainer_log)
             with self._printed.entrance() as entrance:

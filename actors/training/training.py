@@ -12,12 +12,12 @@ from dataclasses import replace
 from actors.data.prompt_queue import PromptQueue
 from actors.data.training_data import queue_of
 from actors.model.policy_model import Ranks
+from actors.processes.loop_thread import LoopThread
 from actors.reward.canaries import CanaryRounds, ErrorRates, make_canaries
 from actors.reward.known_completions import learn_known, read_known
 from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
 from actors.reward.reward_source import doubt_of
-from actors.rollout.live_rollouts import LoopThread
 from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
 from actors.training.patient_log import PatientFileHandler
@@ -76,7 +76,8 @@ class Training:
         self._journal = Journal(paths.events, attempt, time.time)
         self._records = StepRecords(paths)
         self._thread = LoopThread("rollouts")
-        self._reward = RewardPool(config.reward, config.own_rewards())  # its processes start while the model loads
+        # its processes start while the model loads
+        self._reward = RewardPool(config.reward, config.own_rewards(), thread=self._thread)
         if parts is None or parts.config != config:
             parts = TrainingParts.load(config, self._journal, reward=self._reward, ranks=ranks)
         self._model, self._data = parts.model, parts.data
@@ -271,8 +272,8 @@ class Training:
     def close(self) -> None:
         """Release what outlives a killed process: reward workers, folders in memory."""
         self._loop.forget()
+        self._reward.close()  # before the servers, which end the thread that it is on
         self.servers.close()
-        self._reward.close()
         self._model.close()
 
     def _log_to_file(self) -> None:

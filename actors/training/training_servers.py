@@ -15,8 +15,9 @@ from actors.data.turn_ends import completion_texts
 from actors.episodes.episode_runner import EpisodeRunner
 from actors.episodes.turn_tokens import TurnTokens
 from actors.model.policy_model import PolicyModel, torch_dtype
+from actors.processes.loop_thread import LoopThread
 from actors.reward.reward_pool import RewardPool
-from actors.rollout.live_rollouts import LiveRollouts, LoopThread
+from actors.rollout.live_rollouts import LiveRollouts
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.group_address import group_address

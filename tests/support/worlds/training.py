@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
-from actors.rollout.live_rollouts import LoopThread
+from actors.processes.loop_thread import LoopThread
 from actors.rollout.rollout_stream import RolloutStream
 from actors.training.admission_gate import AdmissionGate
 from actors.training.checkpointing import Checkpointer

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 
 import aiohttp
 import pytest
@@ -198,7 +200,7 @@ def test_a_process_that_has_grown_is_replaced_when_its_episodes_have_ended(serve
         config.reward.max_growth_gb = 0.08
         async with engine(server, config) as (rollouts, runner):
             made = [(await collect(rollouts, prompts(1)))[0] for _ in range(3)]
-            return made, len(runner._processes)
+            return made, len(runner._processes._processes)
 
     made, processes = asyncio.run(scenario())
     assert (len({one.parts["process"] for batch in made for one in batch.rollouts}) > 1) == is_replaced
@@ -224,9 +226,9 @@ def test_answers_are_kept_where_the_process_ended_and_made_anew_where_the_agent_
 async def test_a_killed_process_costs_no_prompt(server):
     async with engine(server, config_of("two_turns")) as (rollouts, runner):
         collecting = asyncio.create_task(collect(rollouts, prompts(6)))
-        (process,) = runner._processes
+        process = runner._processes.at(0)
         await process.ready()
-        process._process.kill()
+        os.kill(process.pid, signal.SIGKILL)
         batch, queue = await collecting
     queue.commit(batch.prompt_ids)
     assert len(batch.groups) == 6

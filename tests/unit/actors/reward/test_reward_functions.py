@@ -152,7 +152,7 @@ def test_an_async_function_that_blocks_its_loop_is_killed(pool):
     soon_s = round(scaled(1.5), 1)
     first, blocked, last = score(pool("judge", timeout=soon_s), ["a", "block", "b"])
     assert (first.value, last.value) == (1.0, 1.0) or first.error == blocked.error
-    assert blocked == Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
+    assert blocked == Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s (part_rewards:judge)")
     assert last.value == 1.0
 
 

@@ -9,11 +9,11 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from actors.reward import reward_process
+from actors.processes.loop_thread import LoopThread
+from actors.reward import user_process
 from actors.reward.reward_pool import RewardPool, Score
 from launcher.base.errors import RewardError, RewardImportError
 from launcher.config.schema import RewardConfig
@@ -33,6 +33,7 @@ REWARDS = """
     def number(text, *_): return float(text)
     def length(text, answer, prompt_id, record): return len(text + answer + prompt_id) + record.pop("level")
     def pid(*_): return os.getpid()
+    def wait(text, *_): time.sleep(float(text)); return float(text)
     def say(text, *_): print(text, flush=True); sys.stderr.write(text); return 1
     def fail(text, *_): raise KeyError(text)
     def leave(*_): sys.exit(1)
@@ -114,7 +115,8 @@ def test_one_that_never_returns_costs_only_its_own_reward(rewards, stuck):
     with RewardPool(config(rewards, timeout=soon_s)) as pool:
         before, late, after = score(pool, ["number 1", stuck, "number 3"])
     assert (before.value, after.value) == (1.0, 3.0)
-    assert late == Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
+    why = f"took longer than reward.timeout={soon_s:g} s (user_rewards:score, the completion {stuck!r})"
+    assert late == Score(value=None, error=why)
 
 
 @pytest.mark.slow
@@ -123,7 +125,8 @@ def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rew
     with RewardPool(config(rewards, timeout=soon_s)) as pool:
         asked = pool.score(["number 1", "hang", "number 3"], PROMPT, whole_or_none=True)
         scores = asyncio.run(asyncio.wait_for(asked, deadline_s()))
-        late = Score(value=None, error=f"took longer than reward.timeout={soon_s:g} s")
+        why = f"took longer than reward.timeout={soon_s:g} s (user_rewards:score, the completion 'hang')"
+        late = Score(value=None, error=why)
         assert scores == [Score(value=1.0), late, late]
         assert score(pool, ["number 4"]) == [Score(value=4.0)]
 
@@ -131,8 +134,8 @@ def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rew
 @pytest.mark.parametrize(
     ("completion", "why"),
     [
-        ("fail spoon", "KeyError: 'spoon' (user_rewards.py:13)"),
-        ("leave", "SystemExit: 1 (user_rewards.py:14)"),
+        ("fail spoon", "KeyError: 'spoon' (user_rewards.py:14)"),
+        ("leave", "SystemExit: 1 (user_rewards.py:15)"),
         ("answer 'high'", "score answered 'high', a str and not a number"),
         ("answer [1.0]", "score answered [1.0], a list and not a number; it answers one number, for one completion"),
         ("answer {}", "score answered an empty dict"),
@@ -168,7 +171,8 @@ def test_an_item_that_kills_its_process_twice_has_no_reward(rewards):
     with RewardPool(config(rewards)) as pool:
         first, deadly, last = score(pool, ["number 1", "die", "number 3"])
     assert (first.value, last.value) == (1.0, 3.0)
-    assert deadly == Score(value=None, error="the scoring process ended 2 times: killed by SIGKILL")
+    why = "the scoring process ended 2 times: killed by SIGKILL (user_rewards:score, the completion 'die')"
+    assert deadly == Score(value=None, error=why)
 
 
 def test_a_process_killed_while_idle_is_replaced(rewards):
@@ -207,20 +211,20 @@ def test_what_the_function_prints_is_not_taken_for_its_answer(rewards, capfd):
 
 
 def test_where_its_output_goes_to_a_log_each_kind_of_failure_has_one_traceback_there(rewards, tmp_path, monkeypatch):
-    monkeypatch.setattr(reward_process, "_prints_to", reward_process.STDERR)
+    monkeypatch.setattr(user_process, "_prints_to", user_process.STDERR)
     with (tmp_path / "log").open("wb") as log:
-        reward_process.print_to(log.fileno())
+        user_process.print_to(log.fileno())
         with RewardPool(config(rewards)) as pool:
             score(pool, ["fail spoon", "fail spoon", "fail fork", "answer 'no number'"])
     text = (tmp_path / "log").read_text()
     assert text.count("Traceback (most recent call last)") == 2
     assert text.count("\nKeyError: 'spoon'\n") == text.count("\nKeyError: 'fork'\n") == 1
-    assert 'user_rewards.py", line 13, in fail' in text
+    assert 'user_rewards.py", line 14, in fail' in text
 
 
 def test_where_its_output_goes_to_the_terminal_a_failure_is_its_message_alone(rewards, capfd):
     with RewardPool(config(rewards)) as pool:
-        assert score(pool, ["fail spoon"])[0].error == "KeyError: 'spoon' (user_rewards.py:13)"
+        assert score(pool, ["fail spoon"])[0].error == "KeyError: 'spoon' (user_rewards.py:14)"
     assert capfd.readouterr().err == ""
 
 
@@ -343,27 +347,60 @@ def test_no_process_outlives_its_parent(rewards, tmp_path, parent_is):
 def test_a_job_that_arrives_while_the_pool_closes_is_answered(rewards):
     pool = RewardPool(config(rewards))
     assert score(pool, ["number 1"])  # its process has started, and is not killed within its import
-    put, closing = pool._jobs.put, threading.Thread(target=pool.close)
+    submit, closing = pool._thread.submit, threading.Thread(target=pool.close)
     pool._submitting = lock = NotedLock()
 
-    def close_before_it_is_put(job):
-        pool._jobs.put = put
+    def close_before_it_is_submitted(work):
+        pool._thread.submit = submit
         closing.start()
-        # either closing waits until the job was put, or the job comes after everything was answered
+        # either closing waits until the job was submitted, or the job comes after everything was answered
         wait_until(lambda: lock.is_wanted.is_set() or not closing.is_alive())
-        put(job)
+        return submit(work)
 
     async def answered():
         async with asyncio.timeout(deadline_s()):
             return await pool.score(["number 1"], PROMPT)
 
-    pool._jobs = SimpleNamespace(put=close_before_it_is_put, get=pool._jobs.get, empty=pool._jobs.empty)
+    pool._thread.submit = close_before_it_is_submitted
     try:
         assert [one.value for one in asyncio.run(answered())] == [1.0], "a process was free before the pool was closed"
     except RewardError as error:
         assert "closed" in str(error)
     closing.join(deadline_s())
     assert not closing.is_alive()
+
+
+async def test_on_a_loop_that_goes_on_the_pool_takes_its_processes_along_alone(rewards):
+    thread = LoopThread("rollouts")
+    pool = RewardPool(config(rewards), thread=thread)
+    asked = asyncio.wrap_future(thread.submit(pool.score(["pid", "number 2"], PROMPT)))
+    first, second = await asyncio.wait_for(asked, deadline_s())
+    assert second.value == 2.0
+    hanging = asyncio.wrap_future(thread.submit(pool.score(["hang"], PROMPT)))
+    await asyncio.to_thread(pool.close)
+    with pytest.raises(RewardError, match="closed"):
+        await asyncio.wait_for(hanging, deadline_s())
+    assert gone(int(first.value))
+    assert await asyncio.wrap_future(thread.submit(asyncio.sleep(0, "it goes on"))) == "it goes on"
+    thread.close()
+
+
+@pytest.mark.slow
+def test_a_score_that_nobody_waits_for_any_more_takes_no_time_of_the_next(rewards):
+    """The next one's limit would begin while the process is still busy with it."""
+    half_s = scaled(1.0)
+
+    async def scored(pool):
+        left = asyncio.ensure_future(pool.score([f"wait {half_s}"], PROMPT))
+        queued = asyncio.ensure_future(pool.score(["number 1"], PROMPT))
+        await asyncio.sleep(0.1)
+        left.cancel()
+        queued.cancel()
+        return await pool.score([f"wait {half_s}"], PROMPT)
+
+    with RewardPool(config(rewards, timeout=1.5 * half_s)) as pool:
+        score(pool, ["number 1"])
+        assert [one.value for one in asyncio.run(scored(pool))] == [half_s]
 
 
 class NotedLock:

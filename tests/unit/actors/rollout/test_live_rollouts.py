@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from actors.data.prompt_queue import PromptQueue
-from actors.rollout.live_rollouts import LiveRollouts, LoopThread, Stopped
+from actors.processes.loop_thread import LoopThread
+from actors.rollout.live_rollouts import LiveRollouts, Stopped
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient

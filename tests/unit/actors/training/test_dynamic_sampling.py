@@ -4,7 +4,7 @@ import pytest
 
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
-from actors.rollout.live_rollouts import LoopThread
+from actors.processes.loop_thread import LoopThread
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.rollouts import RolloutGroup
 from launcher.reporting.ledger_audit import audit

@@ -1,12 +1,13 @@
 """What a reward function prints is in trainer.log; what the trainer's own process says as it ends is in Ray's file."""
 
+import asyncio
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from actors.reward import reward_process
+from actors.reward import user_process
 from launcher.config.schema import RewardConfig
 from tests.support.machine import scaled
 
@@ -15,12 +16,12 @@ import os, subprocess, sys, time
 from types import SimpleNamespace
 from pathlib import Path
 from actors.training.trainer import Trainer
-from actors.reward import reward_process
+from actors.reward import user_process
 log = Path(sys.argv[1])
 trainer = object.__new__(Trainer.__ray_metadata__.modified_class)
 trainer._printed, trainer._paths = None, SimpleNamespace(trainer_log=log)
 trainer._print_to_log()
-functions = reward_process._prints_to
+functions = user_process._prints_to
 subprocess.run(["sh", "-c", "echo said by the function; echo and its error >&2"], stdout=functions, stderr=functions)
 while not log.exists() or log.read_text().count("\\n") < 2:
     time.sleep(0.01)
@@ -36,14 +37,18 @@ def test_a_line_is_written_at_once_and_whole_though_its_process_is_killed(tmp_pa
     (tmp_path / "talks.py").write_text("print('said', 'by the function')\ndef score(*_, **__): return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    async def import_it():
+        process = user_process.UserProcess(RewardConfig(fn="talks:score"))
+        try:
+            await process.ready()
+        finally:
+            await process.close()
+
     with ours, theirs:
         ours.settimeout(scaled(30))
-        monkeypatch.setattr(reward_process, "_prints_to", theirs.fileno())
-        process = reward_process.RewardProcess(RewardConfig(fn="talks:score"))
-        try:
-            process.wait_ready()
-        finally:
-            process.bury()
+        monkeypatch.setattr(user_process, "_prints_to", theirs.fileno())
+        asyncio.run(import_it())
         assert ours.recv(100) == b"said by the function\n"
 
 

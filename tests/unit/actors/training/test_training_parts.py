@@ -38,7 +38,7 @@ def test_what_was_loaded_with_other_settings_is_loaded_anew(config, paths, monke
         return load(*args, **named)
 
     monkeypatch.setattr(training_module.TrainingParts, "load", counted)
-    monkeypatch.setattr(training_module, "RewardPool", lambda config, own: None)
+    monkeypatch.setattr(training_module, "RewardPool", lambda config, own, thread: None)
     monkeypatch.setattr(training_module.Training, "_log_to_file", lambda self: None)
     monkeypatch.setattr(training_module, "TrainingServers", _stop)
     for asked, expected in ((config, []), (smaller, [smaller])):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.rollout.live_rollouts import LoopThread
+from actors.processes.loop_thread import LoopThread
 from actors.rollout.server_pool import ServerPool
 from actors.training.training_servers import TrainingServers
 from actors.weights.weight_folders import WeightFolders
