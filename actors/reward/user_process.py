@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -189,7 +190,6 @@ class UserProcess(asyncio.BufferedProtocol):
     async def close(self) -> None:
         self.kill()
         await self._watching
-        self._transport.abort()  # what the function started in another session may hold the line open
         await self._lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -223,7 +223,10 @@ class UserProcess(asyncio.BufferedProtocol):
     async def _watch(self, ours: socket.socket) -> None:
         await self._loop.create_unix_connection(lambda: self, sock=ours)
         await process_ended(self.pid)
-        self._kill_group()  # what it forked may hold the line open, and its end would never be noticed
+        self._kill_group()
+        while not self.is_gone and select.select([ours], [], [], 0)[0]:
+            await asyncio.sleep(0)  # what it answered is still read
+        self._transport.abort()  # a process that it forked may hold the line open, and its end would never be noticed
 
     def _begin(self, said: Mapping[str, Any]) -> None:
         if "refused" in said:

@@ -1,6 +1,7 @@
 """A process of the user's code: what it is asked while it ends, reads nothing, or nobody waits for the answer."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -83,14 +84,32 @@ async def test_two_orders_at_once_have_each_its_own_answers(started, tmp_path, m
     assert [await told(asked) for asked in orders] == [[0.0, 1.0], [2.0, 3.0]]
 
 
-async def test_the_end_is_noticed_though_a_process_that_it_forked_holds_the_line_open(started, tmp_path, monkeypatch):
-    """Its completions waited for reward.timeout, and were said to be late."""
-    forks = "import os, time\ndef score(**_): os.fork() or time.sleep(1000); os._exit(7)\n"
+@pytest.mark.parametrize("apart", ["os.getpid", "os.setsid"])
+async def test_the_end_is_noticed_though_a_process_that_it_forked_holds_the_line_open(
+    started, tmp_path, monkeypatch, apart
+):
+    """Its completions waited for reward.timeout, and were said to be late; an episode waited for ever."""
+    forks = f"""
+import os, time
+def score(*, completion, **_):
+    if completion == "first":
+        return 1.0
+    child = os.fork()
+    if child:
+        open({str(tmp_path / "child")!r}, "w").write(str(child))
+        os._exit(7)
+    {apart}()
+    time.sleep(1000)
+"""
     (tmp_path / "forks.py").write_text(forks)
     monkeypatch.syspath_prepend(tmp_path)
     process = await started(config("forks:score"))
-    item = {"completion": "", "answer": "", "prompt_id": "p", "record": {}}
-    item |= {"token_ids": [], "finish_reason": "stop", "group": []}
-    asked = process.ask({"items": [item]})
-    with pytest.raises(ProcessGone, match="exit code 7"):
-        await told(asked)
+    item = {"answer": "", "prompt_id": "p", "record": {}, "token_ids": [], "finish_reason": "stop", "group": []}
+    asked = process.ask({"items": [{"completion": "first", **item}, {"completion": "forks", **item}]}, 2)
+    try:
+        with pytest.raises(ProcessGone, match="exit code 7"):
+            await told(asked)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert [answer["value"] for answer in asked.answers] == [1.0]
