@@ -24,7 +24,7 @@ except ModuleNotFoundError as absent:  # the first package that is not Python's 
     )
     sys.exit(2)
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from launcher import __version__
 from launcher.base.errors import (
@@ -47,7 +47,7 @@ from launcher.config.compose import (
     CONFIG_FOLDER,
     CONFIG_NAME,
     REPOSITORY,
-    as_typed_texts,
+    as_hydra_takes,
     find_own_presets,
     presets,
     refuse_bare_preset,
@@ -100,9 +100,9 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
         refuse_bare_preset(sys.argv[1:])
         register()
         find_own_presets(sys.argv[1:])
+        sys.argv[1:] = ordered_arguments(sys.argv[1:])
     except LauncherError as error:
         return _refuse(error)
-    sys.argv[1:] = ordered_arguments(sys.argv[1:])
     register()
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     codes: list[int] = []
@@ -193,7 +193,8 @@ def ordered_arguments(arguments: Sequence[str]) -> list[str]:
     options = [a for a in arguments if a not in overrides]
     if {"--help", "-h"} & set(options) and not any(a.startswith("conf=") for a in overrides):
         overrides.append(f"conf={presets()[0]}")
-    return [*options, *as_typed_texts(overrides)]
+    is_completion = bool({"--shell-completion", "-sc"} & set(options))  # its `query=bash` is no setting
+    return [*options, *(overrides if is_completion else as_hydra_takes(overrides))]
 
 
 def options_of_each_trial(arguments: Sequence[str]) -> list[str]:
@@ -208,7 +209,7 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
             composed = compose(overrides)
         except Exception as error:  # as in main
             raise explain(error, overrides) from error
-        config = to_run_config(composed)
+        config = to_run_config(composed, overrides)
         check(config)
         if config.trainer.adapter != OWN:
             raise ConfigError(f"trainer.adapter={config.trainer.adapter} with -m", "start each run by itself")
@@ -237,7 +238,10 @@ def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
 
 def _run_composed(composed: DictConfig) -> int:
     try:
-        return launch(to_run_config(composed), HydraConfig.get().overrides.task)
+        of_hydra = HydraConfig.get()
+        overrides = list(map(str, OmegaConf.to_container(of_hydra.overrides.task) or ()))  # as typed: not resolved
+        preset = [f"conf={name}" for group, name in of_hydra.runtime.choices.items() if group == "conf"]
+        return launch(to_run_config(composed, [*preset, *overrides]), overrides)
     except LauncherError as error:
         return _refuse(error)
 

@@ -75,8 +75,7 @@ def _section(setting: Setting) -> str:
 
 
 def _row(setting: Setting) -> str:
-    allowed = "" if setting.allowed is None else str(setting.allowed)
-    cells = (f"`{setting.key}`", setting.type, _default(setting), allowed, setting.meaning)
+    cells = (f"`{setting.key}`", setting.type, _default(setting), setting.allowed, setting.meaning)
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 

@@ -1,7 +1,7 @@
-"""Composes the overrides of the command line into one typed RunConfig.
+"""Composes the overrides of the command line into one RunConfig: Hydra makes plain values, pydantic checks them.
 
-With `launcher.__main__` and `launcher.config.hydra_messages`, the only home of Hydra and OmegaConf: what comes out is a
-plain object, and nothing below sees a DictConfig.
+With `launcher.__main__` and the other modules named after Hydra, the only home of Hydra and OmegaConf: what comes out
+is a plain object, and nothing below sees a DictConfig.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,16 +18,17 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import ValidationError
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from launcher.base.errors import ConfigError
 from launcher.config import hydra_plugin
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
-from launcher.config.hydra_messages import deleted, explain, unknown_key
-from launcher.config.retired import accept_retired, drop_retired
+from launcher.config.hydra_messages import deleted, explain, file_of, no_settings, without_classes
+from launcher.config.retired import report_retired, without_retired
 from launcher.config.schema import RunConfig
-from launcher.config.settings import Duration, settings_of
+from launcher.config.settings import DURATION, MISSING, Setting, default_values, value_of, with_values
+from launcher.config.validation import ConfigProblem, known_keys, refuse, setting_at, validated
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG_FOLDER = REPOSITORY / "conf"
@@ -35,20 +36,29 @@ CONFIG_NAME = "config"
 LONGEST_SHOWN = 80
 """Characters of a value that is no path."""
 
-YAML_SWITCHES = {"True": "on", "False": "off"}
-"""YAML 1.1 reads a bare `on` or `off` as a boolean, so `recover: {mode: on}` in a preset arrives as "True"."""
+SWITCHES = {True: "on", False: "off"}
+"""YAML 1.1 reads a bare `on` or `off` as a boolean, so `recover: {mode: on}` in a preset arrives as True."""
 NUMBER = re.compile(r"[\d_.]*\d[\d_.]*([eE][+-]?\d[\d_]*)?")
 """What Hydra may take for one."""
+KEY = re.compile(r"\w+(\.\w+)*")
+PATHS = (
+    *("actor.path", "ref.path", "sglang.model_path", "tokenizer_path"),
+    *("reward.canaries", "chat.template"),
+)
+"""Each a file or folder, or a name; as are those of the data sets."""
+RESOLVERS = (
+    "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder, ${oc.env:NAME} an "
+    "environment variable"
+)
 
 
 @functools.cache
 def register() -> None:
-    """Make the schema and the resolver `${repo:…}` (a path below the repository's root) known to Hydra."""
+    """Make the defaults and the resolver `${repo:…}` (a path below the repository's root) known to Hydra."""
     OmegaConf.register_new_resolver("repo", _below_repository, replace=True)
     # A held-out data set is a section like any other here, so that `valid_dataset.path=…` can be given where the
     # preset has none: Hydra can't override below a section that is null.
-    schema = accept_retired(RunConfig(valid_dataset=HeldOutConfig()))
-    ConfigStore.instance().store(name="schema", node=schema)
+    ConfigStore.instance().store(name="schema", node=default_values(RunConfig))
     hydra_plugin.store()
 
 
@@ -98,40 +108,41 @@ def _own_preset(file: Path) -> DictConfig:
     return node
 
 
-@functools.cache
-def _texts() -> frozenset[str]:
-    """The settings that take a text as it is typed."""
-    return frozenset(
-        one.key
-        for one in settings_of(RunConfig)
-        if one.type.startswith("str") and not isinstance(one.allowed, Duration)
-    )
+def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
+    """The overrides in the form in which nothing of them is lost.
+
+    A text that Hydra would take for a number and write another way is quoted: `2026_11_26` would be 20261126, `3.10`
+    3.1, and of a commit `12e4567` infinity, which many names share. An unknown key is added to what is composed, so
+    that it is refused together with all other mistakes: Hydra would stop at the first.
+    """
+    return [_as_hydra_takes(one) for one in overrides]
 
 
-def as_typed_texts(overrides: Sequence[str]) -> list[str]:
-    """The overrides, with quotes around a text that Hydra would take for a number and write another way: `2026_11_26`
-    would be 20261126, `3.10` 3.1, and of a commit `12e4567` infinity, which many names share."""
-
-    def quoted(override: str) -> str:
-        key, equals, value = override.partition("=")
-        if key.lstrip("+") not in _texts():
-            return override
-        return key + equals + ",".join(f'"{one}"' if NUMBER.fullmatch(one) else one for one in value.split(","))
-
-    return [quoted(one) for one in overrides]
+def _as_hydra_takes(override: str) -> str:
+    key, equals, value = override.partition("=")
+    setting = setting_at(name := key.lstrip("+"))
+    if setting is not None and setting.key != name and setting.type != "mapping":
+        setting = None  # an entry of what has none
+    if setting is not None and setting.type.startswith("str") and setting.allowed != DURATION["form"]:
+        value = ",".join(f'"{one}"' if NUMBER.fullmatch(one) else one for one in value.split(","))
+    is_hydras = name in ("conf", "hardware") or name.partition(".")[0] == "hydra"
+    is_known = setting is not None or any(one.startswith(f"{name}.") for one in known_keys())
+    is_new = equals and KEY.fullmatch(key) and not is_hydras and not is_known
+    return f"{'++' if is_new else ''}{key}{equals}{value}"
 
 
 def compose(overrides: Sequence[str]) -> RunConfig:
-    """The RunConfig of a command line, for scripts and tests. Raises ConfigError; not checked
+    """The RunConfig of a command line, for scripts and tests. Raises ConfigError; contradictions are not looked for
     (`launcher.resources.config_checks`)."""
     register()
     find_own_presets(overrides)
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_FOLDER)):
+        taken = as_hydra_takes(overrides)
         try:
-            composed = hydra.compose(CONFIG_NAME, overrides=as_typed_texts(overrides))
+            composed = hydra.compose(CONFIG_NAME, overrides=taken)
         except Exception as error:  # Hydra raises ValueErrors and assertions beside its own kinds
             raise explain(error, overrides) from error
-    return to_run_config(composed)
+    return to_run_config(composed, overrides)
 
 
 def values_of(file: Path, overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
@@ -154,88 +165,94 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def to_run_config(composed: DictConfig) -> RunConfig:
-    """Resolve, convert and complete a composed configuration, once. Raises ConfigError."""
-    try:
-        drop_retired(composed)
-        _refuse_other_keys(composed)
-        _drop_absent_held_out(composed)
-        _complete_further(composed)
-        missing = sorted(OmegaConf.missing_keys(composed))
-        config = None if missing else cast(RunConfig, OmegaConf.to_object(composed))
-    except ConfigError:
-        raise
-    except Exception as error:  # resolvers raise what they like, and at the first look at what they are in
-        raise explain(error) from error
-    if config is None:
-        raise ConfigError(f"no value for {', '.join(missing)}", f"set it in the preset, or here: {missing[0]}=…")
+def to_run_config(composed: DictConfig, overrides: Sequence[str] = ()) -> RunConfig:
+    """Resolve, check and complete what Hydra composed, once. Raises ConfigError with every wrong value and key.
+
+    `overrides`: of the command line; what is not among them comes from a preset.
+    """
+    for key in (one[1:].partition("=")[0] for one in overrides if one.startswith("~")):
+        if key != "conf":
+            raise deleted(key)  # its default would be back, silently
+    values = OmegaConf.create(default_values(RunConfig))
+    values.merge_with(composed)  # a section that was null, and then given in part, is complete again
+    raw = cast("dict[str, Any]", OmegaConf.to_container(values))
+    for key in FURTHER:
+        for name, given in raw[key].items() if isinstance(raw[key], dict) else ():
+            if isinstance(given, dict):
+                values[key][name] = OmegaConf.merge(default_values(FurtherConfig), given)
+    if raw["valid_dataset"] == default_values(HeldOutConfig):  # nothing of it was given: none is meant
+        values.valid_dataset = None
+    problems: list[ConfigProblem] = []
+    raw = cast("dict[str, Any]", OmegaConf.to_container(values))
+    resolved = _resolved(values, raw, "", problems)
+    for key in without_retired(resolved):
+        report_retired(key)
+    config, wrong = validated(resolved)
+    found = {one.key: one for one in (*wrong, *problems)}
+    if any(key.partition(".")[0] == "conf" for key in found):  # below the name of its group
+        raise no_settings(overrides)
+    causes = [one for one in found.values() if not _follows(raw, one.key)] or list(found.values())
+    refuse([_with_place(one, overrides) for one in causes])
+    assert config is not None, "pydantic refused nothing, and made nothing"
     return _completed(config)
 
 
-def _refuse_other_keys(composed: DictConfig) -> None:
-    """`+actor.foo=1` and `~seed` pass Hydra, and would then have no effect, or its default, silently."""
-    names = {setting.key for setting in settings_of(RunConfig)}
-    for name in sorted({name.partition(".")[0] for name in names} - composed.keys()):
-        raise deleted(name)
-    for key in _keys(OmegaConf.to_container(composed), names):
-        is_null_section = any(name.startswith(f"{key}.") for name in names)
-        if key not in names and not is_null_section:
-            raise unknown_key(key, f"+{key}")
+def _resolved(node: DictConfig, raw: Mapping[str, Any], prefix: str, problems: list[ConfigProblem]) -> dict[str, Any]:
+    """The plain values of a section whose values before they are resolved are `raw`. One that is missing or can't be
+    resolved is left out, and is a problem."""
+    found: dict[str, Any] = {}
+    for name in map(str, node):
+        key = f"{prefix}{name}"
+        setting = setting_at(key)
+        if OmegaConf.is_missing(node, name):
+            meaning, hint = setting.meaning if setting else "unknown", f"set it in the preset, or here: {key}=…"
+            problems.append(ConfigProblem(key=key, given=MISSING, allowed=meaning, hint=hint))
+            continue
+        try:
+            value = node[name]
+            if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(node, name):
+                found[name] = _resolved(value, raw[name], f"{key}.", problems)
+            else:
+                plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+                found[name] = _as_meant(plain, setting)
+        except (OmegaConfBaseException, RecursionError) as error:
+            what = without_classes(" ".join(str(error).splitlines()[0].split()))
+            problems.append(ConfigProblem(key=key, given=raw[name], allowed=what, hint=RESOLVERS))
+    return found
 
 
-def _keys(node: Any, settings: set[str], prefix: str = "") -> Iterator[str]:
-    if not isinstance(node, Mapping) or prefix[:-1] in settings:
-        yield prefix[:-1]
-        return
-    for name, value in node.items():
-        yield from _keys(value, settings, f"{prefix}{name}.")
+def _follows(raw: Mapping[str, Any], key: str) -> bool:
+    """Whether it has another setting's value: what is wrong with that is told of the other one."""
+    setting = setting_at(key)
+    default = setting.default if setting is not None else None
+    return isinstance(default, str) and default.startswith("${") and value_of(raw, key) == default
 
 
-def _drop_absent_held_out(composed: DictConfig) -> None:
-    """No held-out data set is meant where nothing of it was given."""
-    absent = OmegaConf.to_container(OmegaConf.structured(HeldOutConfig))
-    held_out = composed.valid_dataset
-    if not isinstance(held_out, DictConfig | None):  # an interpolation of a text, which OmegaConf lets pass
-        raise ConfigError(f"valid_dataset={held_out}: a section of settings, not a value", "set valid_dataset.path=…")
-    if held_out is not None and OmegaConf.to_container(held_out) == absent:
-        composed.valid_dataset = None
+def _as_meant(value: Any, setting: Setting | None) -> Any:
+    """Where a boolean is no value of a setting, the word that Hydra or YAML made it of, or one that is refused."""
+    if not isinstance(value, bool) or setting is None or "bool" in setting.type or setting.type == "mapping":
+        return value
+    return SWITCHES[value] if SWITCHES[value] in setting.allowed.split(", ") else str(value)
 
 
-def _complete_further(composed: DictConfig) -> None:
-    """Each further data set with all its settings."""
-    known = {field.name for field in dataclasses.fields(FurtherConfig)}
-    for key in FURTHER:
-        for name, given in composed[key].items():
-            if not isinstance(given, DictConfig):
-                raise ConfigError(f"{key}.{name}={given}: a data set is needed", f"set {key}.{name}.path")
-            for wrong in sorted({str(field) for field in given} - known):
-                raise unknown_key(f"{key}.{name}.{wrong}", f"+{key}.{name}.{wrong}")
-            try:
-                composed[key][name] = OmegaConf.merge(OmegaConf.structured(FurtherConfig), given)
-            except ValidationError as error:
-                what = str(error).splitlines()[0]
-                hint = f"correct {key}.{name} (docs/data_rewards_episodes.md)"
-                raise ConfigError(f"{key}.{name}: {what}", hint) from error
+def _with_place(problem: ConfigProblem, overrides: Sequence[str]) -> ConfigProblem:
+    """With the preset that it comes from."""
+    given = {one.partition("=")[0].lstrip("+~"): one.partition("=")[2] for one in overrides}
+    preset = given.pop("conf", None)
+    of_command_line = any(f"{problem.key}.".startswith(f"{key}.") or key.startswith(f"{problem.key}.") for key in given)
+    if of_command_line or problem.given == MISSING or preset is None:
+        return problem
+    return dataclasses.replace(problem, where=f" (in {file_of(f'conf/{preset}')})")
 
 
 def _completed(config: RunConfig) -> RunConfig:
     """Paths made absolute: an actor may work in another folder than the one the command was given in."""
     if not config.cluster.fileroot.strip():  # it would be the folder that the command is given in
         raise ConfigError("cluster.fileroot is empty", "name a folder for the checkpoints and logs, or leave it out")
-    config.cluster.fileroot = _absolute(config.cluster.fileroot, key="cluster.fileroot")
-    config.trainer.cwd = _absolute(config.trainer.cwd, key="trainer.cwd")
-    config.recover.mode = YAML_SWITCHES.get(config.recover.mode, config.recover.mode)
-    for key, model in (("actor.path", config.actor), ("ref.path", config.ref)):
-        model.path = local_or_name(model.path, key=key)
-    for key, dataset in config.datasets().items():
-        dataset.path = local_or_name(dataset.path, key=f"{key}.path")
-    config.sglang.model_path = local_or_name(config.sglang.model_path, key="sglang.model_path")
-    config.tokenizer_path = local_or_name(config.tokenizer_path, key="tokenizer_path")
-    if config.reward.canaries is not None:
-        config.reward.canaries = local_or_name(config.reward.canaries, key="reward.canaries")
-    if config.chat.template is not None:
-        config.chat.template = local_or_name(config.chat.template, key="chat.template")
-    return config
+    folders = {key: _absolute(value_of(config, key), key=key) for key in ("cluster.fileroot", "trainer.cwd")}
+    given = {key: value_of(config, key) for key in (*PATHS, *(f"{key}.path" for key in config.datasets()))}
+    paths = {key: local_or_name(path, key=key) for key, path in given.items() if path is not None}
+    return with_values(config, {**folders, **paths})
 
 
 def _absolute(folder: str, *, key: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from launcher.config.settings import COUNT, DEADLINE, MISSING, POSITIVE, Matching, OneOf, same_as, setting
+from launcher.config.settings import COUNT, DEADLINE, MISSING, POSITIVE, matching, same_as, setting
 
 TEXT_ENDINGS = (".jsonl", ".json", ".csv")
 DATA_ENDINGS = (".parquet", *TEXT_ENDINGS, ".arrow")
@@ -39,11 +39,10 @@ class DatasetConfig:
     answer_key: str | None = setting(
         "answer", "column of the answer, of any type, which the reward function gets; null: there is none"
     )
-    bad_records: str = setting(
+    bad_records: Literal["refuse", "skip"] = setting(
         "refuse",
         "treatment of a record that does not fit; refuse: the run does not start and names the line; skip: the "
         "record is skipped and counted",
-        OneOf(("refuse", "skip")),
     )
     name: str | None = setting(None, "configuration name of a hub data set, e.g. main; null: none")
     split: str = setting("train", "split of a hub data set")
@@ -71,15 +70,14 @@ class HeldOutConfig(DatasetConfig):
     )
     tools_key: str | None = same_as("train_dataset.tools_key", "column of the tools that the chat template writes")
     answer_key: str | None = same_as("train_dataset.answer_key", "column of the answer, which the reward function gets")
-    bad_records: str = same_as(
+    bad_records: Literal["refuse", "skip"] = same_as(
         "train_dataset.bad_records",
         "treatment of a record that does not fit; refuse: the run does not start and names the line; skip: the "
         "record is skipped and counted",
-        OneOf(("refuse", "skip")),
     )
 
 
-FUNCTIONS = Matching(
+FUNCTIONS = matching(
     r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\s*\+\s*[A-Za-z_][\w.]*:[A-Za-z_]\w*)*",
     "module:function, e.g. my_rewards.maths:score, or several joined by +",
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
-from launcher.config.settings import DEADLINE, NATURAL, OneOf, setting
+from launcher.config.settings import DEADLINE, NATURAL, setting
 
 OWN = "own"
-COMMAND, SERVERS = "command", "servers"
+COMMAND: Final = "command"
+SERVERS: Final = "servers"
 
 
 @dataclass
@@ -34,11 +35,10 @@ class ForeignTrainerConfig:
     overrides: list[str] = setting(
         [], "areal: overrides of AReaL's YAML file; on the command line they can follow `--` unchanged"
     )
-    rung: str = setting(
+    rung: Literal["command", "servers"] = setting(
         COMMAND,
         "whose servers the trainer uses; command: its own; servers: the launcher's (`sglang.*`), which start from "
         "actor.path",
-        OneOf((COMMAND, SERVERS)),
     )
     addresses_env: str = setting(
         "LLM_SERVER_ADDRS",

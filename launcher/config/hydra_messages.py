@@ -1,7 +1,7 @@
-"""Rewrites the errors of Hydra and OmegaConf as one message: the key, the given value, what is allowed.
+"""Rewrites the errors of Hydra and OmegaConf as one message: which word can't be composed, why, and what to write.
 
-Their errors carry most of that as text only (a preset's errors lose the exception they came from), so the text of
-the complete chain is searched. What no rule matches is shown unchanged.
+Their errors carry most of that as text only, so the text of the complete chain is searched. What no rule matches is
+shown unchanged. Values and keys are not looked at here: `launcher.config.validation` checks what was composed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import yaml
 from hydra.core.config_store import ConfigStore
@@ -19,16 +18,11 @@ from hydra.errors import OverrideParseException
 
 from launcher.base.errors import ConfigError
 from launcher.config.hydra_arguments import unreadable, written_as_text
-from launcher.config.other_names import name_here
-from launcher.config.schema import RunConfig
-from launcher.config.settings import settings_of
+from launcher.config.validation import known_keys, setting_at
 
 HELP = "how to write one: python -m launcher --help, and conf/conf/ for examples"
 OF_HYDRA = "hydra.* are Hydra's own settings, and no run needs one: leave it out (with --cfg hydra it lists them)"
 HELD_OUT = "valid_dataset"
-MOST_NAMES = 20
-"""Of a section's keys: more of them are no help in one line."""
-EVERY_KEY = "Every key with its default: docs/configuration.md, or `python -m launcher conf=<preset> --cfg job`"
 
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
@@ -37,7 +31,7 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
         return ConfigError(f"a preset is not valid YAML: {_one_line(str(error))}", "correct the file at that line")
     for link in _chain(error):
         if isinstance(link, OverrideParseException):
-            return unreadable(str(link.override))
+            return unreadable(re.sub(r"^\+\+(?=\w)", "", str(link.override)))
     for override in overrides:
         if re.match(r"[+~]*(@[^=]*)?=", override):  # Hydra takes it for the complete configuration, and fails anywhere
             return unreadable(override)
@@ -46,51 +40,22 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
         found = re.search(pattern, text, re.DOTALL)
         if found:
             return say(found, "\n".join([text, *(f"override: {override}" for override in overrides)]))
-    return ConfigError(f"the configuration can't be composed: {_without_classes(_one_line(text))}", HELP)
+    return ConfigError(f"the configuration can't be composed: {without_classes(_one_line(text))}", HELP)
 
 
 def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raises ConfigError for a setting that is written as an option, which argparse answers with its usage alone."""
     for argument in itertools.takewhile("--".__ne__, arguments):
         key, _, value = argument.lstrip("-").partition("=")
-        if argument.startswith("--") and (key in _known() or key == "conf"):
+        if argument.startswith("--") and (key in known_keys() or key == "conf"):
             instead = f"{key}={value or '…'}"
             raise ConfigError(f"{argument}: a setting has no dashes before it", f"write {shlex.quote(instead)}")
-
-
-def unknown_key(key: str, given: str) -> ConfigError:
-    """No setting has this key; what it is called here, else the nearest ones, by spelling or by their last name, are
-    offered, else those of its section."""
-    if (instead := name_here(key)) is not None:
-        return ConfigError(f"unknown key {key} (given: {given})", f"set {instead}")
-    hint = f"did you mean {' or '.join(near)}? " if (near := nearest(key)) else _section_of(key)
-    return ConfigError(f"unknown key {key} (given: {given})", hint + EVERY_KEY)
 
 
 def deleted(key: str) -> ConfigError:
     """`~key` was given."""
     instead = f"write {HELD_OUT}=null for none" if key == HELD_OUT else "give it another value instead"
     return ConfigError(f"~{key}: a setting can't be deleted", instead)
-
-
-def _section_of(key: str) -> str:
-    section = key.rpartition(".")[0]
-    names = [name.removeprefix(f"{section}.") for name in _known() if name.startswith(f"{section}.")]
-    return f"{section} has {', '.join(names)}. " if 0 < len(names) <= MOST_NAMES else ""
-
-
-def nearest(key: str) -> list[str]:
-    """At most three known keys: those that end in the same name first, then those that look alike."""
-    known = _known()
-    last = key.rpartition(".")[2]
-    same_name = [name for name in known if name.rpartition(".")[2] == last]
-    same_name.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
-    alike = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
-    return list(dict.fromkeys([*same_name, *alike]))[:3]
-
-
-def _known() -> list[str]:
-    return [setting.key for setting in settings_of(RunConfig)]
 
 
 def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
@@ -107,14 +72,33 @@ def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
 
 
 def _unknown_override(found: re.Match[str], text: str) -> ConfigError:
+    """An entry of a mapping, or a key of Hydra's own: any other is refused later, with all mistakes."""
     key = found.group(1)
-    mappings = [setting.key for setting in settings_of(RunConfig) if setting.type == "mapping"]
-    if key in mappings:
-        return ConfigError(f"{key}: its entries are given one by one", f"for each, write +{key}.NAME=VALUE")
-    if key.startswith(tuple(f"{mapping}." for mapping in mappings)):
-        return ConfigError(f"{key} is not there yet", f"to add it, write +{key}=…")
     given = re.search(rf"override: (\+*{re.escape(key)}=.*)", text)
-    return unknown_key(key, given.group(1) if given else key)
+    if key.partition(".")[0] == "hydra":
+        return ConfigError(f"unknown key {given.group(1) if given else key}", OF_HYDRA)
+    setting = setting_at(key)
+    if setting is not None and setting.key == key:
+        if setting.type == "mapping":
+            return ConfigError(f"{key}: its entries are given one by one", f"for each, write +{key}.NAME=VALUE")
+        what = f"{key}: a key below a section that the preset sets to null can't be given"
+        return ConfigError(what, "take the null out of the preset")
+    return ConfigError(f"{key} is not there yet", f"to add it, write +{key}=…")
+
+
+def _of_hydra(found: re.Match[str], text: str) -> ConfigError:
+    refusal, key = found.groups()
+    given = re.search(rf"Error merging override (.*?{re.escape(key)}=[^\n]*)", text)
+    return ConfigError(f"{given.group(1) if given else key}: {refusal[0].lower() + refusal[1:]}", OF_HYDRA)
+
+
+def no_settings(overrides: Sequence[str]) -> ConfigError:
+    """A preset's values came below the name of its group."""
+    preset = next((one.replace("=", "/", 1) for one in overrides if one.startswith("conf=")), "conf")
+    return ConfigError(
+        f"the preset {file_of(preset)} is empty, or its first line is not `# @package _global_`",
+        "begin it with that line: a preset sets keys of the complete configuration",
+    )
 
 
 def file_of(preset: str) -> str:
@@ -122,38 +106,6 @@ def file_of(preset: str) -> str:
     group, _, name = preset.rpartition("/")
     stored = ConfigStore.instance().repo.get(group, {})
     return f"{name if f'{name}.yaml' in stored else preset}.yaml"
-
-
-def _unknown_in_preset(found: re.Match[str], text: str) -> ConfigError:
-    file, key = found.groups()
-    if key != Path(file).parent.name:
-        return unknown_key(key, f"in {file_of(file)}")
-    return ConfigError(
-        f"the preset {file_of(file)} is empty, or its first line is not `# @package _global_`",
-        "begin it with that line: a preset sets keys of the complete configuration",
-    )
-
-
-def _wrong_type(found: re.Match[str], text: str) -> ConfigError:
-    refusal, key = found.groups()
-    where = re.search(r"In '([^']+)': \w+ raised while", text)
-    place = f" (in {file_of(where.group(1))})" if where else ""
-    settings = {setting.key: setting for setting in settings_of(RunConfig)}
-    given = re.search(rf"Error merging override (.*?{re.escape(key)}=[^\n]*)", text)
-    problem = "null is not allowed" if "is not Optional" in refusal else refusal[0].lower() + refusal[1:]
-    if key not in settings:
-        if (inside := next((name for name in settings if name.startswith(f"{key}.")), None)) is None:
-            return ConfigError(f"{given.group(1) if given else key}{place}: {problem}", OF_HYDRA)
-        return ConfigError(
-            f"{key}{place}: a section of settings, not a value",
-            f"set one of its keys, e.g. {inside}=…, or leave it out",
-        )
-    setting = settings[key]
-    allowed = f", allowed: {setting.allowed}" if setting.allowed is not None else ""
-    return ConfigError(
-        f"{given.group(1) if given else key}{place}: {problem}",
-        f"{key} is of type {setting.type}{allowed} ({setting.meaning})",
-    )
 
 
 def _already_there(found: re.Match[str], text: str) -> ConfigError:
@@ -165,10 +117,12 @@ def _already_there(found: re.Match[str], text: str) -> ConfigError:
 
 
 def _several_values(found: re.Match[str], text: str) -> ConfigError:
-    key, _, value = found.group(1).partition("=")
-    is_text = any(one.key == key and one.type.startswith("str") for one in settings_of(RunConfig))
+    given = found.group(1).removeprefix("++")  # as of an unknown key (launcher.config.compose)
+    key, _, value = given.partition("=")
+    setting = setting_at(key)
+    is_text = setting is not None and setting.type.startswith("str")
     in_one = written_as_text(key, value) if is_text else "for a list write 'key=[a,b]'"
-    return ConfigError(f"{found.group(1)}: several values for one run", f"add -m to run one after the other; {in_one}")
+    return ConfigError(f"{given}: several values for one run", f"add -m to run one after the other; {in_one}")
 
 
 def _no_base(found: re.Match[str], text: str) -> ConfigError:
@@ -187,7 +141,7 @@ def _no_group(found: re.Match[str], text: str) -> ConfigError:
     )
 
 
-def _without_classes(text: str) -> str:
+def without_classes(text: str) -> str:
     """Names of a parser's and of Python's classes are no help to who typed the argument."""
     return re.sub(r"\b(?:\w+\.)*\w+(?:Exception|Error)\b(?: raised while \w+ing \w+:?| while|:)? *", "", text)
 
@@ -198,7 +152,7 @@ def _reworded(message: str, hint: str) -> Callable[[re.Match[str], str], ConfigE
     def say(found: re.Match[str], text: str) -> ConfigError:
         key = re.search(r"full_key: (\S+)", text)
         names = {"key": key.group(1) if key else "a value", "options": ", ".join(_options(text))}
-        first = _without_classes(_one_line(found.group(0)))
+        first = without_classes(_one_line(found.group(0)))
         return ConfigError(message.format(first, *found.groups(), **names), hint)
 
     return say
@@ -217,15 +171,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
         r"Additional config directory '([^']+)' not found",
         _reworded("--config-dir: there is no folder {1}", "a preset of your own is <folder>/conf/<name>.yaml"),
     ),
-    (r"Error merging override ~(\S+)", lambda found, _: deleted(found.group(1))),
-    (
-        r"Could not delete (?:from config\. (?:The value of )?)?'([^']*)'",
-        lambda found, _: deleted(found.group(1)),
-    ),
-    (
-        r"Missing mandatory value: (\S+)",
-        _reworded("no value for {1}", "name a preset that sets it (conf=<preset>), or set it in yours"),
-    ),
+    (r"Could not delete (?:from config\. (?:The value of )?)?'([^']*)'", lambda found, _: deleted(found.group(1))),
     (r"In '([^']+)': Could not load '([^']+)'", _no_base),
     (
         r"maximum recursion depth exceeded",
@@ -246,22 +192,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
     ),
     (r"Ambiguous value for argument '([^\n]*)'", _several_values),
     (r"Could not override '([^']+)'", _unknown_override),
-    (r"In '([^']+)': \w+ raised while composing config:\s+Key '[^\n]*\s+full_key: (\S+)", _unknown_in_preset),
-    (r"((?:Value |field |Invalid type |Invalid value |Cannot convert )[^\n]*)\s+full_key: (\S+)", _wrong_type),
-    (
-        r"(?:Unsupported interpolation|Interpolation (?:key|to)|Recursive interp|\w+ raised while resolving)[^\n]*",
-        _reworded(
-            "{key}: {0}",
-            "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder, "
-            "${oc.env:NAME} an environment variable",
-        ),
-    ),
-    (
-        r"Unexpected type for root: NoneType",
-        _reworded(
-            "a key below a section that the preset sets to null can't be given", "take the null out of the preset"
-        ),
-    ),
+    (r"((?:Value |field |Invalid type |Invalid value |Cannot convert |Key )[^\n]*)\s+full_key: (\S+)", _of_hydra),
 )
 """First match wins."""
 

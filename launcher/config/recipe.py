@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from launcher.config.settings import COUNT, NATURAL, POSITIVE, Between, OneOf, part, same_as, setting
+from launcher.config.settings import COUNT, NATURAL, POSITIVE, between, part, same_as, setting
 
-LEVEL = OneOf(("group", "batch"))
-BATCH = OneOf(("batch",))
-ESTIMATOR = OneOf(("k1", "k2", "k3"))
+Level = Literal["group", "batch"]
+Estimator = Literal["k1", "k2", "k3"]
 EPS_OF_TOKENS = 1e-5
 
 
@@ -20,15 +20,13 @@ EPS_OF_TOKENS = 1e-5
 class RewardNormConfig:
     """Rewards to advantages: less a mean, over a standard deviation about it (divisor n - 1)."""
 
-    mean_level: str | None = setting(
+    mean_level: Level | None = setting(
         "group",
         "whose mean is subtracted from a reward: that of its group or of the batch; null: no mean is subtracted",
-        LEVEL,
     )
-    std_level: str | None = setting(
+    std_level: Level | None = setting(
         "group",
         "by whose standard deviation a reward is divided: that of its group or of the batch; null: it is not divided",
-        LEVEL,
     )
     eps: float = setting(1e-6, "number added to this standard deviation", POSITIVE)
 
@@ -37,13 +35,12 @@ class RewardNormConfig:
 class AdvNormConfig:
     """After reward_norm, and after the KL of kl_ctl: the same over the tokens of the batch."""
 
-    mean_level: str | None = setting(
-        None, "subtract the mean over the batch's tokens from the advantages; null: no mean is subtracted", BATCH
+    mean_level: Literal["batch"] | None = setting(
+        None, "subtract the mean over the batch's tokens from the advantages; null: no mean is subtracted"
     )
-    std_level: str | None = setting(
+    std_level: Literal["batch"] | None = setting(
         None,
         "divide the advantages by the standard deviation over the batch's tokens; null: they are not divided",
-        BATCH,
     )
     eps: float = setting(EPS_OF_TOKENS, "number added to this standard deviation", POSITIVE)
 
@@ -63,20 +60,18 @@ class RecipeConfig:
     )
     reward_norm: RewardNormConfig = part(RewardNormConfig)
     adv_norm: AdvNormConfig = part(AdvNormConfig)
-    policy_loss: str = setting(
+    policy_loss: Literal["ppo", "cispo"] = setting(
         "ppo",
         "policy loss; ppo: the clipped ratio times the advantage; cispo: the log-prob times the advantage and the "
         "clipped ratio, which has no gradient",
-        OneOf(("ppo", "cispo")),
     )
-    importance_sampling_level: str = setting(
+    importance_sampling_level: Literal["token", "sequence"] = setting(
         "token",
         "ratio that is clipped; token: each token's own; sequence: the geometric mean over the sequence's tokens "
         "(GSPO)",
-        OneOf(("token", "sequence")),
     )
     eps_clip: float = setting(
-        0.2, "distance below 1 at which the ratio is clipped; 1: not clipped from below", Between(0, 1)
+        0.2, "distance below 1 at which the ratio is clipped; 1: not clipped from below", between(0, 1)
     )
     eps_clip_higher: float | None = setting(
         0.28, "distance above 1 at which the ratio is clipped; null: the same as actor.eps_clip", NATURAL
@@ -84,13 +79,12 @@ class RecipeConfig:
     c_clip: float | None = setting(
         None,
         "upper limit of the ratio where the advantage is negative (dual clip); null: no limit",
-        Between(1, open_low=True),
+        {"gt": 1},
     )
-    loss_aggregation: str = setting(
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = setting(
         "token_mean",
         "how the loss is averaged; token_mean: over tokens; sequence_mean: over sequences; constant_length: each "
         "sequence's sum is divided by actor.max_new_tokens, then a mean over sequences (Dr. GRPO)",
-        OneOf(("token_mean", "sequence_mean", "constant_length")),
     )
     max_new_tokens: int = same_as(
         "gconfig.max_new_tokens", "length that constant_length and actor.overlong_tokens refer to, in tokens", COUNT
@@ -114,16 +108,15 @@ class RecipeConfig:
         "reference model is loaded",
         NATURAL,
     )
-    kl_estimator: str = setting("k1", "Schulman's estimator of the KL in the reward (actor.kl_ctl)", ESTIMATOR)
+    kl_estimator: Estimator = setting("k1", "Schulman's estimator of the KL in the reward (actor.kl_ctl)")
     kl_loss_coef: float = setting(
         0.0,
         "weight of the KL to the reference model as a term of the loss; above 0 the reference model is loaded",
         NATURAL,
     )
-    kl_loss_type: str = setting(
+    kl_loss_type: Estimator = setting(
         "k3",
         "Schulman's estimator of the KL in the loss (actor.kl_loss_coef); the gradient of k1 contains no KL",
-        ESTIMATOR,
     )
     recompute_logprob: bool = setting(
         False,
@@ -135,12 +128,11 @@ class RecipeConfig:
         "clip against the trainer's log-probs before the batch, and weight each token's loss by the ratio of "
         "these log-probs to those of the weights that made the token (for rollout.max_head_offpolicyness)",
     )
-    behave_imp_weight_cap: float = setting(5.0, "upper limit of the token weights of the decoupled loss", Between(1))
-    behave_imp_weight_mode: str = setting(
+    behave_imp_weight_cap: float = setting(5.0, "upper limit of the token weights of the decoupled loss", between(1))
+    behave_imp_weight_mode: Literal["token_truncate", "token_mask"] = setting(
         "token_truncate",
         "treatment of a token weight above actor.behave_imp_weight_cap; token_truncate: it becomes the limit "
         "(TIS); token_mask: it becomes 0 (MIS)",
-        OneOf(("token_truncate", "token_mask")),
     )
 
     @property

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from launcher.config.settings import NATURAL, POSITIVE, Between, OneOf, part, setting
+from launcher.config.settings import NATURAL, POSITIVE, between, part, setting
 
 
 @dataclass
 class WandbConfig:
-    mode: str = setting(
+    mode: Literal["online", "offline", "disabled"] = setting(
         "disabled",
         "where WandB's record is written; offline: to the run's logs; disabled: nowhere",
-        OneOf(("online", "offline", "disabled")),
     )
     project: str | None = setting(None, "WandB project; null: experiment_name")
     entity: str | None = setting(None, "WandB team or user; null: that of the login")
@@ -31,10 +31,9 @@ class TensorBoardConfig:
 
 @dataclass
 class OtelConfig:
-    exporter: str = setting(
+    exporter: Literal["none", "otlp"] = setting(
         "none",
         "where the run's trace is sent; otlp: over HTTP to the collector of OTEL_EXPORTER_OTLP_ENDPOINT; none: nowhere",
-        OneOf(("none", "otlp")),
     )
 
 
@@ -64,5 +63,5 @@ class WatchConfig:
     """A page in the browser, in a process beside the driver: docs/watch.md."""
 
     port: int | None = setting(
-        None, "port on the driver's loopback interface that serves the live page; null: no page", Between(1, 65535)
+        None, "port on the driver's loopback interface that serves the live page; null: no page", between(1, 65535)
     )

@@ -7,10 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-
-from launcher.config.settings import MISSING
-
 RETIRED: Mapping[str, str] = {
     "actor.use_remove_padding": "sequences of like length share a micro-batch, of which 1 to 4 % is padding",
     "disk.forget_s": "a disk's trouble counts from the first that was met after the last committed step",
@@ -25,30 +21,21 @@ RETIRED: Mapping[str, str] = {
 """Each key, and what takes its place: a sentence."""
 
 
-def accept_retired(schema: Any) -> DictConfig:
-    """The schema with the retired keys, so that Hydra takes them from presets and from the command line too."""
-    accepting: DictConfig = OmegaConf.structured(schema)
-    with open_dict(accepting):
-        for key in RETIRED:
-            OmegaConf.update(accepting, key, MISSING, force_add=True)
-    return accepting
-
-
-def drop_retired(composed: DictConfig) -> None:
-    """Take them out of what was composed; those that were given are named on stderr."""
+def without_retired(values: dict[str, Any]) -> list[str]:
+    """Take the retired keys out of `values`, by sections; those that were there."""
+    found = []
     for key in RETIRED:
-        section, _, name = key.rpartition(".")
-        node = OmegaConf.select(composed, section) if section else composed
-        if not isinstance(node, DictConfig):
-            continue  # its section was set to null
-        is_given = name in node  # one that is missing is not
-        if is_given:
-            _report_once(key, RETIRED[key])
-        if is_given or OmegaConf.is_missing(node, name):
-            with open_dict(node):
-                del node[name]
+        *sections, name = key.split(".")
+        section: Any = values
+        for one in sections:
+            section = section.get(one) if isinstance(section, dict) else None
+        if isinstance(section, dict) and name in section:
+            del section[name]
+            found.append(key)
+    return found
 
 
 @functools.cache  # a sweep composes each of its trials
-def _report_once(key: str, sentence: str) -> None:
-    print(f"note: {key} does nothing any more: {sentence}", file=sys.stderr)
+def report_retired(key: str) -> None:
+    """That it does nothing, once."""
+    print(f"note: {key} does nothing any more: {RETIRED[key]}", file=sys.stderr)

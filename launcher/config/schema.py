@@ -1,8 +1,8 @@
 """Every setting: its type, its one default, what it means and which values are allowed.
 
 Values that differ by experiment are in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
-sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
-turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. Beside this file are the
+sizes tokens or bytes as named. `launcher.config.compose` turns what Hydra composed into a `RunConfig` once, checked by
+`launcher.config.validation`, and nothing changes it afterwards. Beside this file are the
 settings of supervision (`supervision.py`), of data and rewards (`data.py`), of the objective (`recipe.py`, `lora.py`,
 `optimizer.py`), of what is shown (`reporting.py`) and of another project's trainer (`foreign.py`). Contradictions are
 in `launcher/resources/config_checks.py`; `python -m scripts.document_settings` writes docs/configuration.md.
@@ -10,11 +10,12 @@ in `launcher/resources/config_checks.py`; `python -m scripts.document_settings` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from launcher.base.addresses import CLUSTER_ADDRESS
-from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
+from launcher.config.data import ChatConfig, DatasetConfig, FurtherConfig, HeldOutConfig, RewardConfig
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.lora import LoraConfig
 from launcher.config.optimizer import OptimizerConfig
@@ -29,10 +30,8 @@ from launcher.config.settings import (
     SEED,
     SHARE,
     TEMPERATURE,
-    AnyOf,
-    Between,
-    Matching,
-    OneOf,
+    between,
+    matching,
     part,
     same_as,
     setting,
@@ -50,10 +49,10 @@ from launcher.config.supervision import (
     RewardHealthConfig,
 )
 
-FRACTION = Between(0, 1, open_low=True, open_high=True)
-DEVICE = OneOf(("auto", "cpu", "cuda"))
-DTYPE = OneOf(("float32", "bfloat16"))
-FOLDER_NAME = Matching(
+FRACTION = {"gt": 0, "lt": 1}
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16"]
+FOLDER_NAME = matching(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
     "a folder's name: at most 128 letters, digits, '.', '_' and '-', beginning with a letter or a digit",
 )
@@ -71,13 +70,12 @@ class ClusterConfig:
     address: str = setting(
         "local",
         "address of the Ray cluster to join; local: the run starts a cluster of its own on this machine",
-        Matching(*CLUSTER_ADDRESS),
+        matching(*CLUSTER_ADDRESS),
     )
-    placement: str = setting(
+    placement: Literal["PACK", "SPREAD"] = setting(
         "PACK",
         "how Ray spreads the run; PACK: over as few nodes as possible; SPREAD: servers and trainer ranks over all "
         "nodes",
-        OneOf(("PACK", "SPREAD")),
     )
     placement_timeout: float = setting(
         60.0, "longest wait for the cluster to have room for the complete run, in seconds", DEADLINE
@@ -87,7 +85,7 @@ class ClusterConfig:
         15.0,
         "time without contact to its cluster after which a trainer, server or supervisor ends itself, in seconds; "
         "what is lost with a node is started again only after this time",
-        Between(
+        between(
             5,
             600,
             why="since a shorter lease ends processes for a slow answer, and a longer one delays a repair",
@@ -97,7 +95,7 @@ class ClusterConfig:
         None,
         "port of Ray's metrics for Prometheus, open on every interface, where the run starts its own cluster; "
         "null: any free port",
-        Between(1, 65535),
+        between(1, 65535),
     )
     node_wait_s: float = setting(
         600.0,
@@ -109,7 +107,7 @@ class ClusterConfig:
 @dataclass
 class GenerationConfig:
     n_samples: int = setting(
-        8, "completions per prompt; the advantage of one is its reward compared with the mean of this group", Between(2)
+        8, "completions per prompt; the advantage of one is its reward compared with the mean of this group", between(2)
     )
     max_new_tokens: int = setting(512, "upper limit of a completion's length, in tokens; a longer one is cut", COUNT)
     min_new_tokens: int = setting(0, "lower limit of a completion's length, in tokens", NATURAL)
@@ -120,7 +118,7 @@ class GenerationConfig:
         1.0, "share of the probability mass that sampling draws from, the likeliest tokens first", SHARE
     )
     top_k: int = setting(
-        -1, "number of likeliest tokens that sampling draws from; -1: all", AnyOf((OneOf((-1,)), COUNT))
+        -1, "number of likeliest tokens that sampling draws from; -1: all", {"ge": -1, "form": "-1 or at least 1"}
     )
 
 
@@ -139,7 +137,7 @@ class RolloutConfig:
         0.5,
         "time that completions made ahead get to finish before new weights are loaded, in seconds; unfinished "
         "ones are continued on the new weights",
-        Between(0, 86_400),
+        between(0, 86_400),
     )
     request_timeout: float = setting(
         3600.0, "deadline of one request, which asks for all samples of a prompt, in seconds", DEADLINE
@@ -160,7 +158,7 @@ class RolloutConfig:
         3.0,
         "the silence after which another server is asked as well, as a multiple of the usual wait for this "
         "server's tokens; rollout.hedge_after_s is the least",
-        Between(1),
+        between(1),
     )
     request_retries: int = setting(
         3, "attempts of a request after the first one; each asks only for the samples that are still missing", NATURAL
@@ -182,7 +180,7 @@ class RolloutConfig:
         None,
         "function that plays samples of several turns, by import path (docs/data_rewards_episodes.md); null: each "
         "sample is one answer, scored by reward.fn",
-        Matching(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function, e.g. my_agents:solve"),
+        matching(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function, e.g. my_agents:solve"),
     )
     episode_timeout: float = setting(
         600.0,
@@ -194,7 +192,7 @@ class RolloutConfig:
     setup_timeout: float = setting(
         300.0,
         "longest time from a server's start to its first generated answer, in seconds",
-        Between(10, 86_400, why="since SGLang can't start in less, and a deadline of more than a day would never fire"),
+        between(10, 86_400, why="since SGLang can't start in less, and a deadline of more than a day would never fire"),
     )
 
 
@@ -204,8 +202,8 @@ class SGLangConfig:
         "actor.path",
         "model folder or Hugging Face name that a server starts from; the trainer's weights are loaded afterwards",
     )
-    dtype: str = same_as("actor.dtype", "number format of the weights and the arithmetic in a server", DTYPE)
-    device: str = setting("auto", "device of the servers; auto: a GPU where one is found, else the CPU", DEVICE)
+    dtype: Dtype = same_as("actor.dtype", "number format of the weights and the arithmetic in a server")
+    device: Device = setting("auto", "device of the servers; auto: a GPU where one is found, else the CPU")
     n_servers: int = setting(1, "number of servers that share the rollouts", COUNT)
     drain_timeout: float = setting(
         60.0,
@@ -246,12 +244,11 @@ class SGLangConfig:
     )
     host: str = setting("127.0.0.1", "address that the servers listen on")
     port: int | None = setting(
-        None, "port of the first server; the next servers take the following ports; null: free ports", Between(1, 65535)
+        None, "port of the first server; the next servers take the following ports; null: free ports", between(1, 65535)
     )
-    log_level: str = setting(
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = setting(
         "info",
         "log level of the servers, written to llm_server-<i>.log",
-        OneOf(("debug", "info", "warning", "error", "critical")),
     )
     num_cpus: float = setting(1.0, "number of CPUs that Ray reserves for one server; bookkeeping, not a limit", NATURAL)
     gpu_fraction: float = setting(
@@ -275,18 +272,17 @@ class MicroBatchConfig:
 @dataclass
 class ActorConfig(LoraConfig, RecipeConfig):
     path: str = setting(MISSING, "model that is trained: a folder or a Hugging Face name")
-    dtype: str = setting(
-        "bfloat16", "number format of the forward and backward pass; master weights are always float32", DTYPE
+    dtype: Dtype = setting(
+        "bfloat16", "number format of the forward and backward pass; master weights are always float32"
     )
-    device: str = setting("auto", "device of the trainer; auto: a GPU where one is found, else the CPU", DEVICE)
+    device: Device = setting("auto", "device of the trainer; auto: a GPU where one is found, else the CPU")
     dp_size: int = setting(
         1, "number of trainer ranks; FSDP2 shards the model over as many GPUs (NCCL) or CPU processes (gloo)", COUNT
     )
-    gather_dtype: str = setting(
+    gather_dtype: Dtype = setting(
         "float32",
         "number format in which trainer ranks gather weights; bfloat16 halves the traffic and needs "
         "actor.dtype=bfloat16",
-        DTYPE,
     )
     attn_implementation: str = setting("sdpa", "attention implementation, by its name in transformers")
     gradient_checkpointing: bool = setting(
@@ -294,11 +290,10 @@ class ActorConfig(LoraConfig, RecipeConfig):
     )
     mb_spec: MicroBatchConfig = part(MicroBatchConfig)
     optimizer: OptimizerConfig = part(OptimizerConfig)
-    weight_update_mode: str = setting(
+    weight_update_mode: Literal["disk", "tensor", "xccl"] = setting(
         "disk",
         "way of new weights to the servers; disk: memory-backed files; tensor: tensors shared on one machine; "
         "xccl: a process group (NCCL, gloo on a CPU)",
-        OneOf(("disk", "tensor", "xccl")),
     )
     weight_update_timeout: float = setting(
         120.0, "longest time that a server may take to load and confirm new weights, in seconds", DEADLINE
@@ -315,7 +310,7 @@ class ActorConfig(LoraConfig, RecipeConfig):
 @dataclass
 class RefConfig:
     path: str = same_as("actor.path", "reference model of the KL term: a folder or a Hugging Face name")
-    dtype: str = same_as("actor.dtype", "number format of the reference model", DTYPE)
+    dtype: Dtype = same_as("actor.dtype", "number format of the reference model")
 
 
 @dataclass
@@ -363,11 +358,10 @@ class RecoverConfig(FreqConfig):
         "step after which one additional checkpoint is written, to show early if the state can't be saved; null: none",
         COUNT,
     )
-    mode: str = setting(
+    mode: Literal["auto", "on", "off"] = setting(
         "auto",
         "where a run begins; auto: at its newest checkpoint, if there is one; on: there must be a checkpoint; "
         "off: at the beginning",
-        OneOf(("auto", "on", "off")),
     )
     keep_last: int = setting(
         3,
@@ -444,6 +438,14 @@ class WholeRunConfig(PriceConfig, DeadlineConfig):
 
 @dataclass
 class RunConfig:
+    __pydantic_config__: ClassVar[Mapping[str, object]] = {
+        "extra": "forbid",
+        "coerce_numbers_to_str": True,  # Hydra reads `trial_name=7` as a number
+        "allow_inf_nan": False,
+        "regex_engine": "python-re",  # pydantic's own has no lookahead
+    }
+    """Read by pydantic; sections take it over."""
+
     experiment_name: str = setting(MISSING, "name of the folder that all trials of an experiment share", FOLDER_NAME)
     trial_name: str = setting("trial0", "name of this run's folder below the experiment's", FOLDER_NAME)
     seed: int = setting(
@@ -458,11 +460,13 @@ class RunConfig:
     cluster: ClusterConfig = part(ClusterConfig)
     hardware: HardwareConfig = part(HardwareConfig)
     train_dataset: DatasetConfig = part(DatasetConfig)
-    train_datasets: dict[str, Any] = setting(
+    train_datasets: dict[str, FurtherConfig] = setting(
         {}, "further training data sets, by name, e.g. `+train_datasets.code.path=…`"
     )
-    valid_dataset: DatasetConfig | None = None
-    valid_datasets: dict[str, Any] = setting({}, "further held-out data sets, by name; each has a curve of its own")
+    valid_dataset: HeldOutConfig | None = None
+    valid_datasets: dict[str, FurtherConfig] = setting(
+        {}, "further held-out data sets, by name; each has a curve of its own"
+    )
     chat: ChatConfig = part(ChatConfig)
     gconfig: GenerationConfig = part(GenerationConfig)
     rollout: RolloutConfig = part(RolloutConfig)
@@ -487,8 +491,6 @@ class RunConfig:
     memory: MemoryConfig = part(MemoryConfig)
     sweep: SweepConfig = part(SweepConfig)
     trainer: ForeignTrainerConfig = part(ForeignTrainerConfig)
-
-    # `train_datasets` and `valid_datasets` hold a FurtherConfig each; Hydra can't add one to a typed mapping.
 
     def datasets(self) -> dict[str, DatasetConfig]:
         """All, by the setting that names them, those to train on first."""

@@ -1,138 +1,71 @@
 """Declares one setting: its default, what it means, and which values are allowed, in one place.
 
-`launcher/config/schema.py` declares with `setting`, `part` and `same_as`; `settings_of` walks the schema for whoever
-shows or checks it: the range checks, the nearest known key of a misspelt one, docs/configuration.md.
+`launcher/config/schema.py` declares with `setting`, `part` and `same_as`. What comes of it is a plain dataclass whose
+fields have pydantic's own names for limits (`ge`, `pattern`, …) in their metadata, where pydantic reads them from. Only
+`launcher.config.validation` imports pydantic: policies, actors and the keeper read records of the standard library.
+`settings_of` walks the schema for whoever shows settings: docs/configuration.md, an error's message, `init`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 MISSING: Any = "???"
 """OmegaConf's marker: a value must be given."""
 
 Value = TypeVar("Value")
+Limits = Mapping[str, object]
+"""As pydantic's Field has them. Beside them `why`, the reason of a limit, and `form`, a pattern or limit in words."""
 
 
-class Allowed(Protocol):
-    """Which values a setting may take; `str()` describes them, to be read after "allowed:"."""
-
-    def allows(self, value: Any) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """One of a few values, mostly names."""
-
-    choices: tuple[str | int, ...]
-
-    def allows(self, value: Any) -> bool:
-        return value in self.choices
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.choices))
+def between(low: float, high: float | None = None, *, why: str = "") -> Limits:
+    """Both ends included."""
+    return {"ge": low, "le": high, "why": why}
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
-    """A number from `low` to `high`; an end that is `open` is itself not allowed. NaN and infinity never are."""
-
-    low: float
-    high: float | None = None
-    open_low: bool = False
-    open_high: bool = False
-    why: str = ""
-
-    def allows(self, value: Any) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        if self.high is None:
-            return bool(above and value != float("inf"))
-        return bool(above and (value < self.high if self.open_high else value <= self.high))
-
-    def __str__(self) -> str:
-        low = f"more than {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        high = f" and {'less than' if self.open_high else 'at most'} {self.high:.15g}" if self.high is not None else ""
-        return f"{low}{high}{f', {self.why}' if self.why else ''}"
-
-
-COUNT = Between(1)
-NATURAL = Between(0)
-POSITIVE = Between(0, open_low=True)
-SHARE = Between(0, 1, open_low=True)
-SEED = Between(0, 2**31 - 1, why="since SGLang's seed has 32 bits and each restart of a server adds to it")
-TEMPERATURE = Between(1e-6, why="since SGLang takes the likeliest token below that")
-DEADLINE = Between(0, 86_400, open_low=True, why="since a deadline of more than a day would never fire")
-
-
-@dataclass(frozen=True, slots=True)
-class Matching:
+def matching(pattern: str, form: str) -> Limits:
     """A text of a certain form, described by `form`."""
-
-    pattern: str
-    form: str
-
-    def allows(self, value: Any) -> bool:
-        return re.fullmatch(self.pattern, str(value)) is not None
-
-    def __str__(self) -> str:
-        return self.form
+    return {"pattern": rf"\A(?:{pattern})\Z", "form": form}  # `$` would let a line end pass
 
 
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """A length of time, as Slurm writes it or in seconds."""
-
-    def allows(self, value: Any) -> bool:
-        return seconds_of(str(value)) > 0
-
-    def __str__(self) -> str:
-        return "MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS, or seconds; more than 0"
+COUNT = between(1)
+NATURAL = between(0)
+POSITIVE: Limits = {"gt": 0}
+SHARE: Limits = {"gt": 0, "le": 1}
+SEED = between(0, 2**31 - 1, why="since SGLang's seed has 32 bits and each restart of a server adds to it")
+TEMPERATURE = between(1e-6, why="since SGLang takes the likeliest token below that")
+DEADLINE: Limits = {"gt": 0, "le": 86_400, "why": "since a deadline of more than a day would never fire"}
+DURATION = matching(
+    r"\s*(?=.*[1-9])(?:(?:\d+-)?\d+(?::[0-5]?\d){0,2}|\d+\.\d+)\s*",
+    "MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS, or seconds; more than 0",
+)
 
 
 def seconds_of(text: str) -> float:
-    """`23:50:00` or `1-12` (days and hours), as Slurm has them; a plain number is seconds. 0 where it is neither."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d?))?(?::(\d\d?))?(\.\d+)?", text.strip())
-    if found is None or (found[5] and (found[1] or found[3])):
-        return 0.0
-    parts = [int(part) for part in found.groups()[1:4] if part is not None]
-    if any(part >= 60 for part in parts[1:]):
-        return 0.0
-    if found[1] is None and len(parts) < 3:
-        parts = [0] * (3 - len(parts)) + parts
-    hours, minutes, seconds = (*parts, 0, 0)[:3]
-    return int(found[1] or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds + float(found[5] or 0)
+    """Of a text that DURATION allows: `23:50:00` or `1-12` (days and hours), as Slurm has them; a plain number is
+    seconds."""
+    days, _, time = text.strip().rpartition("-")
+    parts = [float(part) for part in time.split(":")]
+    hours, minutes, seconds = (*parts, 0, 0)[:3] if days or len(parts) == 3 else (0, 0, *parts)[-3:]
+    return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """What any of several allows, e.g. -1 or a positive number."""
-
-    options: tuple[Allowed, ...]
-
-    def allows(self, value: Any) -> bool:
-        return any(option.allows(value) for option in self.options)
-
-    def __str__(self) -> str:
-        return " or ".join(str(option) for option in self.options)
-
-
-def setting(default: Value, meaning: str, allowed: Allowed | None = None) -> Value:
+def setting(default: Value, meaning: str, limits: Limits | None = None) -> Value:
     """One setting of a schema class. A list or a dict as default is copied for each instance."""
-    metadata = {"meaning": meaning, "allowed": allowed}
+    metadata = {"description": meaning, **(limits or {})}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def same_as(key: str, meaning: str, allowed: Allowed | None = None) -> Any:
+def same_as(key: str, meaning: str, limits: Limits | None = None) -> Any:
     """A setting that follows another until it is given; resolved when the configuration is composed."""
-    return setting(f"${{{key}}}", meaning, allowed)
+    return setting(f"${{{key}}}", meaning, limits)
 
 
 def part(section: Callable[[], Value]) -> Value:
@@ -142,30 +75,31 @@ def part(section: Callable[[], Value]) -> Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting as declared. `type` is for people ("float or null"), `default` as YAML has it."""
+    """One setting as declared. `type` and `allowed` are for people ("float or null", "at least 1"), `default` as YAML
+    has it."""
 
     key: str
     type: str
     default: Any
     meaning: str
-    allowed: Allowed | None
+    allowed: str
 
 
 def settings_of(schema: type, prefix: str = "") -> Iterator[Setting]:
     """All settings of a schema class in the order of declaration, nested ones under their dotted key."""
     hints = typing.get_type_hints(schema)
     for field in dataclasses.fields(schema):
-        key = prefix + field.name
-        section = _section(hints[field.name])
+        key, hint = prefix + field.name, hints[field.name]
+        section = _section(hint)
         if section is not None:
             yield from settings_of(section, f"{key}.")
         else:
             yield Setting(
                 key=key,
-                type=_type_name(hints[field.name]),
+                type=_type_name(hint),
                 default=_default(field),
-                meaning=field.metadata["meaning"],
-                allowed=field.metadata["allowed"],
+                meaning=field.metadata["description"],
+                allowed=_allowed(hint, field.metadata),
             )
 
 
@@ -177,31 +111,67 @@ def value_of(config: object, key: str) -> Any:
     return value
 
 
+def with_values(config: Value, values: Mapping[str, Any]) -> Value:
+    """A copy in which the settings of these dotted keys have these values. They are not checked."""
+    changed: dict[str, Any] = {}
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        before = changed.get(name, config[name] if isinstance(config, dict) else getattr(config, name))
+        changed[name] = with_values(before, {rest: value}) if rest else value
+    if isinstance(config, dict):
+        return {**config, **changed}  # type: ignore[return-value]
+    return dataclasses.replace(config, **changed)  # type: ignore[type-var]
+
+
 def as_typed(value: object) -> str:
     """As on a command line."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _options(hint: Any) -> tuple[Any, ...]:
+    """Of `float | None` both; of anything else that alone."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
 def _section(hint: Any) -> type | None:
-    options = [hint, *typing.get_args(hint)] if _is_union(hint) else [hint]
-    return next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return next((o for o in _options(hint) if isinstance(o, type) and dataclasses.is_dataclass(o)), None)
 
 
 def _type_name(hint: Any) -> str:
-    if _is_union(hint):
-        return " or ".join(_type_name(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is list:
+    if len(options := _options(hint)) > 1:
+        return " or ".join(map(_type_name, options))
+    kind = typing.get_origin(hint)
+    if kind is list:
         return f"list of {_type_name(typing.get_args(hint)[0])}"
-    if typing.get_origin(hint) is dict:
-        return "mapping"
+    if kind in (dict, typing.Literal):
+        return "mapping" if kind is dict else "str"
     return "null" if hint is type(None) else str(hint.__name__)
+
+
+def _allowed(hint: Any, limits: Mapping[str, Any]) -> str:
+    """To be read after "allowed:"; "" where any value of the type is."""
+    choices = [
+        one for option in _options(hint) if typing.get_origin(option) is typing.Literal for one in option.__args__
+    ]
+    words = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+    bounds = " and ".join(f"{words[one]} {limits[one]:.15g}" for one in words if limits.get(one) is not None)
+    told = limits.get("form") or ", ".join(choices) or bounds
+    return f"{told}, {limits['why']}" if limits.get("why") else told
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return MISSING if field.default is dataclasses.MISSING else field.default
+
+
+def default_values(schema: type) -> dict[str, Any]:
+    """Of each setting, by sections, as YAML has them."""
+    found: dict[str, Any] = {}
+    for one in settings_of(schema):
+        *sections, name = one.key.split(".")
+        section = found
+        for part_name in sections:
+            section = section.setdefault(part_name, {})
+        section[name] = one.default
+    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.config.settings import COUNT, DEADLINE, NATURAL, POSITIVE, SHARE, Between, Duration, Matching, setting
+from launcher.config.settings import COUNT, DEADLINE, DURATION, NATURAL, POSITIVE, SHARE, between, matching, setting
 
 
 @dataclass
@@ -45,7 +45,7 @@ class HealthConfig:
         60.0, "upper limit of the silence allowed by health.silence_factor, in seconds", DEADLINE
     )
     lone_probe_factor: float = setting(
-        5.0, "factor by which the allowed silence is longer while no client is known to wait", Between(1)
+        5.0, "factor by which the allowed silence is longer while no client is known to wait", between(1)
     )
     proof_s: float = setting(
         10.0, "age after which an answer, a token or an observation no longer counts as evidence, in seconds", POSITIVE
@@ -59,7 +59,7 @@ class HealthConfig:
         10.0,
         "time without progress after which a trainer counts as hung, as a multiple of its median step time; "
         "health.trainer_min_s is the least",
-        Between(1),
+        between(1),
     )
     trainer_min_s: float = setting(
         60.0, "least time without progress before a trainer counts as hung, in seconds", POSITIVE
@@ -101,10 +101,10 @@ class RewardHealthConfig:
         5.0, "size of a fall of the rewards that stops training, in standard errors; null: never", POSITIVE
     )
     fall_min_drop: float = setting(
-        0.05, "smallest fall of the rewards that counts, as a share of the range of the rewards seen", Between(0, 1)
+        0.05, "smallest fall of the rewards that counts, as a share of the range of the rewards seen", between(0, 1)
     )
     baseline_steps: int = setting(50, "number of steps before a suspected onset that form the baseline", COUNT)
-    warmup_steps: int = setting(15, "least number of baseline steps before a fall can be found", Between(2))
+    warmup_steps: int = setting(15, "least number of baseline steps before a fall can be found", between(2))
     window_steps: int = setting(60, "upper limit of how far back the onset of a fall is searched, in steps", COUNT)
     noise_floor: float = setting(
         0.05,
@@ -159,7 +159,7 @@ class GateConfig:
         0.5,
         "upper limit of the share of a batch's requests, one for each prompt, that may fail; beyond it the rest is no "
         "fair sample and the batch is rejected; null: any",
-        Between(0, 1),
+        between(0, 1),
     )
     distance_float32: float | None = setting(
         1e-5,
@@ -174,7 +174,7 @@ class GateConfig:
         POSITIVE,
     )
     distance_factor: float = setting(
-        4.0, "factor on the run's usual distance of log-probs, which may raise the limit in bfloat16", Between(1)
+        4.0, "factor on the run's usual distance of log-probs, which may raise the limit in bfloat16", between(1)
     )
     distance_unknown: float = setting(
         0.1,
@@ -186,7 +186,7 @@ class GateConfig:
         0.5,
         "upper limit of a batch's deviation from the usual mean reward, as a share of the range of rewards; null: "
         "not checked",
-        Between(0, 1),
+        between(0, 1),
     )
     reward_jump_noise: float = setting(
         5.0,
@@ -198,7 +198,7 @@ class GateConfig:
         0.5,
         "upper limit of the rise in the share of completions that are cut at the length limit, or blank; null: "
         "not checked",
-        Between(0, 1),
+        between(0, 1),
     )
     compared_rejections: int = setting(
         2,
@@ -224,7 +224,7 @@ class AlertsConfig:
     webhook: str | None = setting(
         None,
         "URL that each message is sent to as JSON; it is written to no file; null: none",
-        Matching(r"https?://\S+|env:[A-Za-z_]\w*", "a URL, or env:NAME, the environment variable that holds it"),
+        matching(r"https?://\S+|env:[A-Za-z_]\w*", "a URL, or env:NAME, the environment variable that holds it"),
     )
     wandb: bool = setting(True, "send each message as a WandB alert too, where WandB is on")
     timeout: float = setting(10.0, "deadline of sending one message, in seconds", DEADLINE)
@@ -269,7 +269,7 @@ class RecoveryConfig:
         None,
         "number of parked trainer processes for each rank, which have everything imported (on a CPU also the "
         "model and the prompts loaded) and take over when the trainer or a rank ends; null: 1 where memory allows",
-        Between(0, 1, why="since the process that ended is the next one to be parked"),
+        between(0, 1, why="since the process that ended is the next one to be parked"),
     )
 
 
@@ -278,7 +278,7 @@ class DeadlineConfig:
     """When the machine is taken away: the run saves before, and ends with exit code 75; the same command resumes it."""
 
     walltime: str | None = setting(
-        None, "time from the start of the command to the end of its job; null: no limit", Duration()
+        None, "time from the start of the command to the end of its job; null: no limit", DURATION
     )
     notice_s: float = setting(
         120.0,
@@ -288,7 +288,7 @@ class DeadlineConfig:
     preemption_notice: str | None = setting(
         None,
         "file whose existence, or URL whose answer, announces that the machine will be taken away; null: none",
-        Matching(r"https?://[^\s/]\S*|(?!\w+:)\S.*", "an http or https URL, or a file's path"),
+        matching(r"https?://[^\s/]\S*|(?!\w+:)\S.*", "an http or https URL, or a file's path"),
     )
     notice_interval_s: float = setting(
         5.0, "interval between two checks for the preemption notice, in seconds", POSITIVE

@@ -6,22 +6,22 @@ Ranges are declared beside each setting (`launcher/config/schema.py`). The machi
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from launcher.base.addresses import is_every_interface, url_problem
-from launcher.base.errors import ConfigError, ResourceError
-from launcher.config.data import FURTHER, NO_TEMPLATE, WRITTEN_BY_US, FurtherConfig
+from launcher.base.errors import ResourceError
+from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
 from launcher.config.foreign import OWN
 from launcher.config.lora import find_lora_problems
 from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import find_recipe_problems
 from launcher.config.schema import RunConfig
-from launcher.config.settings import settings_of, value_of
+from launcher.config.settings import value_of
 from launcher.config.supervision_checks import find_contradictions
+from launcher.config.validation import NOT_SHOWN, ConfigProblem, refuse, validated
 from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, may_share_gpus, place
 from launcher.resources.sglang_arguments import (
@@ -42,32 +42,14 @@ LAST_PORT = 65535
 FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigProblem:
-    """One setting that can't be used: its key, the given value, and what would be allowed."""
-
-    key: str
-    given: object
-    allowed: str
-
-    def __str__(self) -> str:
-        given = "null" if self.given is None else self.given
-        return f"{self.key}={given}: {self.allowed}"
-
-
 def check(config: RunConfig) -> None:
     """Raises ConfigError with every problem there is."""
-    problems = find_problems(config)
-    if len(problems) == 1:
-        raise ConfigError(str(problems[0]), f"change {problems[0].key}")
-    if problems:
-        listed = "".join(f"\n  {problem}" for problem in problems)
-        raise ConfigError(f"{len(problems)} settings can't be used:{listed}", "change the key that begins each line")
+    refuse(find_problems(config))
 
 
 def find_problems(config: RunConfig) -> list[ConfigProblem]:
     """Everything that `check` refuses. Contradictions are looked for only among values that are in their range."""
-    if out_of_range := list(_out_of_range(config)):
+    if out_of_range := validated(dataclasses.asdict(config))[1]:
         return out_of_range
     of_our_trainer = (
         ()
@@ -91,17 +73,10 @@ def _given(config: RunConfig, key: str) -> object:
     return repr(value) if isinstance(value, str) and not value.strip() else value
 
 
-def _out_of_range(config: RunConfig) -> Iterator[ConfigProblem]:
-    further = [settings_of(FurtherConfig, f"{key}.{name}.") for key in FURTHER for name in getattr(config, key)]
-    for setting in itertools.chain(settings_of(RunConfig), *further):
-        value = value_of(config, setting.key)
-        if setting.allowed is not None and value is not None and not setting.allowed.allows(value):
-            given = "(not shown)" if setting.key == "alerts.webhook" else value
-            yield ConfigProblem(key=setting.key, given=given, allowed=f"allowed: {setting.allowed} ({setting.meaning})")
-
-
 def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
     actor, cluster = config.actor, config.cluster
+    if config.gconfig.top_k == 0:
+        yield "gconfig.top_k", "allowed: -1 or at least 1"
     if allowed := beyond_last_port(config.sglang.port, config.sglang.n_servers):
         yield "sglang.port", allowed
     if config.rollout.max_head_offpolicyness > 0:
@@ -264,7 +239,7 @@ def _addresses(config: RunConfig) -> Iterator[ConfigProblem]:
             allowed="127.0.0.1, or this machine's address in the cluster's own network (this is every interface)",
         )
     if url is not None and (allowed := url_problem(url)):
-        yield ConfigProblem(key="recover.url", given="(not shown)", allowed=allowed)
+        yield ConfigProblem(key="recover.url", given=NOT_SHOWN, allowed=allowed)
 
 
 def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
@@ -276,7 +251,7 @@ def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
             yield ConfigProblem(key=key, given=value, allowed="one address, not every interface")
         if ours in SECRET_ARGUMENTS:
             allowed = "nothing: each run makes its own keys, and arguments are visible in the process list"
-            yield ConfigProblem(key=key, given="(not shown)", allowed=allowed)
+            yield ConfigProblem(key=key, given=NOT_SHOWN, allowed=allowed)
         elif ours in BYPASSES:
             must_be, why = BYPASSES[ours]
             if value not in (must_be, None, False):  # neither None nor False is handed on

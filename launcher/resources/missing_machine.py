@@ -10,14 +10,13 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlparse
 
 from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
-from launcher.config.settings import value_of
+from launcher.config.settings import value_of, with_values
 from launcher.resources.config_checks import (
     LAST_PORT,
     SINGLE_ON_CPU,
@@ -79,8 +78,7 @@ def _further_on_cpu(config: RunConfig) -> Iterator[str]:
 
 def _with_devices(config: RunConfig, plan: RunPlan) -> RunConfig:
     servers_on, trainer_on = plan.devices
-    sglang, actor = replace(config.sglang, device=servers_on), replace(config.actor, device=trainer_on)
-    return replace(config, sglang=sglang, actor=actor)
+    return with_values(config, {"sglang.device": servers_on, "actor.device": trainer_on})
 
 
 def _of_size(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from launcher.config.schema import RunConfig
+from launcher.config.settings import with_values
 
 KEY = "actor.weight_update_mode"
 WAYS = ("disk", "tensor", "xccl")
@@ -19,7 +19,7 @@ def other_ways(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def accepted_ways(config: RunConfig) -> tuple[str, ...]:
     """All that this run could take, whichever it has. Files are always among them."""
-    runs = {way: replace(config, actor=replace(config.actor, weight_update_mode=way)) for way in WAYS}
+    runs = {way: with_values(config, {KEY: way}) for way in WAYS}
     return tuple(way for way, run in runs.items() if not _against_way(run))
 
 

@@ -14,6 +14,7 @@ import yaml
 from launcher.base.durable import replace_file
 from launcher.base.errors import StorageError
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
+from launcher.config.retired import without_retired
 from launcher.config.schema import RunConfig
 
 Section = TypeVar("Section")
@@ -35,7 +36,9 @@ def read_config(file: Path) -> RunConfig:
     Raises StorageError.
     """
     try:
-        return _filled(RunConfig, yaml.safe_load(file.read_bytes()))
+        values = yaml.safe_load(file.read_bytes())
+        without_retired(values)  # a file of an earlier version has them
+        return _filled(RunConfig, values)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
         why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise StorageError(
@@ -57,7 +60,8 @@ def settings_text(settings: dict[str, object]) -> str:
 
 def _filled(kind: type[Section], values: Mapping[str, Any]) -> Section:
     """Of a section, its sections too. One that lacks a setting, or has one more, was not written by this program."""
-    kinds = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind)
+    kinds = {one.name: hints[one.name] for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if missing := sorted(kinds.keys() - values.keys()):
         raise ValueError(f"it lacks {', '.join(missing)}")
     made = {name: _value(name, kinds.get(name), value) for name, value in values.items()}

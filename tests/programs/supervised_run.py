@@ -6,6 +6,7 @@ that it holds. `SupervisedRun` is the test's side of it.
 """
 
 import contextlib
+import dataclasses
 import json
 import operator
 import os
@@ -88,7 +89,7 @@ def main() -> None:
 
         sys.exit(detached.run(config, driver.run, server_entry=server_entry()))
     keeper.DRIVER = ("-m", "tests.programs.supervised_run")
-    keeper.begin(to_run_config(OmegaConf.structured(config)))
+    keeper.begin(to_run_config(OmegaConf.create(dataclasses.asdict(config))))
 
 
 def server_entry() -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ CHOSEN: dict[str, str] = {
     "launcher/base": "addresses durable",
     "launcher/checkpoints": "checkpoint_store onset checkpoint_catalog in_memory_checkpoints restore_request",
     "launcher/cli": "attempt_incidents deadlines interrupts",
-    "launcher/config": "compose settings schedule",
+    "launcher/config": "compose validation settings schedule",
     "launcher/diagnosis/judging": "rules verdict causes",
     "launcher/diagnosis/output": "as_text",
     "launcher/diagnosis/reading": "inputs log_file log_clock",

@@ -143,11 +143,11 @@ def test_several_of_one_s_own_are_found_for_a_sweep_and_in_quotes(here):
         (b"defaults:\n  - nowhere\nseed: 3\n", "mine.yaml is built on nowhere (defaults), and there is no such preset"),
         (
             b"defaults:\n  - arithmetic_cpu\n  - _self_\nactor:\n  pth: x\n",
-            "unknown key actor.pth (given: in mine.yaml)",
+            "unknown key actor.pth=x (in mine.yaml)",
         ),
-        (b"defaults:\n  - arithmetic_cpu\n  - _self_\nseed: many\n", "seed (in mine.yaml): value 'many'"),
+        (b"defaults:\n  - arithmetic_cpu\n  - _self_\nseed: many\n", "seed=many (in mine.yaml): of type int"),
         (b"defaults:\n  - arithmetic_cpu\n  - _self_\nrollout:\n", "e.g. rollout."),
-        (b"{}", "set it in yours"),
+        (b"{}", "set it in the preset"),
     ],
 )
 def test_what_is_wrong_with_one_s_own_is_one_message_that_names_its_file(here, text, told):

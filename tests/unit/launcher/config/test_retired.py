@@ -14,10 +14,8 @@ def compose(monkeypatch):
     """As the launcher composes once `recovery.spare_wheels` and `wheels` have gone."""
     gone = {"recovery.spare_wheels": "four wheels are enough", "wheels": "none is left"}
     monkeypatch.setattr(retired, "RETIRED", gone)
-    retired._report_once.cache_clear()
-    composing.register.cache_clear()
-    yield lambda *overrides: composing.compose(["conf=arithmetic_cpu", *overrides])
-    composing.register.cache_clear()
+    retired.report_retired.cache_clear()
+    return lambda *overrides: composing.compose(["conf=arithmetic_cpu", *overrides])
 
 
 def test_a_retired_key_does_nothing_and_is_named_once(compose, capsys):
@@ -47,7 +45,7 @@ def test_other_keys_are_refused_as_before(compose):
 
 @pytest.mark.parametrize("key", retired.RETIRED)
 def test_each_that_has_gone_is_accepted(key, capsys):
-    retired._report_once.cache_clear()
+    retired.report_retired.cache_clear()
     assert composing.compose(["conf=arithmetic_cpu", f"{key}=1"]) == composing.compose(["conf=arithmetic_cpu"])
     assert capsys.readouterr().err.startswith(f"note: {key} does nothing any more: ")
 

@@ -7,22 +7,13 @@ import pytest
 from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
-from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision import HealthConfig, MemoryConfig, RestartConfig, RestoreConfig, RewardHealthConfig
 from launcher.config.supervision_checks import find_contradictions
 from launcher.resources.config_checks import check, find_problems
 
-SECTIONS = ("health.", "reward_health.", "restart.", "restore.", "memory.")
 
-
-def test_the_defaults_contradict_nothing_and_are_in_their_ranges():
-    config = RunConfig()
-    assert list(find_contradictions(config)) == []
-    ours = [setting for setting in settings_of(RunConfig) if setting.key.startswith(SECTIONS)]
-    assert len(ours) > 40
-    for setting in ours:
-        value = value_of(config, setting.key)
-        assert setting.allowed is None or value is None or setting.allowed.allows(value), setting.key
+def test_the_defaults_contradict_nothing():
+    assert list(find_contradictions(RunConfig())) == []
 
 
 def sound_but(change):

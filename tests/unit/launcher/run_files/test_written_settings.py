@@ -8,6 +8,7 @@ import yaml
 from launcher.base.errors import StorageError
 from launcher.cli.run_screen import write_config
 from launcher.config.compose import compose
+from launcher.config.retired import RETIRED
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_config
 
@@ -54,3 +55,10 @@ def test_what_this_program_has_not_written_is_one_message_that_names_the_file(tm
     file.unlink()
     with pytest.raises(StorageError, match="No such file"):
         read_config(file)
+
+
+def test_a_file_of_an_earlier_version_has_settings_that_have_gone(tmp_path):
+    config = compose(["conf=arithmetic_cpu"])
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(dataclasses.asdict(config) | {next(one for one in RETIRED if "." not in one): 1}))
+    assert read_config(file) == config
