@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from actors.monitoring.memory_watch import MemoryWatch
+from actors.monitoring.memory_watch import SAMPLE_INTERVAL_S, MemoryWatch
 from actors.monitoring.monitor_view import MonitorView, ServerVerdict, Watched
 from actors.monitoring.reward_series import RewardSeries, rounds_of
 from actors.monitoring.server_watch import BackgroundCall, ServerWatch
@@ -27,7 +27,7 @@ from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import OF_WEIGHTS, Admission, BatchReport, GateRules, admit
+from launcher.policy.admission import COMPARED_REJECTIONS, OF_WEIGHTS, Admission, BatchReport, GateRules, admit
 from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, is_sound, judge_canaries
 from launcher.policy.incident_policy import ENVIRONMENT
 from launcher.policy.reward_health import (
@@ -91,7 +91,7 @@ class HealthMonitor:
         """These are the servers now; repeat it often."""
         if self._memory is not None:
             look = partial(asyncio.to_thread, self._memory.look)
-            self._memory_look.start_if_due(look, self._clock(), self._config.memory.sample_interval_s)
+            self._memory_look.start_if_due(look, self._clock(), SAMPLE_INTERVAL_S)
         for target in targets:
             known = self._watches.get(target.server.name)
             if known is None or _incarnation(known.server) != _incarnation(target.server):
@@ -190,7 +190,7 @@ class HealthMonitor:
         return admit(
             report,
             self._gate,
-            usual=self._series.usual(self._gate.settings),
+            usual=self._series.usual(),
             compared_in_a_row=self._compared_in_a_row,
             incident=self._incident,
         )
@@ -220,8 +220,8 @@ class HealthMonitor:
 
     def _take_in(self, report: BatchReport) -> None:
         """It is trained on. Only servers that made some of its tokens have shown that their weights are right."""
-        has_changed = 0 < self._gate.settings.compared_rejections <= self._compared_in_a_row
-        has_changed &= admit(report, self._gate, usual=self._series.usual(self._gate.settings)).is_compared
+        has_changed = self._compared_in_a_row >= COMPARED_REJECTIONS
+        has_changed &= admit(report, self._gate, usual=self._series.usual()).is_compared
         self._compared_in_a_row = 0
         for name in report.distances:
             self._doubts.pop(name, None)
@@ -229,7 +229,7 @@ class HealthMonitor:
             self._series.admitted(report.figures, has_changed=has_changed)
             self._judge()
             drift = self._series.drift(self._gate, report.distances)
-            is_known = self._series.usual(self._gate.settings) is not None
+            is_known = self._series.usual() is not None
             has_drifted = bool(drift) if is_known else None
             self._tell(has_drifted, "gate.drift", "gate.drift_over", "servers", drift, report.global_step)
 

@@ -1,7 +1,7 @@
 """Samples how much memory is used, and records when the host's is nearly full.
 
 Each GPU of the node through NVML, where there is one; the host's memory, within the cgroup's limit. A look costs a
-millisecond and is taken every `memory.sample_interval_s`. A GPU is filled on purpose (sglang.mem_fraction_static), so a
+millisecond and is taken every SAMPLE_INTERVAL_S. A GPU is filled on purpose (sglang.mem_fraction_static), so a
 nearly full one says nothing; launcher/resources/seen_memory.py compares it with its plan.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from launcher.resources.hardware import HOST_MEMORY, memory_in_use
 from launcher.run_files.journal import Journal, LineLog
 
+SAMPLE_INTERVAL_S = 10.0
+"""Between two looks: more often fills the file and shows no more, less often misses the rise before a kill."""
 NEARLY_FULL = 0.9
 """Of the limit. Beyond it the kernel soon takes pages of files away, and ends a process when none are left."""
 ROOM_AGAIN = 0.8
@@ -23,7 +25,7 @@ Reading = Mapping[str, tuple[float, float]]
 
 
 class MemoryWatch:
-    """Call `look` every memory.sample_interval_s: a line of `series`. Each time that the host's memory gets nearly full
+    """Call `look` every SAMPLE_INTERVAL_S: a line of `series`. Each time that the host's memory gets nearly full
     is one event, `memory.rising`."""
 
     def __init__(

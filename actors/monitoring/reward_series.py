@@ -11,8 +11,16 @@ import re
 from collections.abc import Mapping
 
 from launcher.base.messages import Cause
-from launcher.config.supervision import GateConfig, RewardHealthConfig
-from launcher.policy.admission import OF_WEIGHTS, GateRules, StepFigures, UsualValues
+from launcher.config.supervision import RewardHealthConfig
+from launcher.policy.admission import (
+    DISTANCE_FACTOR,
+    OF_WEIGHTS,
+    USUAL_MIN_STEPS,
+    USUAL_STEPS,
+    GateRules,
+    StepFigures,
+    UsualValues,
+)
 from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE, CanaryRound, CanaryScore
 from launcher.policy.reward_health import (
     RewardPoint,
@@ -104,21 +112,21 @@ class RewardSeries:
     def next_step(self) -> int:
         return self.steps[-1].point.step + 1 if self.steps else 0
 
-    def usual(self, gate: GateConfig) -> UsualValues | None:
+    def usual(self) -> UsualValues | None:
         """None as long as the run has too few steps to compare with."""
-        last, known = self.steps[-gate.usual_steps :], self.next_step - self.changed_at
-        if len(last) < gate.usual_min_steps:
+        last, known = self.steps[-USUAL_STEPS:], self.next_step - self.changed_at
+        if len(last) < USUAL_MIN_STEPS:
             return None
-        since = self.changed_at if known >= gate.usual_min_steps else math.inf
-        return UsualValues.of(last, since=since, first=(self._first or self.steps)[: gate.usual_steps])
+        since = self.changed_at if known >= USUAL_MIN_STEPS else math.inf
+        return UsualValues.of(last, since=since, first=(self._first or self.steps)[:USUAL_STEPS])
 
     def drift(self, rules: GateRules, now: Mapping[str, float]) -> str:
         """Why the usual distance is no longer that of the first steps; "" where it is, and in float32, whose limit
         stays. `now`: of each server."""
-        usual, settings = self.usual(rules.settings), rules.settings
+        usual, settings = self.usual(), rules.settings
         if usual is None or rules.is_exact or settings.distance_bfloat16 is None:
             return ""
-        least, factor = settings.distance_bfloat16, settings.distance_factor
+        least, factor = settings.distance_bfloat16, DISTANCE_FACTOR
         reason = distance_drifted(usual.first_distance, usual.distance, least=least, factor=factor)
         return reason and f"{reason}; now {', '.join(f'{name} by {by:.2g}' for name, by in now.items())}"
 

@@ -30,7 +30,7 @@ from launcher.base.errors import RequestFailed, ResourceError, UsageError
 from launcher.base.rollouts import Completion
 from launcher.checkpoints import model_files
 from launcher.config.supervision import GateConfig
-from launcher.policy.admission import SHARE_FACTOR
+from launcher.policy.admission import DISTANCE_FACTOR, SHARE_FACTOR
 from launcher.run_files.run_keys import ServerKeys
 
 Answers = Sequence[tuple[Sequence[int], Completion]]
@@ -147,8 +147,8 @@ def judge(found: Distances, *, dtype: str, quantised: str = "") -> ServedWeights
     exact = GATE.distance_float32 or 0.0
     limit = max(exact, SURELY * found.rounding) if dtype else exact
     as_noise, hidden = (NOISE * by / found.noise if found.noise else math.inf for by in (found.server, limit))
-    most = max(exact, GATE.distance_factor * found.rounding)
-    farthest = SHARE_FACTOR * max(exact, GATE.distance_factor * found.rounding_farthest)
+    most = max(exact, DISTANCE_FACTOR * found.rounding)
+    farthest = SHARE_FACTOR * max(exact, DISTANCE_FACTOR * found.rounding_farthest)
     verdict = WeightsVerdict.UNKNOWN
     if not math.isfinite(found.server):
         reason = "the folder's model gives log-probs that are not finite"

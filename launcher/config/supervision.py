@@ -44,9 +44,6 @@ class HealthConfig:
     silence_max_s: float = setting(
         60.0, "upper limit of the silence allowed by health.silence_factor, in seconds", DEADLINE
     )
-    lone_probe_factor: float = setting(
-        5.0, "factor by which the allowed silence is longer while no client is known to wait", between(1)
-    )
     proof_s: float = setting(
         10.0, "age after which an answer, a token or an observation no longer counts as evidence, in seconds", POSITIVE
     )
@@ -124,9 +121,6 @@ class RewardHealthConfig:
     canary_tolerance: float = setting(
         1e-6, "difference of a known answer's score from the expected one that is still accepted", NATURAL
     )
-    canary_silent_rounds: int = setting(
-        2, "rounds in a row without a score for a known answer after which the reward function counts as broken", COUNT
-    )
     canary_clear_rounds: int = setting(
         5, "rounds in a row with correct scores after which a broken reward function is trusted again", COUNT
     )
@@ -169,12 +163,9 @@ class GateConfig:
     )
     distance_bfloat16: float | None = setting(
         3e-3,
-        "upper limit of the same distance where one of the two is not float32, in nats; gate.distance_factor may "
-        "raise it; null: not checked",
+        "upper limit of the same distance where one of the two is not float32, in nats; the run's usual distance "
+        "may raise it; null: not checked",
         POSITIVE,
-    )
-    distance_factor: float = setting(
-        4.0, "factor on the run's usual distance of log-probs, which may raise the limit in bfloat16", between(1)
     )
     distance_unknown: float = setting(
         0.1,
@@ -200,14 +191,6 @@ class GateConfig:
         "not checked",
         between(0, 1),
     )
-    compared_rejections: int = setting(
-        2,
-        "upper limit of batches in a row that are rejected only because they differ from the usual; after that "
-        "the change is accepted",
-        NATURAL,
-    )
-    usual_steps: int = setting(20, "number of last steps whose medians count as usual", COUNT)
-    usual_min_steps: int = setting(5, "number of steps before which no batch is compared with the usual", COUNT)
     canaries: int = setting(6, "number of known answers that are scored with each batch; 0: none", NATURAL)
     recorded: int = setting(
         48,
@@ -312,7 +295,6 @@ class RestoreConfig:
     same_place_steps: int = setting(
         20, "largest distance of two onsets that count as the same place, in steps", NATURAL
     )
-    same_place_collapses: int = setting(3, "number of collapses at the same place that halts the run", COUNT)
     begin_anew: bool = setting(
         True,
         "begin again from the first weights where no checkpoint is older than the onset and the run had learned "
@@ -355,16 +337,12 @@ class MemoryConfig:
         [0.8, 0.7, 0.6, 0.5, 0.4],
         "values of sglang.mem_fraction_static that a GPU server is lowered to, from high to low",
     )
-    min_concurrent_rollouts: int = setting(2, "lower limit to which rollout.max_concurrent_rollouts is halved", COUNT)
     change_learning: bool = setting(
         False,
         "after the other memory settings, lower gconfig.max_new_tokens and gconfig.n_samples too, which changes "
         "what is learned",
     )
     min_new_tokens: int = setting(64, "lower limit to which gconfig.max_new_tokens is halved, in tokens", COUNT)
-    sample_interval_s: float = setting(
-        10.0, "interval between two measurements of the memory in use, in seconds", POSITIVE
-    )
     remember: bool = setting(
         True, "keep lowered memory settings below cluster.fileroot and use them in the next attempt"
     )

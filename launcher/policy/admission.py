@@ -4,7 +4,7 @@ A batch that a failure made must never reach the optimizer (P1). Each rule names
 
     certain   no sound run breaks them: a reward or a token is missing, a number is not finite, the weights are others
     compared  a sound run breaks them seldom: far from what is usual, which may also be a change of the policy itself.
-              They reject `compared_rejections` in a row at most; what lasts launcher/policy/reward_health.py judges
+              They reject COMPARED_REJECTIONS in a row at most; what lasts launcher/policy/reward_health.py judges
 """
 
 from __future__ import annotations
@@ -23,6 +23,14 @@ from launcher.policy.canary_policy import CanaryScore
 from launcher.policy.change_point import estimate_noise
 from launcher.policy.reward_health import RewardPoint
 
+COMPARED_REJECTIONS = 2
+"""In a row, of batches that only differ from the usual: with more, a change that stays would stop the run."""
+DISTANCE_FACTOR = 4.0
+"""On the usual distance in bfloat16: rounding varies from batch to batch, and weights ten versions old are farther."""
+USUAL_STEPS = 20
+"""Last steps whose medians count as usual: with more, what was learned since would be compared with the untrained."""
+USUAL_MIN_STEPS = 5
+"""Before that the median of a few steps is chance, and a healthy batch would be rejected."""
 SHARE_FACTOR = 2.0
 """How much farther than the batch as a total one server's share of it may be: fewer tokens, more noise."""
 VERSIONS_OF_DISTANCE_UNKNOWN = 20
@@ -231,7 +239,7 @@ def admit(
         return _reject(certain)
     if incident is not None:
         return Admission(admitted=False, reason=incident.reason, cause=incident.cause, subjects=(incident.subject,))
-    if usual is not None and compared_in_a_row < gate.settings.compared_rejections:
+    if usual is not None and compared_in_a_row < COMPARED_REJECTIONS:
         unusual = _unusual(report, gate.settings, usual)
         if unusual:
             return _reject(unusual, is_compared=True)
@@ -322,8 +330,8 @@ def _distance_limit(gate: GateRules, usual: UsualValues | None) -> float | None:
     if limit is None or gate.is_exact:
         return limit
     known, first = (None, math.inf) if usual is None else (usual.distance, usual.first_distance)
-    most = max(settings.distance_unknown, settings.distance_factor * first)  # a slow drift is followed no further
-    return max(limit, settings.distance_unknown if known is None else min(settings.distance_factor * known, most))
+    most = max(settings.distance_unknown, DISTANCE_FACTOR * first)  # a slow drift is followed no further
+    return max(limit, settings.distance_unknown if known is None else min(DISTANCE_FACTOR * known, most))
 
 
 def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> list[BatchFault]:

@@ -21,6 +21,8 @@ from launcher.base.rollouts import mean_of
 from launcher.base.wording import counted
 from launcher.config.supervision import RewardHealthConfig
 
+SILENT_ROUNDS = 2
+"""Without a score: one may be missing since the machine was slow, and would stop a sound run."""
 STANDARD_ERRORS = 4.0
 """A difference of means that is chance once in ten thousand times."""
 BY_CHANCE = 1e-4
@@ -83,7 +85,7 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
 
     One wrong score is enough evidence, and only `canary_clear_rounds` sound rounds in a row clear it: a function that
     errs now and then is right now and then. A missing score may be a slow machine, and its batch is rejected anyway:
-    it is evidence after `canary_silent_rounds` in a row.
+    it is evidence after SILENT_ROUNDS in a row.
     """
     if not any(one.scores for one in rounds):
         return CanaryVerdict(is_broken=False, reason="no known answers were scored")
@@ -92,7 +94,7 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
         texts = [_score_text(score) for score in wrong[-1].scores if _is_wrong(score, settings)]
         return CanaryVerdict(is_broken=True, reason=_summary(texts), onset_step=wrong[0].step)
     silent = list(itertools.takewhile(lambda one: any(score.got is None for score in one.scores), reversed(rounds)))
-    if len(silent) >= settings.canary_silent_rounds:
+    if len(silent) >= SILENT_ROUNDS:
         texts = [_score_text(score) for score in silent[0].scores if score.got is None]
         reason = f"{counted(len(silent), 'time')} in a row: {_summary(texts)}"
         return CanaryVerdict(is_broken=True, reason=reason, onset_step=silent[-1].step)

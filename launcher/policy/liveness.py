@@ -22,6 +22,8 @@ from launcher.base.wording import counted
 from launcher.config.supervision import HealthConfig
 from launcher.policy.observation_history import ServerEvidence, Task
 
+LONE_PROBE_FACTOR = 5.0
+"""Longer than with a client that waits: without one, two witnesses are the same probe, and one late answer would do."""
 VOTES_FOR_A_HANG = 2
 
 
@@ -96,7 +98,7 @@ def _tokens_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -
         return Vote(f"{counted(evidence.look.waiting, 'request')} without a token for {evidence.dry_s:.1f} s")
     # Where no client is known to wait, this witness is the same as the one before: it must wait longer to count. A
     # server that answers errors at once has a client waiting at one look, and none at the next.
-    if evidence.barren_s >= silence_s * settings.lone_probe_factor:
+    if evidence.barren_s >= silence_s * LONE_PROBE_FACTOR:
         return Vote(f"no token for anybody for {evidence.barren_s:.1f} s")
     return ALIVE if _is_within(silence_s, evidence.token_at, now) else ABSTAINS
 

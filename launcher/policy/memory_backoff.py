@@ -25,6 +25,8 @@ from launcher.config.schema import RunConfig
 from launcher.config.supervision import MemoryConfig
 from launcher.policy.exit_cause import RanOut
 
+MIN_CONCURRENT_ROLLOUTS = 2
+"""With one prompt in flight the servers idle while the last of its completions ends."""
 MEM_FRACTION = "sglang.mem_fraction_static"
 POOL_TOKENS = "sglang.max_total_tokens"
 CONCURRENCY = "rollout.max_concurrent_rollouts"
@@ -195,7 +197,7 @@ def _tokens_up(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes
 
 
 def _concurrency_down(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
-    half = max(m.max_concurrent_rollouts // 2, config.min_concurrent_rollouts)
+    half = max(m.max_concurrent_rollouts // 2, MIN_CONCURRENT_ROLLOUTS)
     if half < m.max_concurrent_rollouts:
         yield CONCURRENCY, half
 

@@ -21,6 +21,8 @@ from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import CheckpointFacts, newest_first
 from launcher.policy.restart_budget import RepairAttempt, Rung
 
+SAME_PLACE_COLLAPSES = 3
+"""Two restores, each further back, have not helped then: a fourth would fall in the same place for ever."""
 FIRST_WEIGHTS = -1
 """The step of the weights that the run began with: always complete, and from before any onset but step 0."""
 
@@ -60,7 +62,7 @@ def choose(
     """The checkpoint to restore. Without an incident (the trainer merely died) the newest that is not condemned.
 
     `history`: earlier attempts; restores from a collapse at the same place make the choice more careful, and the
-    third (`same_place_collapses`) ends it.
+    third (SAME_PLACE_COLLAPSES) ends it.
     """
     damaged = first_damaged(incident) if incident else None
     complete = [c for c in checkpoints if c.is_complete]
@@ -70,7 +72,7 @@ def choose(
         return RestoreChoice(global_step=step, reason=f"{_say(newest)} is the newest that is not condemned")
     restored_before = _restored_at_the_same_place(incident, history, settings)
     times = len(restored_before) + 1
-    if times >= settings.same_place_collapses:
+    if times >= SAME_PLACE_COLLAPSES:
         reason = f"{incident.cause} at about step {incident.onset_step}, {times} times: restoring does not help"
         reason += FROM_THE_START if damaged <= FIRST_WEIGHTS else ""
         return RestoreChoice(global_step=None, reason=reason)

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from actors.monitoring.reward_series import MOST_STEPS, RewardSeries
-from launcher.config.supervision import GateConfig
 from launcher.policy.admission import StepFigures
 from launcher.policy.reward_health import RewardPoint
 from tests.support.worlds.health_monitor import World, batch, use
@@ -85,5 +84,5 @@ def test_a_long_run_knows_its_first_steps(undone_to):
     if undone_to is not None:
         series.restored(undone_to)
         take(0, [1e-2] * 30)
-    first = series.usual(GateConfig()).first_distance
+    first = series.usual().first_distance
     assert first == pytest.approx(FIRST if undone_to is None else 1e-2, rel=0.01)

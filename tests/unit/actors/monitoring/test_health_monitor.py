@@ -8,7 +8,7 @@ import pytest
 
 from actors.monitoring.monitor_view import Watched
 from launcher.base.messages import Cause
-from launcher.policy.canary_policy import CanaryRound
+from launcher.policy.canary_policy import SILENT_ROUNDS, CanaryRound
 from launcher.run_files import journal
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.worlds.health_monitor import SOUND, WRONG, batch, server, use
@@ -156,7 +156,7 @@ def test_a_round_in_which_nothing_was_scored_acquits_nobody(world):
     missing = dataclasses.replace(SOUND, got=None)
 
     def work(monitor):
-        for _ in range(world.config.reward_health.canary_silent_rounds):
+        for _ in range(SILENT_ROUNDS):
             monitor.canaries(CanaryRound(step=0, scores=(missing,)))
         assert len(world.events("canary.wrong")) == 1
         monitor.canaries(CanaryRound(step=0, scores=()))
@@ -195,7 +195,7 @@ def test_a_batch_that_is_asked_about_again_is_judged_once(world):
         jump = batch(30, mean_reward=1.0, question="the first batch")
         jumped = {monitor.admit(jump).admitted for _ in range(4)}
         unscored = batch(30, canaries=(silent,), question="the second one")
-        for _ in range(world.config.reward_health.canary_silent_rounds):
+        for _ in range(SILENT_ROUNDS):
             monitor.admit(unscored)
         unjudged = monitor.view().incident
         monitor.admit(dataclasses.replace(unscored, question="the third one"))

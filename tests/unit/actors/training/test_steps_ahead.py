@@ -62,7 +62,7 @@ def test_of_a_rejected_batch_s_time_nothing_that_was_made_ahead_is_used(tmp_path
 )
 def test_after_a_pause_a_batch_with_spoilt_rewards_is_scored_and_not_generated_again(tmp_path, ahead, cause, is_kept):
     """One that was far from what is usual, cut short perhaps by a server that has been repaired since, is not: it would
-    count once more, and with gate.compared_rejections used up be trained on."""
+    count once more, and with COMPARED_REJECTIONS used up be trained on."""
     asked, spoilt = [], []
 
     def ask(report):

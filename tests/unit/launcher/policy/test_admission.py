@@ -8,7 +8,15 @@ import pytest
 from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import GateConfig
-from launcher.policy.admission import BatchReport, GateRules, StepFigures, UsualValues, admit
+from launcher.policy.admission import (
+    USUAL_MIN_STEPS,
+    USUAL_STEPS,
+    BatchReport,
+    GateRules,
+    StepFigures,
+    UsualValues,
+    admit,
+)
 from launcher.policy.canary_policy import CanaryScore
 from launcher.policy.reward_health import RewardPoint
 from tests.support.replay import Replay, prompts
@@ -116,10 +124,9 @@ def test_each_rule_is_what_catches_its_fault_and_can_be_switched_off(off, change
 
 def jumps(points, gate):
     """How many steps of a healthy run the gate would turn away for their mean reward."""
-    settings = gate.settings
     turned_away = 0
-    for at in range(settings.usual_min_steps, len(points)):
-        last = points[max(0, at - settings.usual_steps) : at]
+    for at in range(USUAL_MIN_STEPS, len(points)):
+        last = points[max(0, at - USUAL_STEPS) : at]
         usual = UsualValues.of([StepFigures(point=point) for point in last])
         turned_away += not admit(changed(mean_reward=points[at].mean), gate, usual=usual).admitted
     return turned_away

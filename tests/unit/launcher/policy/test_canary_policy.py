@@ -115,7 +115,7 @@ def test_the_newest_wrong_score_is_told_and_how_many_more_there_are():
     ],
 )
 def test_one_is_and_several_are_and_what_a_predecessor_saw_is_told_as_it_was(score, said):
-    rounds = [canary_policy.CanaryRound(step=1, scores=(score,))] * SETTINGS.canary_silent_rounds
+    rounds = [canary_policy.CanaryRound(step=1, scores=(score,))] * canary_policy.SILENT_ROUNDS
     assert said in judge_canaries(rounds, SETTINGS).reason
 
 

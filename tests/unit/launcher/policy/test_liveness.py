@@ -7,7 +7,7 @@ import pytest
 from launcher.base.messages import Cause, Health
 from launcher.config.supervision import HealthConfig
 from launcher.policy import liveness, observation_history
-from launcher.policy.liveness import judge_server
+from launcher.policy.liveness import LONE_PROBE_FACTOR, judge_server
 from launcher.policy.observation_history import ProcessLook, ServerEvidence, ServerLook, Task
 from tests.support.simulated_run.watched_server import Interval, WatchedServer
 
@@ -89,7 +89,7 @@ def test_an_endless_loop_while_nobody_asks_is_suspected_soon_and_condemned_later
     suspected = next(t for t, v in verdicts if v.health is Health.SUSPECT) - AT
     condemned = next(t for t, v in verdicts if v.health is Health.DEAD) - AT
     assert suspected <= FOUND_WITHIN_S
-    assert condemned <= SETTINGS.silence_s * SETTINGS.lone_probe_factor + 2
+    assert condemned <= SETTINGS.silence_s * LONE_PROBE_FACTOR + 2
 
 
 def test_a_server_that_answers_errors_at_once_is_condemned_though_a_client_waits_at_every_other_look():
@@ -101,7 +101,7 @@ def test_a_server_that_answers_errors_at_once_is_condemned_though_a_client_waits
         waiting = round(at / SETTINGS.look_interval_s) % 2
         look = dataclasses.replace(first, at=at, probe_waits=True, probe_failure="HTTP 500", waiting=waiting)
         evidence = observation_history.observe(evidence, look, SETTINGS)
-    assert at <= SETTINGS.silence_s * SETTINGS.lone_probe_factor + 1
+    assert at <= SETTINGS.silence_s * LONE_PROBE_FACTOR + 1
     assert "one-token generation unanswered for 15.0 s (HTTP 500); no token for anybody" in verdict.reason
 
 
