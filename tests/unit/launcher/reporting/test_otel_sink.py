@@ -15,13 +15,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from launcher.base.addresses import free_port
+from launcher.base.errors import ConfigError
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.cli import run_screen
 from launcher.cli.run_screen import Screen
 from launcher.config.compose import compose
 from launcher.reporting import otel_sink
 from launcher.reporting.otel_sink import OtelSink
-from launcher.resources.config_checks import find_problems
 from launcher.resources.missing_machine import missing_writer
 from tests.support.machine import scaled
 from tests.support.worlds.reporting import NOW
@@ -317,8 +317,9 @@ def test_without_the_package_it_is_refused_before_anything_starts(monkeypatch):
 
 
 def test_another_exporter_is_refused():
-    (problem,) = find_problems(compose(["conf=arithmetic_cpu", "stats_logger.otel.exporter=jaeger"]))
-    assert str(problem).startswith("stats_logger.otel.exporter=jaeger: allowed: none, otlp (")
+    with pytest.raises(ConfigError) as refused:
+        compose(["conf=arithmetic_cpu", "stats_logger.otel.exporter=jaeger"])
+    assert refused.value.message.startswith("stats_logger.otel.exporter=jaeger: allowed: none, otlp (")
 
 
 def test_the_screen_of_a_run_gives_it_each_event_and_step(paths, tmp_path, sent, monkeypatch):

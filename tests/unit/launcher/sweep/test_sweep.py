@@ -92,7 +92,7 @@ def test_every_end_of_a_trial_is_its_own_and_only_what_has_no_word_is_run_again(
         str(HALTS): ("ERRORED", "server_crash"),
         "many": ("REFUSED", ""),
     }
-    assert "'many' of type 'str' could not be converted to Integer" in sweep.rows()["many"]["reason"]
+    assert "sglang.max_total_tokens=many: of type int or null, allowed: at least 1" in sweep.rows()["many"]["reason"]
     assert sweep.rows()[str(REFUSED)]["reason"] == "memory: host memory: 9 GiB are planned"
     assert "exit code 1: Segmentation fault" in sweep.rows()[str(CRASHES)]["reason"]
     assert "recommended: sglang.max_total_tokens=1000" in said
