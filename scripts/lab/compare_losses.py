@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from actors.model.advantages import batch_normalised, group_advantages
 from actors.model.grpo import reference_kl
 from actors.model.objective import Objective
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
-from launcher.config.recipe import AdvNormConfig, RewardNormConfig
+from launcher.config.recipe import AdvNormConfig, Estimator, Level, RewardNormConfig
 from launcher.config.schema import ActorConfig, MicroBatchConfig
 from scripts.lab import peer_losses
 
@@ -142,6 +142,10 @@ def theirs(case: Case, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Pair:
     return loss.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
+ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3")
+LEVELS: tuple[Level | None, ...] = ("group", "batch", None)
+OF_A_GROUP: tuple[Level | None, ...] = ("group", None)
+OF_THE_BATCH: tuple[Literal["batch"] | None, ...] = ("batch", None)
 PER_SEQUENCE = {"importance_sampling_level": "sequence"}
 SEQUENCE = {**PER_SEQUENCE, "loss_aggregation": "sequence_mean"}
 CONSTANT = {"loss_aggregation": "constant_length"}
@@ -219,7 +223,7 @@ def of_verl(folder: Path) -> Iterator[tuple[str, Callable[[Case], tuple[Pair, Pa
             return ours(case, **mine), theirs(case, loss)
 
         yield f"verl {version}: {name}", both
-    for estimator in ("k1", "k2", "k3"):
+    for estimator in ESTIMATORS:
 
         def kl(case: Case, estimator: str = estimator) -> tuple[Pair, Pair]:
             mine, yours = (case.logprobs.clone().requires_grad_() for _ in range(2))
@@ -231,9 +235,9 @@ def of_verl(folder: Path) -> Iterator[tuple[str, Callable[[Case], tuple[Pair, Pa
             return (values[0].detach(), mine.grad), (values[1].detach(), yours.grad)
 
         yield f"verl {version}: KL {estimator}", kl
-    for level in ("group", None):
+    for level in OF_A_GROUP:
 
-        def advantages(case: Case, level: str | None = level) -> tuple[Pair, Pair]:
+        def advantages(case: Case, level: Level | None = level) -> tuple[Pair, Pair]:
             mine = group_advantages(case.rewards.view(-1, case.group), RewardNormConfig(std_level=level)).flatten()
             index = (torch.arange(len(case.lengths)) // case.group).numpy()
             first = torch.zeros_like(case.mask)
@@ -261,19 +265,21 @@ def of_areal(folder: Path) -> Iterator[tuple[str, Callable[[Case], tuple[Pair, P
             return ours(case, **mine), theirs(case, loss)
 
         yield f"AReaL: {name}", both
-    for mean in ("group", "batch", None):
-        for std in ("group", "batch", None):
+    for mean in LEVELS:
+        for std in LEVELS:
 
-            def norms(case: Case, mean: str | None = mean, std: str | None = std) -> tuple[Pair, Pair]:
+            def norms(case: Case, mean: Level | None = mean, std: Level | None = std) -> tuple[Pair, Pair]:
                 mine = group_advantages(case.rewards.double().view(-1, case.group), RewardNormConfig(mean, std, 1e-5))
                 settings = SimpleNamespace(**_norm(mean, std), group_size=case.group)
                 return _values(mine.flatten().float()), _values(data.Normalization(settings)(case.rewards.double()))
 
             yield f"AReaL: reward_norm, mean {mean}, deviation {std}", norms
-    for estimator in ("k1", "k2", "k3"):
-        for level in ("batch", None):
+    for estimator in ESTIMATORS:
+        for level in OF_THE_BATCH:
 
-            def in_reward(case: Case, estimator: str = estimator, level: str | None = level) -> tuple[Pair, Pair]:
+            def in_reward(
+                case: Case, estimator: Estimator = estimator, level: Literal["batch"] | None = level
+            ) -> tuple[Pair, Pair]:
                 case = _all_kept(case)
                 settings = SimpleNamespace(**_norm(level, level), group_size=1) if level else None
                 yours = peer_losses.areal_advantages(actor, case, 0.1, estimator, settings)[case.mask.bool()]
@@ -282,7 +288,7 @@ def of_areal(folder: Path) -> Iterator[tuple[str, Callable[[Case], tuple[Pair, P
             yield f"AReaL: kl_ctl, {estimator}, adv_norm {level}", in_reward
 
 
-def _with_kl(case: Case, estimator: str, level: str | None) -> Tensor:
+def _with_kl(case: Case, estimator: Estimator, level: Literal["batch"] | None) -> Tensor:
     config = ActorConfig(path="", max_new_tokens=12, kl_ctl=0.1, kl_estimator=estimator)
 
     objective = _objective(config, case)
