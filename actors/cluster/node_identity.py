@@ -1,18 +1,14 @@
-"""The node that this process runs on, and the conversion of times from other nodes.
+"""The node that this process runs on.
 
-A pid of another node is another process here, and its CLOCK_MONOTONIC another clock. So messages about a process name
-its node, and whoever reads them asks `is_here` before it reads /proc, opens a pidfd or compares times.
+A pid of another node is another process here. So messages about a process name its node, and whoever reads them asks
+`is_here` before it reads /proc or opens a pidfd. Its clock is another one too: messages have ages in place of times.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import Any
 
 import ray
-
-from launcher.base.messages import ServerExit
 
 OF_RAY: Any = ray
 """For the parts of Ray without annotations."""
@@ -31,13 +27,6 @@ def this_node() -> str:
 def is_here(node: str) -> bool:
     """Whether a pid of that node can be looked at from here; "" is this node."""
     return node in ("", this_node())
-
-
-def on_this_clock(end: ServerExit) -> ServerExit:
-    """The same with its time on this machine's clock, as exactly as the wall clocks agree."""
-    if is_here(end.node):
-        return end
-    return replace(end, monotonic=time.monotonic() - max(0.0, time.time() - end.at))
 
 
 def alive_nodes() -> list[dict[str, Any]]:

@@ -30,11 +30,11 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
-from actors.supervision.handle_states import ProcessId
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
+from actors.supervision.trainer_states import ProcessId
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict

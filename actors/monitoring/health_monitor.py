@@ -1,12 +1,12 @@
 """The HealthMonitor: what is healthy, which batch may be trained on, and what broke.
 
-    servers ─► ServerWatch each ─► verdicts ┐
-    admitted batches ─► reward health ──────┼─► view (pulled by the Coordinator)
-    known answers ─► canaries ──────────────┘
+    servers' actors ─► ServerPoll each ─► their reports ┐
+    admitted batches ─► reward health ──────────────────┼─► report (pulled by the Coordinator)
+    known answers ─► canaries ──────────────────────────┘
     batch ─► admit ─► Admission (asked by the trainer before each optimizer step)
                 └───► low, or the first after a restore: the trainer asks its own record first, then `admit` again
 
-It waits for nobody: a server that hangs costs its own probe alone, and a disk that hangs only what is written to it.
+It waits for nobody: a server that hangs costs its own poll alone, and a disk that hangs only what is written to it.
 What it must know after a restart is in the run's files (actors/monitoring/reward_series.py) and in the next `watch`.
 """
 
@@ -15,17 +15,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from actors.monitoring.memory_watch import SAMPLE_INTERVAL_S, MemoryWatch
-from actors.monitoring.monitor_view import MonitorView, ServerVerdict, Watched
+from actors.monitoring.monitor_report import MonitorReport
 from actors.monitoring.reward_series import RewardSeries, rounds_of
-from actors.monitoring.server_watch import BackgroundCall, ServerWatch
-from actors.serving.remote_process_probe import RemoteProcessTree
-from actors.serving.sglang_client import SGLangClient
-from launcher.base.messages import Cause, Incident, ServerInfo, Verdict
+from actors.monitoring.server_poll import Ask, ServerPoll
+from actors.processes.background_tasks import BackgroundCall
+from actors.serving.server_report import ServerReport, ServerWork
+from launcher.base.messages import Cause, Health, Incident, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import COMPARED_REJECTIONS, OF_WEIGHTS, Admission, BatchReport, GateRules, admit
 from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, is_sound, judge_canaries
@@ -45,32 +45,33 @@ from launcher.run_files.journal import Journal
 MOST_ROUNDS = 200
 MOST_ANSWERS = 8
 """Kept, for questions that come twice."""
-NO_DOUBT = ("", Cause.SERVER_STALE)
 
 
 class HealthMonitor:
-    """Used on one asyncio loop, where its client must have been made; the journal must not block that loop."""
+    """Used on one asyncio loop, which the journal must not block."""
 
     def __init__(
         self,
         config: RunConfig,
         journal: Journal,
-        client: SGLangClient,
+        ask: Ask,
         *,
         series: RewardSeries,
         memory: MemoryWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
-        far: Callable[[ServerInfo], RemoteProcessTree | None] = lambda server: None,
     ) -> None:
-        """`far`: the processes of a server, where they are on another node."""
-        self._config, self._far, self._clock = config, far, clock
-        self._journal, self._client = journal, client
+        """`ask` asks a server's actor."""
+        self._config = config
+        self._journal = journal
+        self._ask = ask
+        self._clock = clock
         self._gate = GateRules.of(config)
         self._series = series
         self._rounds: list[CanaryRound] = rounds_of(series, journal.attempt)
-        self._watches: dict[str, ServerWatch] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._blind: set[tuple[object, ...]] = set()
+        self._polls: dict[str, ServerPoll] = {}
+        self._polling: dict[str, asyncio.Task[None]] = {}
+        self._verdicts: dict[str, Verdict] = {}  # as last recorded
+        self._blind: set[tuple[str, int]] = set()
         self._doubts: dict[str, tuple[str, Cause]] = {}
         self._incident: Incident | None = None
         self._outside: Incident | None = None
@@ -87,69 +88,57 @@ class HealthMonitor:
 
     # ── servers ──
 
-    def watch(self, targets: Sequence[Watched]) -> None:
+    def watch(self, servers: Mapping[str, ServerWork]) -> None:
         """These are the servers now; repeat it often."""
         if self._memory is not None:
             look = partial(asyncio.to_thread, self._memory.look)
             self._memory_look.start_if_due(look, self._clock(), SAMPLE_INTERVAL_S)
-        for target in targets:
-            known = self._watches.get(target.server.name)
-            if known is None or _incarnation(known.server) != _incarnation(target.server):
-                self._doubts.pop(target.server.name, None)
-                self._begin(target.server)
-            elif self._running[target.server.name].done():
-                self._begin_again(target.server)
-            self._watches[target.server.name].update_target(waiting=target.waiting, task=target.task)
-        for name in self._watches.keys() - {target.server.name for target in targets}:
+        for name, work in servers.items():
+            known = self._polls.get(name)
+            if known is not None and known.ordered == work.generation:
+                known.take_work(work)
+                if self._polling[name].done():
+                    self._polling[name].result()  # a defect: it would be blind for good
+                continue
+            self._doubts.pop(name, None)
+            self._end(name)
+            poll = self._polls[name] = ServerPoll(
+                name, work, self._ask, proof_s=self._config.health.proof_s, changed=self._heard, clock=self._clock
+            )
+            self._polling[name] = asyncio.create_task(poll.run())
+        for name in self._polls.keys() - servers.keys():
             self._end(name)
 
     def trust(self, name: str) -> None:
         """Its weights were sent again, or a golden probe has verified them."""
         self._doubts.pop(name, None)
 
-    def pids(self) -> dict[str, dict[str, int]]:
-        """Of each watched server, by role."""
-        return {name: watch.pids() for name, watch in self._watches.items()}
-
-    def _begin_again(self, server: ServerInfo) -> None:
-        """Nothing but an error ends a watch: this process has no file left to open, or it is a defect. Without another
-        watch nobody would see this server hang. Reported once for each incarnation."""
-        error = self._running[server.name].exception()
-        if (server.name, *_incarnation(server)) not in self._blind:
-            self._blind.add((server.name, *_incarnation(server)))
-            reason = f"could not observe it, and starts again: {error!r}"
-            self._journal.record("health.blind", subject=server.name, reason=reason, generation=server.generation)
-        self._begin(server)
-
-    def _begin(self, server: ServerInfo) -> None:
-        self._end(server.name)
-        watch = ServerWatch(
-            server,
-            self._config.health,
-            self._client,
-            on_change=self._record_verdict,
-            clock=self._clock,
-            far=self._far(server),
-        )
-        self._watches[server.name] = watch
-        self._running[server.name] = asyncio.create_task(watch.run())
-
     def _end(self, name: str) -> None:
-        self._watches.pop(name, None)
-        running = self._running.pop(name, None)
-        if running is not None:
-            running.cancel()
+        self._polls.pop(name, None)
+        self._verdicts.pop(name, None)
+        polling = self._polling.pop(name, None)
+        if polling is not None:
+            polling.cancel()
 
-    def _record_verdict(self, server: ServerInfo, verdict: Verdict) -> None:
+    def _heard(self, name: str, report: ServerReport) -> None:
+        """A server's report has changed. Each verdict of another health or cause is recorded."""
+        self.changed.set()
+        if report.blind and (name, report.ordered) not in self._blind:
+            self._blind.add((name, report.ordered))
+            reason = f"could not observe it, and continues: {report.blind}"
+            self._journal.record("health.blind", subject=name, reason=reason, generation=report.ordered)
+        verdict, before = report.verdict, self._verdicts.get(name)
+        if verdict is None or (before and (before.health, before.cause) == (verdict.health, verdict.cause)):
+            return
+        self._verdicts[name] = verdict
         self._journal.record(
             f"health.{verdict.health.lower()}",
-            subject=server.name,
+            subject=name,
             reason=verdict.reason,
-            generation=server.generation,
+            generation=report.ordered,
             cause=verdict.cause,
             at=self._clock(),
         )
-        self.changed.set()
 
     # ── the gate ──
 
@@ -237,7 +226,7 @@ class HealthMonitor:
         self._compared_in_a_row += decision.is_compared
         if decision.cause is not None and decision.cause in OF_WEIGHTS:
             step = self._series.next_step
-            for name in decision.subjects or self._watches:
+            for name in decision.subjects or self._polls:
                 self._doubts[name] = (decision.reason, decision.cause)
                 self.changed.set()
                 self._series.blame(name, decision.cause, step)
@@ -344,27 +333,24 @@ class HealthMonitor:
 
     # ── what it knows ──
 
-    def view(self) -> MonitorView:
-        return MonitorView(
-            servers=tuple(
-                ServerVerdict(
-                    name=name,
-                    generation=watch.server.generation,
-                    verdict=watch.verdict(),
-                    doubt=self._doubts.get(name, NO_DOUBT)[0],
-                    doubt_cause=self._doubts.get(name, NO_DOUBT)[1],
-                )
-                for name, watch in self._watches.items()
-            ),
-            incident=self._incident,
+    def report(self) -> MonitorReport:
+        found = self._incident
+        reports = {name: poll.report() for name, poll in self._polls.items()}
+        return MonitorReport(
+            servers={name: self._doubted(name, one) for name, one in reports.items() if one is not None},
+            incident=found,
+            incident_age_s=0.0 if found is None else max(self._clock() - found.since, 0.0),
         )
 
+    def _doubted(self, name: str, report: ServerReport) -> ServerReport:
+        """With the doubt of its weights, where there is one, in place of a verdict that says that it lives."""
+        doubt = self._doubts.get(name)
+        if doubt is None or (report.verdict is not None and report.verdict.health is Health.DEAD):
+            return report
+        return replace(report, verdict=Verdict(health=Health.SUSPECT, reason=doubt[0], cause=doubt[1]))
+
     async def close(self) -> None:
-        running = list(self._running.values())
-        for name in list(self._watches):
+        polling = list(self._polling.values())
+        for name in list(self._polls):
             self._end(name)
-        await asyncio.gather(*running, self._memory_look.close(), return_exceptions=True)
-
-
-def _incarnation(server: ServerInfo) -> tuple[int, str, int | None]:
-    return server.generation, server.node, server.pid
+        await asyncio.gather(*polling, self._memory_look.close(), return_exceptions=True)

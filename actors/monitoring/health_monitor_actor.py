@@ -1,8 +1,4 @@
-"""The HealthMonitor as an async Ray actor.
-
-It observes the servers of its own node itself; on other nodes the servers' own actors observe
-(actors/serving/remote_process_probe.py).
-"""
+"""The HealthMonitor as an async Ray actor: it asks the servers' actors; the Coordinator and the trainer ask it."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,26 +16,20 @@ from ray.exceptions import RayError
 
 from actors.cluster.actor_calls import ActorAway, answer
 from actors.cluster.fencing import bind_to_cluster
-from actors.cluster.node_identity import is_here
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.memory_watch import MemoryWatch
-from actors.monitoring.monitor_view import MonitorView, Watched
+from actors.monitoring.monitor_report import MonitorReport
 from actors.monitoring.reward_series import RewardSeries
-from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessTree
-from actors.serving.sglang_client import SGLangClient
-from launcher.base.clocks import clock_shift
-from launcher.base.errors import JournalError, StorageError
-from launcher.base.messages import ServerInfo
+from actors.monitoring.server_poll import ANSWER_S
+from actors.serving.server_report import ServerReport, ServerWork
+from launcher.base.errors import JournalError, LauncherError, StorageError
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canary_policy import CanaryRound
 from launcher.run_files.journal import Journal, LineLog
-from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
-PROBE_S = 3.0
-"""For a server's actor on another node to observe its processes."""
 READ_AGAIN_S = 1.0
 
 log = logging.getLogger("health_monitor")
@@ -71,22 +60,20 @@ class HealthMonitorActor:
 
     async def _begin(self) -> HealthMonitor:
         config, paths = self._config, self._paths
-        keys = await _until_read(partial(ServerKeys.read, paths.keys))
         journal = self._journal = Journal(paths.events, self._attempt, time.time, in_background=True)
         journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
         self._alerts = IncidentAlerts.begun(config.alerts, paths, self._attempt)
         memory = MemoryWatch(journal, series=LineLog(paths.memory))
         series = await _until_read(partial(RewardSeries.read, paths))
-        return HealthMonitor(config, journal, SGLangClient(keys), series=series, memory=memory, far=far_tree)
+        return HealthMonitor(config, journal, ServerActors().ask, series=series, memory=memory)
 
-    async def watch(self, targets: Sequence[Watched], at: float | None = None, hold_s: float = 0.0) -> MonitorView:
-        """Take these servers, and return the view: when a verdict has changed since the last one, at once where another
-        asks, else after `hold_s`. `at`: now, on the caller's clock."""
+    async def watch(self, servers: Mapping[str, ServerWork], hold_s: float = 0.0) -> MonitorReport:
+        """Take these servers, and report: when something has changed since the last report, at once where another asks,
+        else after `hold_s`."""
         monitor = await self._ready()
         if self._journal is not None:
             self._journal.write_waiting()
-        shift = 0.0 if at is None else clock_shift(at, time.monotonic())
-        monitor.watch([target.shifted(shift) for target in targets])
+        monitor.watch(servers)
         if hold_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(hold_s):
@@ -94,7 +81,7 @@ class HealthMonitorActor:
             monitor.changed.clear()
         else:
             monitor.changed.set()
-        return replace(monitor.view(), at=time.monotonic())
+        return monitor.report()
 
     async def admit(self, report: BatchReport) -> Admission:
         return (await self._ready()).admit(report)
@@ -108,9 +95,6 @@ class HealthMonitorActor:
     async def trust(self, name: str) -> None:
         (await self._ready()).trust(name)
 
-    async def pids(self) -> dict[str, dict[str, int]]:
-        return (await self._ready()).pids()
-
     async def send_alerts(self) -> None:
         """Send what the journal holds, and wait until it has left; at the end of the run."""
         await self._ready()
@@ -119,8 +103,8 @@ class HealthMonitorActor:
 
 
 async def _until_read(read: Callable[[], T]) -> T:
-    """Without the run's keys and its past nothing may be admitted: while a disk doesn't give them, nobody gets an
-    answer (P7). An error would end the step loop."""
+    """Without the run's past nothing may be admitted: while a disk doesn't give it, nobody gets an answer (P7). An
+    error would end the step loop."""
     while True:
         try:
             return await asyncio.to_thread(read)
@@ -129,25 +113,27 @@ async def _until_read(read: Callable[[], T]) -> T:
             await asyncio.sleep(READ_AGAIN_S)
 
 
-def far_tree(server: ServerInfo) -> RemoteProcessTree | None:
-    """None where its processes are of this node, and can be looked at."""
-    if is_here(server.node) or server.pid is None:
-        return None
-    pid = server.pid
-    actor: Any = None
+class ServerActors:
+    """Found by their names. One that did not answer is looked for again: another may have its name."""
 
-    async def ask() -> RemoteObservation:
-        nonlocal actor
-        if actor is None:
-            actor = await asyncio.to_thread(_find, server.name)
-        seen: RemoteObservation = await answer(actor.look.remote(pid), within_s=PROBE_S, of=server.name)
-        return seen
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
 
-    return RemoteProcessTree(ask)
+    async def ask(self, name: str, work: ServerWork, hold_s: float) -> ServerReport:
+        """Raises LauncherError."""
+        try:
+            if name not in self._found:
+                self._found[name] = await asyncio.to_thread(_find, name)  # the cluster's store may be away
+            call = self._found[name].report.remote(work, hold_s)
+            report: ServerReport = await answer(call, within_s=hold_s + ANSWER_S, of=name)
+        except LauncherError:
+            self._found.pop(name, None)
+            raise
+        return report
 
 
 def _find(name: str) -> Any:
-    """The cluster's store is asked, which may be away. Raises ActorAway."""
+    """Raises ActorAway."""
     try:
         return ray.get_actor(name)
     except (RayError, ValueError) as error:  # ValueError: no actor of that name

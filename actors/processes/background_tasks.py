@@ -10,7 +10,7 @@ look; and an owner that is closed alone, as a server's handle, would need a task
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,3 +47,23 @@ class BackgroundTasks:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or task.exception() is None:
             self._tasks.discard(task)
+
+
+class BackgroundCall:
+    """One call at a time in the background, at most every so many seconds."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._asked_at: float | None = None
+
+    def start_if_due(self, ask: Callable[[], Coroutine[Any, Any, None]], now: float, interval_s: float) -> None:
+        busy = self._task is not None and not self._task.done()
+        if busy or (self._asked_at is not None and now - self._asked_at < interval_s):
+            return
+        self._asked_at = now
+        self._task = asyncio.create_task(ask())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

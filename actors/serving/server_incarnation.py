@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from actors.serving.sglang_command import (
 from launcher.base.errors import RequestFailed, ResourceError, ServerError
 from launcher.base.messages import Cause, ServerExit
 from launcher.config.schema import SGLangConfig
+from launcher.config.supervision import HealthConfig
 from launcher.policy.exit_cause import find_server_cause
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.toolchain import server_tools
@@ -56,7 +57,7 @@ class ServerSpec:
     """What all incarnations of one server share. `entry` replaces SGLang's command in tests.
 
     `keys`: the file of its keys (launcher/run_files/run_keys.py), which the server reads itself. `meets_at`: this
-    node's address in a group with the trainer.
+    node's address in a group with the trainer. `health`: when it counts as hung.
     """
 
     index: int
@@ -69,6 +70,7 @@ class ServerSpec:
     node: str = ""
     meets_at: str = LOOPBACK
     proof: ReadinessProof = SHORT
+    health: HealthConfig = field(default_factory=HealthConfig)
 
     @property
     def name(self) -> str:
@@ -177,9 +179,7 @@ class ServerIncarnation:
             pid=self.pid,
             exit_code=ended.exit_code,
             reason=self._describe(ended),
-            at=ended.time,
-            monotonic=ended.monotonic,
-            node=self._spec.node,
+            age_s=time.monotonic() - ended.monotonic,
             was_told=ended.was_told,
         )
 

@@ -1,4 +1,4 @@
-"""One SGLang server through all its incarnations: start, wait until ready, watch, stop.
+"""One SGLang server through all its incarnations: start, wait until ready, watch and judge, stop.
 
 `SGLangProcess` is the plain class; `SGLangServer` is the Ray actor around it, whose server ends with its worker and
 its raylet.
@@ -10,15 +10,17 @@ its raylet.
 READY means that it generated tokens, and that they came from the weight version asked for. Later versions are
 confirmed to the trainer's pool (actors/rollout/server_pool.py).
 
-`start` and `stop` act; `wait_ready` and `wait_exit` wait for the server's answers and for its host, which reports its
-end within milliseconds; `info` never waits.
+`start` and `stop` act; `wait_ready` waits for the server's answers; `report` answers when its state, its verdict or its
+end changes, of which its host tells within milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -29,13 +31,14 @@ from actors.cluster.node_identity import listening_address, this_node
 from actors.cluster.server_gpus import ServerGpus
 from actors.serving.group_address import group_address
 from actors.serving.readiness_proof import ReadinessProof
-from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
 from actors.serving.server_host import ServerHost
 from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec, exit_words
+from actors.serving.server_report import ServerReport, ServerWork, verdict_on
+from actors.serving.server_watch import ServerWatch
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
-from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState
+from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState, Verdict
 from launcher.config.schema import RunConfig, SGLangConfig
 from launcher.resources.cuda_graphs import with_graphs
 from launcher.resources.hardware import OomKillWatch
@@ -57,23 +60,62 @@ class SGLangProcess:
         *,
         owners: tuple[int, ...],
         host: ServerHost | None = None,
+        explain: Callable[[ServerExit], Awaitable[ServerExit]] | None = None,
     ) -> None:
-        """`host`: one that forks others than SGLang's."""
+        """`host`: one that forks others than SGLang's. `explain` adds to an end what its machine knows of it."""
         self._spec = spec
         self._owners = owners
         self._host = host or ServerHost(within_s=spec.setup_timeout_s)
+        self._explain = explain
         self._info = ServerInfo(
             name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED, node=spec.node
         )
         self._launch: asyncio.Task[ServerIncarnation] | None = None
         self._ready: asyncio.Task[ServerInfo] | None = None
+        self._ending: asyncio.Task[ServerExit] | None = None
+        self._end: ServerExit | None = None
+        self._ended_at = 0.0
+        self._watch: ServerWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._stopping = False
         self._stopped: set[int] = set()  # generations that were told to stop
         self._begun = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def info(self) -> ServerInfo:
         """As last known."""
         return self._info
+
+    async def report(self, work: ServerWork, hold_s: float = 0.0) -> ServerReport:
+        """When something has changed since the last report, at once where another asks, else after `hold_s`."""
+        if self._watch is not None and work.generation == self._info.generation:
+            self._watch.take_work(work)
+        if hold_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(hold_s):
+                    await self._changed.wait()
+            self._changed.clear()
+        else:
+            self._changed.set()
+        return self._report(work.generation)
+
+    def _report(self, ordered: int) -> ServerReport:
+        return ServerReport(
+            ordered=ordered,
+            info=self._info,
+            verdict=self._verdict(),
+            end=None if self._end is None else self._end.aged(time.monotonic() - self._ended_at),
+            blind="" if self._watch is None else self._watch.blind,
+        )
+
+    def _verdict(self) -> Verdict | None:
+        if self._watch is None or self._stopping:
+            return None
+        return self._watch.verdict() if self._end is None else verdict_on(self._end)
+
+    def _take(self, info: ServerInfo) -> None:
+        self._info = info
+        self._changed.set()
 
     def configure(self, config: SGLangConfig) -> None:
         """Settings for later incarnations; the current one keeps its own."""
@@ -92,12 +134,16 @@ class SGLangProcess:
                 "stop it first",
             )
         self._stopping = False
-        self._info = ServerInfo(
-            name=self._spec.name,
-            index=self._spec.index,
-            generation=generation,
-            state=ServerState.STARTING,
-            node=self._spec.node,
+        self._end_watch()
+        self._end = self._watch = None
+        self._take(
+            ServerInfo(
+                name=self._spec.name,
+                index=self._spec.index,
+                generation=generation,
+                state=ServerState.STARTING,
+                node=self._spec.node,
+            )
         )
         order = LaunchOrder(generation=generation, model_path=model_path, weight_version=weight_version)
         self._launch = _task(self._begin(self._launch, order))
@@ -124,11 +170,12 @@ class SGLangProcess:
         """Until the newest incarnation has ended, for whatever reason. May be called several times."""
         await self._begun.wait()
         assert self._launch is not None
-        end = await (await asyncio.shield(self._launch)).wait_exit()
-        return replace(end, was_told=end.was_told and end.generation in self._stopped)  # not where it was given up here
+        await asyncio.shield(self._launch)
+        assert self._ending is not None
+        return await asyncio.shield(self._ending)
 
-    async def stop(self) -> ServerInfo:
-        """End the process tree; returns when it is gone and its port is free. Harmless at any time."""
+    async def stop(self) -> ServerReport:
+        """End the process tree; returns when it is gone and its port is free, with its end. Harmless at any time."""
         self._stopping = True
         launch, generation = self._launch, self._info.generation
         self._stopped.add(generation)
@@ -136,13 +183,13 @@ class SGLangProcess:
             self._host.stop_waiting()
             await asyncio.wait([launch])
             if launch.exception() is None:
+                ending = self._ending
                 await launch.result().end()
-        if self._info.generation != generation:  # the next one was started meanwhile: it is not what is stopped
-            return self._info
-        if self._info.generation != generation:
-            return self._info
-        self._info = replace(self._info, state=ServerState.STOPPED, reason="told to stop")
-        return self._info
+                if ending is not None:
+                    await asyncio.wait([ending])
+        if self._info.generation == generation:  # else the next one was started meanwhile: it is not what is stopped
+            self._take(replace(self._info, state=ServerState.STOPPED, reason="told to stop"))
+        return self._report(generation)
 
     async def close(self) -> None:
         """Stop it, and end its host."""
@@ -157,40 +204,52 @@ class SGLangProcess:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
             server = await ServerIncarnation.launch(self._spec, self._owners, order, self._host)
         except LauncherError as error:
-            self._info = replace(self._info, state=ServerState.FAILED, reason=error.message)
+            self._take(replace(self._info, state=ServerState.FAILED, reason=error.message))
             raise
-        self._info = replace(self._info, url=server.url, pid=server.pid)
+        self._take(replace(self._info, url=server.url, pid=server.pid))
+        self._ending = _task(self._note_end(server))
         return server
 
     async def _become_ready(self, launch: asyncio.Task[ServerIncarnation]) -> ServerInfo:
         server = await asyncio.shield(launch)
-        watching = _task(self._watch(server))
+        ending = self._ending
+        assert ending is not None
         serving = _task(self._serve(server))
-        await asyncio.wait([serving, watching], timeout=self._spec.setup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        failure = self._failure(server, serving, watching)
+        await asyncio.wait([serving, ending], timeout=self._spec.setup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        failure = self._failure(server, serving, ending)
         if failure is None:
+            self._watching = _task(self._judge(self._info, serving.result()))
             return self._info
         serving.cancel()
         if not self._stopping:
-            self._info = replace(self._info, state=ServerState.FAILED, reason=failure.message)
+            self._take(replace(self._info, state=ServerState.FAILED, reason=failure.message))
             await server.end()
         raise failure
 
-    async def _serve(self, server: ServerIncarnation) -> None:
-        async with SGLangClient(ServerKeys.read_file(self._spec.keys)) as client:
+    async def _serve(self, server: ServerIncarnation) -> ServerKeys:
+        """Until it has generated. Returns the keys that it takes."""
+        keys = ServerKeys.read_file(self._spec.keys)
+        async with SGLangClient(keys) as client:
             await server.wait_answers(client)
-            self._info = replace(self._info, state=ServerState.STALE, reason=FIRST_GENERATION)
+            self._take(replace(self._info, state=ServerState.STALE, reason=FIRST_GENERATION))
             held = await server.generate(client)
         if held != server.weight_version:
             raise ServerError(f"it generates with weight version {held}, not {server.weight_version}")
-        self._info = replace(self._info, state=ServerState.READY, weight_version=held, reason="")
+        self._take(replace(self._info, state=ServerState.READY, weight_version=held, reason=""))
+        return keys
+
+    async def _judge(self, info: ServerInfo, keys: ServerKeys) -> None:
+        """Of one that is READY, until it has ended."""
+        async with SGLangClient(keys) as client:
+            self._watch = ServerWatch(info, self._spec.health, client, changed=self._changed.set)
+            await self._watch.run()
 
     def _failure(
-        self, server: ServerIncarnation, serving: asyncio.Task[None], watching: asyncio.Task[ServerExit]
+        self, server: ServerIncarnation, serving: asyncio.Task[ServerKeys], ending: asyncio.Task[ServerExit]
     ) -> ServerError | None:
         """Why `server` is not READY; None where it is."""
-        if watching.done():
-            end = watching.result()
+        if ending.done():
+            end = ending.result()
             if self._stopping:
                 return server.why_not_ready("it was stopped")
             how = "" if end.exit_code is None else f" with {exit_words(end.exit_code)}"
@@ -204,14 +263,28 @@ class SGLangProcess:
             return None
         return server.why_not_ready(error.message if isinstance(error, LauncherError) else repr(error))
 
-    async def _watch(self, server: ServerIncarnation) -> ServerExit:
-        """Record the end in `info`, unless a later incarnation has begun."""
+    async def _note_end(self, server: ServerIncarnation) -> ServerExit:
+        """Record the end of an incarnation, unless a later one has begun."""
         end = await server.wait_exit()
-        if self._info.generation == server.generation and self._info.state not in OVER:
-            was_ready = self._info.state is not ServerState.STARTING
-            ended = ServerState.DEAD if was_ready else ServerState.FAILED
-            self._info = replace(self._info, state=ServerState.STOPPED if self._stopping else ended, reason=end.reason)
+        if self._explain is not None and not end.was_told:
+            end = await self._explain(end)
+        end = replace(end, was_told=end.was_told and end.generation in self._stopped)  # not where it was given up here
+        if self._info.generation == server.generation:
+            self._end_watch()
+            self._end = end
+            self._ended_at = time.monotonic()
+            if self._info.state not in OVER:
+                was_ready = self._info.state is not ServerState.STARTING
+                ended = ServerState.DEAD if was_ready else ServerState.FAILED
+                self._info = replace(
+                    self._info, state=ServerState.STOPPED if self._stopping else ended, reason=end.reason
+                )
+            self._changed.set()
         return end
+
+    def _end_watch(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 def _task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -225,7 +298,7 @@ def _task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 class SGLangServer:
     """An `SGLangProcess` as a Ray actor: its server ends with this worker and with the raylet, so with the run.
 
-    All methods are coroutines on one loop, so `info` always answers.
+    All methods are coroutines on one loop, so `report` always answers.
     """
 
     def __init__(
@@ -249,13 +322,14 @@ class SGLangServer:
             node=this_node(),
             meets_at=group_address(config),
             proof=ReadinessProof.of(config),
+            health=config.health,
         )
         owners = [os.getpid(), raylet_pid()]
         self._process = SGLangProcess(
             spec,
             owners=tuple(pid for pid in owners if pid is not None),
+            explain=self._explain,
         )
-        self._probe = RemoteProcessProbe()
         self._kills = OomKillWatch()
 
     async def start(
@@ -275,19 +349,13 @@ class SGLangServer:
     async def wait_ready(self) -> ServerInfo:
         return await self._process.wait_ready()
 
-    async def wait_exit(self) -> ServerExit:
-        ended = await self._gpus.explained(await self._process.wait_exit())
-        return replace(ended, oom_kills=self._kills.risen())
+    async def report(self, work: ServerWork, hold_s: float = 0.0) -> ServerReport:
+        if self._process.info().state not in OVER:
+            self._kills.look()
+        return await self._process.report(work, hold_s)
 
-    async def look(self, pid: int) -> RemoteObservation:
-        """The server's processes, for a HealthMonitor on another node, which can't see them."""
-        return self._probe.look(pid)
-
-    async def stop(self) -> ServerInfo:
+    async def stop(self) -> ServerReport:
         return await self._process.stop()
 
-    async def info(self) -> ServerInfo:
-        found = self._process.info()
-        if found.state not in OVER:
-            self._kills.look()
-        return found
+    async def _explain(self, end: ServerExit) -> ServerExit:
+        return replace(await self._gpus.explained(end), oom_kills=self._kills.risen())

@@ -71,12 +71,12 @@ class ActionExecutor:
     async def begin(self) -> None:
         """Adopt, or start: a server that this attempt never started, a trainer that is empty and never was."""
         await self._memory.begin()
-        await self._observer.refresh()
-        for name, slot in self._slots.items():
-            if name in self._history.memory.generations:
-                slot.adopt(self._history.memory.generations[name], self._history.memory.start_lineages[name])
-            if name in self._history.memory.abandoned:
-                slot.give_up()
+        memory = self._history.memory
+        known = [slot for name, slot in self._slots.items() if name in memory.generations]
+        adopted = [slot.adopt(memory.generations[slot.name], memory.start_lineages[slot.name]) for slot in known]
+        await asyncio.gather(self._observer.refresh(), *adopted)
+        for name in memory.abandoned & self._slots.keys():
+            self._slots[name].give_up()
         self._trainer.adopt()
         self._observer.begin_looking()
         if self._monitor is not None:
@@ -315,7 +315,7 @@ class ActionExecutor:
     async def _load_weights(self, name: str, lineage: int) -> int:
         """The version that it got: the one that was ordered, or a newer one."""
         within_s = self._config.actor.weight_update_timeout
-        with self._observer.watched.loads(name):
+        with self._observer.loads.loads(name):
             version: int = await self._trainer.call("send_weights", self._living(name), lineage, within_s=within_s)
         if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
             await self._monitor.trust(name)

@@ -18,13 +18,15 @@ from actors.cluster.node_identity import is_here
 from actors.cluster.node_watch import ClusterNode, NodeWatch
 from actors.monitoring.disk_watch import DiskWatch
 from actors.processes.background_tasks import BackgroundTasks
+from actors.serving.server_report import ServerReport
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.exit_reason import HangReasons
-from actors.supervision.monitor_handle import MonitorHandle, WatchedServers
+from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import ProgressTracker
 from actors.supervision.run_history import RunHistory, index_of
 from actors.supervision.server_handle import ServerHandle
+from actors.supervision.server_loads import ServerLoads
 from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError
@@ -76,8 +78,7 @@ class ClusterObserver:
         self.actors: dict[str, Any] = {TRAINER: trainer}
         for name, actor in servers.items():
             self.add_slot(name, actor)
-        load_s = config.actor.weight_update_timeout
-        self.watched = WatchedServers(self.slots, load_s=load_s)
+        self.loads = ServerLoads(self.slots, limit_s=config.actor.weight_update_timeout)
         self.standby = (
             None
             if standby is None
@@ -99,7 +100,8 @@ class ClusterObserver:
             if monitor is None
             else MonitorHandle(
                 monitor,
-                targets=lambda: self.watched.targets(self.trainer.view),
+                work=lambda: self.loads.work(self.trainer.view),
+                heard=self._server_heard,
                 changed=self.changed,
                 hung_after_s=config.health.supervisor_silence_s,
                 hung=self._monitor_hung,
@@ -134,7 +136,14 @@ class ClusterObserver:
 
     def add_slot(self, name: str, actor: Any) -> ServerHandle:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
-        self.slots[name] = ServerHandle(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        self.slots[name] = ServerHandle(
+            name,
+            actor,
+            died=self._server_died,
+            changed=self.changed,
+            setup_s=setup_s,
+            hung_after_s=self._config.health.supervisor_silence_s,
+        )
         self.slots[name].progress_at = self._progress.at(name)
         self.actors[name] = actor
         return self.slots[name]
@@ -144,9 +153,9 @@ class ClusterObserver:
         self.actors.pop(name, None)
 
     async def refresh(self) -> None:
-        """Query every actor again, concurrently; after an action, whose effect the next plan must know."""
+        """After an action, whose effect the next plan must know."""
         self.checkpoints.invalidate()
-        await asyncio.gather(self.trainer.probe.refresh(), *(slot.probe.refresh() for slot in self.slots.values()))
+        await self.trainer.probe.refresh()
 
     def begin_looking(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -155,8 +164,6 @@ class ClusterObserver:
             self.standby.begin_looking()
         if self._has_nodes:
             self.nodes.begin_looking()
-        for slot in self.slots.values():
-            slot.begin_looking()
         if self.monitor is not None:
             self.monitor.begin_looking()
 
@@ -257,7 +264,6 @@ class ClusterObserver:
             self._tasks.close(),
             self.trainer.close(),
             self.nodes.close(),
-            *(slot.close() for slot in self.slots.values()),
         ]
         closing += [one.close() for one in (self.monitor, self.standby) if one is not None]
         await asyncio.gather(*closing, return_exceptions=True)
@@ -313,10 +319,14 @@ class ClusterObserver:
     def _node_joined(self, node: ClusterNode) -> None:
         self._history.node_joined(node.id, node.address)
 
+    def _server_heard(self, name: str, report: ServerReport) -> None:
+        if name in self.slots:  # else it has left since it was asked
+            self.slots[name].take_report(report)
+
     def _server_died(self, end: ServerExit) -> None:
         if (end.name, end.generation) in self._history.memory.died:
             return  # recorded by the Coordinator before this one
-        self._history.server_died(end, time.monotonic() - end.monotonic)
+        self._history.server_died(end)
 
     def _monitor_hung(self) -> None:
         self._history.event("monitor.hung", subject="health_monitor", reason="answers nobody: it is ended")

@@ -18,7 +18,7 @@ from pathlib import Path
 from actors.cluster.ray_oom_kills import killed_for_memory
 from actors.processes.process_tree import errors_file
 from actors.serving.server_log_tail import decisive_lines, tail, words_of_abort
-from actors.supervision.handle_states import ProcessId
+from actors.supervision.trainer_states import ProcessId
 from launcher.base.messages import Cause, Health
 from launcher.policy.exit_cause import ExitFinding, find_server_cause, find_trainer_cause
 from launcher.policy.observed import ServerFacts

@@ -47,7 +47,7 @@ class FleetScaling:
         if name not in self._observer.slots:
             while (actor := await self._actor_of(name)) is None:  # the driver makes it; the action has a deadline
                 await asyncio.sleep(LOOK_S)
-            self._observer.add_slot(name, actor).begin_looking()
+            self._observer.add_slot(name, actor)
         return self._observer.slots[name]
 
     async def leave(self, name: str) -> Facts:
@@ -64,7 +64,6 @@ class FleetScaling:
             await asyncio.to_thread(self._end, actor)
             await asyncio.sleep(LOOK_S)
         self._observer.drop_slot(name)
-        await slot.close()
         return {"moved": moved, "servers": len(self._observer.slots)}
 
     async def _actor_of(self, name: str) -> Any:

@@ -322,7 +322,7 @@ class RunHistory:
         self.memory.nodes.discard(node)
         self._record("node.lost", subject=address, reason=reason, node=node, held=held, cause="node_lost")
 
-    def server_died(self, end: ServerExit, detected_after_s: float) -> None:
+    def server_died(self, end: ServerExit) -> None:
         number = self.incidents.number_of_death(end.name)
         self.memory.died.add((end.name, end.generation))
         self.incidents.reserve(end.name, number)
@@ -334,7 +334,7 @@ class RunHistory:
             pid=end.pid,
             exit_code=end.exit_code,
             generation=end.generation,
-            detected_after_s=detected_after_s,
+            detected_after_s=end.age_s,
         )
 
     def incident_began(self, trouble: Trouble, doing: str, now: float) -> Mapping[str, object]:

@@ -22,9 +22,9 @@ from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
 from actors.supervision.exit_reason import READ_S, TrainerExit
-from actors.supervision.handle_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of, finding_of
+from actors.supervision.trainer_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, Incident, Overrides, TrainerReady, TrainerView, Verdict
 from launcher.base.rank_location import RankLocation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.base.disk_faults import Refusal
 from launcher.base.rank_location import RankLocation
@@ -46,8 +46,8 @@ class ServerInfo:
 class ServerExit:
     """The end of one incarnation of a server. `exit_code` is negative for a signal, None where nobody saw it.
 
-    `at` is unix seconds, `monotonic` CLOCK_MONOTONIC of its machine, `node`: when the end was noticed. `oom_kills`: by
-    the kernel of that machine, shortly before. `was_told`: it ended because it was asked to, not by itself.
+    `age_s`: seconds since it was noticed, when this was sent. `oom_kills`: by the kernel of its machine, shortly
+    before. `was_told`: it ended because it was asked to, not by itself.
     """
 
     name: str
@@ -55,11 +55,13 @@ class ServerExit:
     pid: int
     exit_code: int | None
     reason: str
-    at: float
-    monotonic: float
-    node: str = ""
+    age_s: float
     oom_kills: int = 0
     was_told: bool = False
+
+    def aged(self, seconds: float) -> ServerExit:
+        """The same, so many seconds later."""
+        return replace(self, age_s=self.age_s + seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

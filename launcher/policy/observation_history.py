@@ -101,14 +101,13 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
     at_task = look.task is not None or before.task is not None
     owes_client = look.waiting > 0 and not at_task
     owes_probe = look.probe_waits and look.answered_at == before.answered_at and not at_task
-    is_new = look.processes is not before.processes  # of another node an answer is looked at several times
-    stopped = _stopped(before, look) if is_new else evidence.stopped
+    stopped = _stopped(before, look)
     asleep = _used_no_cpu(before, look, "scheduler") and (owes_client or owes_probe) and not made
     return replace(
         evidence,
         look=look,
         stopped=stopped,
-        stopped_s=evidence.stopped_s + looked_s * is_new if stopped else 0.0,
+        stopped_s=evidence.stopped_s + looked_s if stopped else 0.0,
         frozen_s=evidence.frozen_s + served_s if asleep else 0.0,
         unanswered_s=evidence.unanswered_s + served_s if owes_probe else 0.0,
         dry_s=evidence.dry_s + served_s if owes_client and made == 0 else 0.0,

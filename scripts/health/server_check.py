@@ -11,7 +11,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
-from actors.monitoring.generation_probe import PROMPT, SAMPLING
+from actors.serving.generation_probe import PROMPT, SAMPLING
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.run_files.run_keys import ServerKeys

@@ -8,12 +8,12 @@ import signal
 
 import pytest
 
-from actors.monitoring.server_watch import ServerWatch
 from actors.processes.process_tree import descendants, name
 from actors.rollout.hedged_requests import MIGRATED
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.rollout.stream_pace import KNOWN_AT
+from actors.serving.server_watch import ServerWatch
 from actors.serving.sglang_client import RequestFailed, SGLangClient
 from launcher.base.messages import Cause, Health, ServerState
 from launcher.base.rollouts import Prompt
@@ -90,7 +90,7 @@ class Both:
             told=lambda *event: self.told.append(event),
         )
         self.watch = ServerWatch(
-            self.infos[0], self._settings, clients[0], on_change=lambda _, verdict: self.verdicts.append(verdict)
+            self.infos[0], self._settings, clients[0], changed=lambda: self.verdicts.append(self.watch.verdict())
         )
         watching = asyncio.create_task(self.watch.run())
         self._stack.push_async_callback(self._end, watching)

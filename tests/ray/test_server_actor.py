@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from actors.processes.process_tree import descendants, identify, wait_ended
+from actors.serving.server_report import ServerWork
 from actors.serving.sglang_server import SGLangServer
 from launcher.base.errors import ResourceError, ServerError
 from launcher.base.messages import ServerState
@@ -20,6 +21,7 @@ from tests.support.machine import scaled
 pytestmark = pytest.mark.usefixtures("cluster")
 
 deadline_s = partial(scaled, 120)
+WORK, HOLD_S = ServerWork(generation=0), 5.0
 
 
 @pytest.fixture
@@ -51,14 +53,14 @@ def test_a_life_through_the_actor(make):
     start(server)
     ready = get(server.wait_ready.remote())
     assert (ready.state, ready.weight_version) == (ServerState.READY, 1)
-    waiting = server.wait_exit.remote()
     os.kill(ready.pid, signal.SIGKILL)
-    exit_ = get(waiting)
-    assert (exit_.pid, exit_.exit_code, exit_.name) == (ready.pid, -9, "server-0")
-    assert get(server.info.remote()).state is ServerState.DEAD
+    while (dead := get(server.report.remote(WORK, HOLD_S))).end is None:
+        pass
+    assert (dead.end.pid, dead.end.exit_code, dead.end.name) == (ready.pid, -9, "server-0")
+    assert dead.info.state is ServerState.DEAD
     get(start(server, generation=1, weight_version=2))
     assert get(server.wait_ready.remote()).weight_version == 2
-    assert get(server.stop.remote()).state is ServerState.STOPPED
+    assert get(server.stop.remote()).info.state is ServerState.STOPPED
 
 
 def test_it_answers_while_a_start_hangs(make):
@@ -66,7 +68,7 @@ def test_it_answers_while_a_start_hangs(make):
     start(server)
     waiting = server.wait_ready.remote()
     give_up = time.monotonic() + deadline_s()
-    while get(server.info.remote()).state is not ServerState.STALE:  # each turn is an answer
+    while get(server.report.remote(WORK)).info.state is not ServerState.STALE:  # each turn is an answer
         assert time.monotonic() < give_up
     assert ray.wait([waiting], timeout=0)[0] == []
     get(server.stop.remote())

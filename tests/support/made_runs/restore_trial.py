@@ -132,7 +132,7 @@ class RestoreTrial:
     # ── the Coordinator ──
 
     def _look(self) -> None:
-        incident = self.monitor.view().incident
+        incident = self.monitor.report().incident
         if incident is not None:
             self._name(str(incident.cause))
         trainer = TrainerFacts(
@@ -149,7 +149,7 @@ class RestoreTrial:
         if incident is not None and incident.cause is Cause.VERIFIER_BROKEN and self.is_paused:
             if not holds_damage(incident, trainer):
                 self._mend()
-            incident = self.monitor.view().incident
+            incident = self.monitor.report().incident
         server = ServerFacts(
             name="server-0", state=ServerState.READY, verdict=ALIVE, weight_version=self.run.step, lineage=self.lineage
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.monitoring.server_watch import SOONER
+from actors.serving.server_watch import SOONER
 from launcher.base.messages import Verdict
 from launcher.config.supervision import HealthConfig
 from launcher.policy.liveness import judge_server

@@ -41,8 +41,8 @@ def healthy(monitor, steps, first=0):
 def fall(monitor):
     healthy(monitor, 45)
     step = 45
-    while monitor.view().incident is None:
+    while monitor.report().incident is None:
         assert offered(monitor, step, 0.0).check_before is not None
         checked(monitor, step, 0.0, again=replayed(0.5, 0.0))
         step += 1
-    assert monitor.view().incident.cause is Cause.REWARD_COLLAPSE
+    assert monitor.report().incident.cause is Cause.REWARD_COLLAPSE

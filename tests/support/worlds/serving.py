@@ -12,6 +12,7 @@ from actors.serving.readiness_proof import SHORT
 from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.config.schema import SGLangConfig
+from launcher.config.supervision import HealthConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
 
@@ -25,7 +26,7 @@ deadline_s = partial(scaled, 60.0)
 def make(tmp_path):
     """Makes a server of the stand-in; `words` are further arguments to it."""
 
-    def make(*words, port=None, setup_timeout_s=None, entry=ENTRY, gpu_ids=(), proof=SHORT):
+    def make(*words, port=None, setup_timeout_s=None, entry=ENTRY, gpu_ids=(), proof=SHORT, health=None, explain=None):
         config = SGLangConfig(dtype="float32", device="cpu", random_seed=1, port=port)
         spec = ServerSpec(
             index=0,
@@ -37,8 +38,9 @@ def make(tmp_path):
             gpu_ids=gpu_ids,
             proof=proof,
             node="n0de0123456789",
+            health=health or HealthConfig(),
         )
-        return SGLangProcess(spec, owners=(os.getpid(),))
+        return SGLangProcess(spec, owners=(os.getpid(),), explain=explain)
 
     return make
 

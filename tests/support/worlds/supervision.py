@@ -2,10 +2,10 @@
 
 import asyncio
 import dataclasses
-from contextlib import asynccontextmanager
 
 import pytest
 
+from actors.serving.server_report import ServerReport
 from actors.supervision import artifact_collector, incident_artifacts
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.server_handle import ServerHandle
@@ -100,11 +100,12 @@ def patience(monkeypatch):
         monkeypatch.setattr(artifact_collector, name, scaled(60))
 
 
+HUNG_AFTER_S = 30.0
 WEIGHTS = StartWeights(path="model", version=3, lineage=1)
 
 
 class FakeActor:
-    """A server's actor; `ready` is what `wait_ready` does, `end` ends its life."""
+    """A server's actor; `ready` is what `wait_ready` does, `end` ends its life, `tell` is its report to the handle."""
 
     def __init__(self, ready=None):
         self._ready = ready
@@ -112,11 +113,12 @@ class FakeActor:
         self.generation = -1
         self.reason = ""
         self.version = None
-        self.exited = asyncio.get_running_loop().create_future()
-        for name in ("info", "start", "stop", "wait_ready", "wait_exit"):
+        self.exit = None
+        self.silent_s = 0.0
+        for name in ("start", "stop", "wait_ready", "report"):
             setattr(self, name, Method(getattr(self, f"_{name}")))
 
-    async def _info(self):
+    def _info(self):
         return ServerInfo(
             name="server-0",
             index=0,
@@ -126,50 +128,52 @@ class FakeActor:
             reason=self.reason,
         )
 
+    def seen(self, ordered):
+        return ServerReport(ordered=ordered, info=self._info(), end=self.exit, silent_s=self.silent_s)
+
+    def tell(self, slot):
+        slot.take_report(self.seen(slot.generation))
+
+    async def _report(self, work):
+        return self.seen(work.generation)
+
     async def _start(self, *, generation, model_path, weight_version, overrides):
-        self.generation, self.state = generation, ServerState.STARTING
+        self.generation, self.state, self.exit = generation, ServerState.STARTING, None
         self.version = weight_version
-        return await self._info()
+        return self._info()
 
     async def _stop(self):
         self.state = ServerState.STOPPED
+        return self.seen(self.generation)
 
     async def _wait_ready(self):
         if self._ready is not None:
             self.state, self.reason = ServerState.FAILED, self._ready.message
             raise self._ready
         self.state = ServerState.READY
-        return await self._info()
+        return self._info()
 
-    async def _wait_exit(self):
-        return await asyncio.shield(self.exited)
-
-    def end(self, reason, exit_code=-9, at=0.0, was_told=False):
+    def end(self, reason, exit_code=-9, age_s=0.0, was_told=False):
         self.state = ServerState.DEAD
-        self.exited.set_result(
-            ServerExit(
-                name="server-0",
-                generation=self.generation,
-                pid=7,
-                exit_code=exit_code,
-                reason=reason,
-                at=0.0,
-                monotonic=at,
-                was_told=was_told,
-            )
+        self.exit = ServerExit(
+            name="server-0",
+            generation=self.generation,
+            pid=7,
+            exit_code=exit_code,
+            reason=reason,
+            age_s=age_s,
+            was_told=was_told,
         )
 
 
-@asynccontextmanager
-async def handle(*, ready=None):
+def handle(*, ready=None):
     """Of a server; with its actor, and the list of deaths that were told."""
     died = []
     actor = FakeActor(ready)
-    slot = ServerHandle("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
-    try:
-        yield slot, actor, died
-    finally:
-        await slot.close()
+    slot = ServerHandle(
+        "server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0, hung_after_s=HUNG_AFTER_S
+    )
+    return slot, actor, died
 
 
 def facts(slot, pool=None, judged=None, *, is_publishing=False):

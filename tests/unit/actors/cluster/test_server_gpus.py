@@ -8,9 +8,7 @@ from launcher.policy.exit_cause import find_server_cause
 
 
 def ended(*, was_told=False, reason="ended by itself with exit code -6"):
-    return ServerExit(
-        name="server-0", generation=0, pid=7, exit_code=-6, reason=reason, at=0.0, monotonic=0.0, was_told=was_told
-    )
+    return ServerExit(name="server-0", generation=0, pid=7, exit_code=-6, reason=reason, age_s=0.0, was_told=was_told)
 
 
 def explained(monkeypatch, end, own=("0", "2"), **happens):

@@ -19,7 +19,6 @@ from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.server_incarnation import ServerSpec
-from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_server import SGLangProcess
 from launcher.base.messages import ServerInfo, ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
@@ -72,12 +71,11 @@ class Behind:
         journal = Journal(self.paths.events, 1, time.time)
         self.history = history_of(self.paths.events, 1, journal=journal)
         self.history.begin("the test")
-        self.client = SGLangClient(self.keys)
-        monitor = HealthMonitor(self.config, journal, self.client, series=RewardSeries.read(self.paths))
+        monitor = HealthMonitor(self.config, journal, self._ask, series=RewardSeries.read(self.paths))
 
-        async def watch(targets, at, hold_s=0.0):
-            monitor.watch(targets)
-            return monitor.view()
+        async def watch(servers, hold_s):
+            monitor.watch(servers)
+            return monitor.report()
 
         async def trust(name):
             monitor.trust(name)
@@ -116,10 +114,10 @@ class Behind:
         async def start(*, overrides, **order):
             return await process.start(**order)
 
-        async def info():
-            return process.info()
+        return Local(process, start=start)
 
-        return Local(process, start=start, info=info)
+    async def _ask(self, name, work, hold_s):
+        return await self.processes[int(name.rpartition("-")[2])].report(work, hold_s)
 
     async def __aexit__(self, *_):
         await self.session.close()
@@ -129,7 +127,6 @@ class Behind:
             outcome = await self.serving
         assert outcome.status is TerminalStatus.FINISHED
         await self.monitor.close()
-        await self.client.close()
         for process in self.processes:
             await process.stop()
         assert not list(self.paths.checkpoints.glob("kept_weights/*")), "nothing is left of the weights"

@@ -15,12 +15,12 @@ def test_the_first_batch_of_a_broken_function_is_not_trained_on_and_the_run_cont
         asked = offered(monitor, 45, 0.0)
         assert (asked.admitted, asked.check_before, asked.cause) == (False, 45, None)
         assert not checked(monitor, 45, 0.0, BROKEN).admitted
-        incident = monitor.view().incident
+        incident = monitor.report().incident
         assert (incident.cause, incident.subject, incident.onset_step) == (Cause.VERIFIER_BROKEN, "reward", 45)
         assert incident.reason == "24 completions of healthy steps were scored 0, not 1"
         for _ in range(5):
             monitor.canaries(CanaryRound(step=45, scores=(SOUND,)))
-        assert monitor.view().incident is None
+        assert monitor.report().incident is None
         assert offered(monitor, 45, 0.5).admitted
 
     use(world, work)
@@ -49,7 +49,7 @@ def test_a_fall_that_old_prompts_do_not_show_is_of_the_new_prompts_and_training_
             if decision.check_before is not None:
                 decision = checked(monitor, step, 0.2, again=replayed(0.5, 0.5))
             assert decision.admitted
-        assert monitor.view().incident is None
+        assert monitor.report().incident is None
 
     use(world, work)
     (event,) = world.events("reward.rebased")
@@ -62,12 +62,12 @@ def test_prompts_of_weaker_weights_do_not_vouch_for_a_policy_that_fell_back_to_w
         for step in range(60):
             assert offered(monitor, step, 0.1 + 0.01 * step + 0.02 * (-1) ** step).admitted
         step = 60
-        while monitor.view().incident is None:
+        while monitor.report().incident is None:
             decision = offered(monitor, step, 0.3)
             if decision.check_before is not None:
                 checked(monitor, step, 0.3, again=replayed(0.3, 0.3, steps=range(32)))
             step += 1
-        assert monitor.view().incident.cause is Cause.REWARD_COLLAPSE
+        assert monitor.report().incident.cause is Cause.REWARD_COLLAPSE
 
     use(world, work)
     assert world.events("reward.rebased") == []
@@ -83,7 +83,7 @@ def test_on_probation_too_no_fall_is_believed_that_was_not_asked_about(world):
             if decision.check_before is not None:
                 assert decision.check_before == 50
                 return
-            assert monitor.view().incident is None, "believed, and not asked about"
+            assert monitor.report().incident is None, "believed, and not asked about"
         raise AssertionError("never asked")
 
     use(world, work)
@@ -92,7 +92,7 @@ def test_on_probation_too_no_fall_is_believed_that_was_not_asked_about(world):
 def collapse(monitor):
     fall(monitor)
     monitor.restored(39, onset_step=45)
-    assert monitor.view().incident is None
+    assert monitor.report().incident is None
 
 
 def test_rewards_after_a_restore_that_contradict_the_checkpoint_clear_the_weights(world):
@@ -100,7 +100,7 @@ def test_rewards_after_a_restore_that_contradict_the_checkpoint_clear_the_weight
         collapse(monitor)
         assert offered(monitor, 40, 0.0).check_before == 40, "before its first step"
         assert not checked(monitor, 40, 0.0, again=replayed(0.5, 0.0)).admitted
-        incident = monitor.view().incident
+        incident = monitor.report().incident
         assert (incident.cause, incident.subject, incident.onset_step) == (
             Cause.OUTSIDE_WEIGHTS,
             "environment",
@@ -120,7 +120,7 @@ def test_a_restore_that_nobody_told_it_of_is_checked_all_the_same(world):
         fall(monitor)
         assert offered(monitor, 40, 0.0).check_before == 40, "before its first step"
         checked(monitor, 40, 0.0, again=replayed(0.5, 0.0))
-        assert monitor.view().incident.cause is Cause.OUTSIDE_WEIGHTS
+        assert monitor.report().incident.cause is Cause.OUTSIDE_WEIGHTS
 
     use(world, work)
 

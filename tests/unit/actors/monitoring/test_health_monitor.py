@@ -1,4 +1,4 @@
-"""The monitor without Ray: it reads the run's own files, watches real processes, and answers at the gate."""
+"""The monitor without Ray: it reads the run's own files, asks servers' actors, and answers at the gate."""
 
 import asyncio
 import dataclasses
@@ -6,14 +6,13 @@ import threading
 
 import pytest
 
-from actors.monitoring.monitor_view import Watched
-from launcher.base.messages import Cause
+from launcher.base.messages import Cause, Health, Verdict
 from launcher.policy.canary_policy import SILENT_ROUNDS, CanaryRound
 from launcher.run_files import journal
 from launcher.run_files.journal import Journal, read_lines
-from tests.support.worlds.health_monitor import SOUND, WRONG, batch, server, use
+from tests.support.worlds.health_monitor import SERVES, SOUND, WRONG, Server, batch, use, watched
 from tests.support.worlds.health_monitor import world as world
-from tests.support.worlds.server_watch import deadline_s, tree
+from tests.support.worlds.server_watch import deadline_s
 
 # ── the gate ──
 
@@ -22,7 +21,7 @@ def test_a_sound_run_is_admitted_step_by_step(world):
     def work(monitor):
         for step in range(40):
             assert monitor.admit(batch(step)).admitted
-        return monitor.view()
+        return monitor.report()
 
     view = use(world, work)
     assert view.incident is None
@@ -36,7 +35,7 @@ def test_s1_not_one_batch_passes_a_broken_verifier_and_it_is_named_at_once(world
 
     def work(monitor):
         answers = [monitor.admit(batch(30, canaries=(SOUND, WRONG), mean_reward=mean_reward)) for _ in range(3)]
-        return answers, monitor.view()
+        return answers, monitor.report()
 
     answers, view = use(world, work)
     assert not any(answer.admitted for answer in answers)
@@ -53,7 +52,7 @@ def test_a_verifier_that_was_mended_is_believed_after_sound_rounds(world):
         answers = []
         for _ in range(world.config.reward_health.canary_clear_rounds):
             monitor.canaries(CanaryRound(step=30, scores=(SOUND,)))
-            answers.append(monitor.view().incident is None)
+            answers.append(monitor.report().incident is None)
         return answers, monitor.admit(batch(30)).admitted
 
     assert use(world, work) == ([False] * 4 + [True], True)
@@ -67,9 +66,9 @@ def test_a_collapse_stops_the_steps_until_the_trainer_is_restored(world):
 
     def work(monitor):
         refused = monitor.admit(batch(66, mean_reward=0.0))
-        incident = monitor.view().incident
+        incident = monitor.report().incident
         monitor.restored(55, incident.onset_step)
-        return refused, incident, monitor.view().incident, monitor.admit(batch(56))
+        return refused, incident, monitor.report().incident, monitor.admit(batch(56))
 
     refused, incident, after, again = use(world, work)
     assert not refused.admitted
@@ -84,7 +83,7 @@ def test_a_collapse_is_found_in_the_batches_that_were_admitted(world):
         answers = [monitor.admit(batch(step)).admitted for step in range(60)]
         for step in range(60, 80):
             answers.append(monitor.admit(batch(step, mean_reward=0.0, high_reward=0.0)).admitted)
-        return answers, monitor.view().incident
+        return answers, monitor.report().incident
 
     world.config.gate.max_reward_jump = None
     answers, incident = use(world, work)
@@ -197,9 +196,9 @@ def test_a_batch_that_is_asked_about_again_is_judged_once(world):
         unscored = batch(30, canaries=(silent,), question="the second one")
         for _ in range(SILENT_ROUNDS):
             monitor.admit(unscored)
-        unjudged = monitor.view().incident
+        unjudged = monitor.report().incident
         monitor.admit(dataclasses.replace(unscored, question="the third one"))
-        return jumped, unjudged, monitor.view().incident.cause
+        return jumped, unjudged, monitor.report().incident.cause
 
     world.config.gate.max_reward_jump = 0.4
     assert use(world, work) == ({False}, None, Cause.VERIFIER_BROKEN)
@@ -236,52 +235,50 @@ def test_a_batch_as_usual_after_some_that_were_not_is_no_change(world):
     assert use(world, work) == [False, False, True, False]
 
 
-def test_a_policy_that_does_not_end_any_more_accuses_no_server(world, tmp_path):
+def test_a_policy_that_does_not_end_any_more_accuses_no_server(world):
     """Its log-probs are the trainer's: to send the weights again, as for damaged ones, changes nothing."""
     world.steps(30)
+    world.servers["server-0"] = Server()
 
     async def work(monitor):
-        monitor.watch([Watched(server=server(process.pid, "http://127.0.0.1:9"))])
+        await watched(monitor)
         answer = monitor.admit(batch(30, truncated=128))
-        return answer, [s.doubt for s in monitor.view().servers]
+        return answer, monitor.report().servers["server-0"].verdict
 
-    with tree(tmp_path) as process:
-        answer, doubts = use(world, work)
+    answer, verdict = use(world, work)
     assert (answer.admitted, answer.is_compared, answer.cause) == (False, True, Cause.REWARD_COLLAPSE)
-    assert doubts == [""]
+    assert verdict == SERVES
 
 
-def test_tokens_of_another_model_make_the_servers_doubtful_until_they_are_probed(world, tmp_path):
+def test_tokens_of_another_model_make_the_servers_doubtful_until_they_are_probed(world):
     world.steps(30)
+    world.servers["server-0"] = Server()
 
     async def work(monitor):
-        monitor.watch([Watched(server=server(process.pid, "http://127.0.0.1:9"))])
+        await watched(monitor)
         answer = monitor.admit(batch(30, logprob_distance=8.5e-4))
-        doubts = [s.doubt for s in monitor.view().servers]
+        doubted = monitor.report().servers["server-0"].verdict
         monitor.trust("server-0")
-        return answer, doubts, [s.doubt for s in monitor.view().servers]
+        return answer, doubted, monitor.report().servers["server-0"].verdict
 
-    with tree(tmp_path) as process:
-        answer, doubts, after = use(world, work)
+    answer, doubted, after = use(world, work)
     assert (answer.admitted, answer.cause) == (False, Cause.SERVER_STALE)
-    assert doubts == [answer.reason]
-    assert after == [""]
+    assert doubted == Verdict(health=Health.SUSPECT, reason=answer.reason, cause=Cause.SERVER_STALE)
+    assert after == SERVES
 
 
-def test_an_admitted_batch_clears_only_the_servers_whose_tokens_are_in_it(world, tmp_path):
+def test_an_admitted_batch_clears_only_the_servers_whose_tokens_are_in_it(world):
     """A server's doubt had vanished with any admitted batch, before anybody could look at it."""
+    world.servers = {"server-0": Server(), "server-1": Server()}
 
     async def work(monitor):
-        url = "http://127.0.0.1:9"
-        second = dataclasses.replace(server(process.pid, url), name="server-1", index=1)
-        monitor.watch([Watched(server=server(process.pid, url)), Watched(server=second)])
+        await watched(monitor, "server-0", "server-1")
         monitor.admit(batch(30, weight_versions=(29,)))  # whose they were isn't known
         monitor.admit(batch(30, distances={"server-1": 1e-7}))
-        return {seen.name: bool(seen.doubt) for seen in monitor.view().servers}
+        return {name: seen.verdict.health for name, seen in monitor.report().servers.items()}
 
     world.steps(30)
-    with tree(tmp_path) as process:
-        assert use(world, work) == {"server-0": True, "server-1": False}
+    assert use(world, work) == {"server-0": Health.SUSPECT, "server-1": Health.HEALTHY}
 
 
 def test_it_answers_while_the_disk_stalls(world, monkeypatch):

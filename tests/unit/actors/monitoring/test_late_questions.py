@@ -16,7 +16,7 @@ def test_a_question_of_before_a_restore_is_no_evidence_against_what_was_restored
         fall(monitor)
         monitor.restored(39, 45, 2)
         assert not monitor.admit(batch(40, **OF_BEFORE)).admitted
-        assert (monitor.view().incident, monitor._series.next_step, monitor._series.owes_proof) == (None, 40, True)
+        assert (monitor.report().incident, monitor._series.next_step, monitor._series.owes_proof) == (None, 40, True)
         assert checked(monitor, 40, 0.5, again=replayed(0.5, 0.5)).admitted
         assert monitor.admit(batch(41, lineage=2)).admitted
 

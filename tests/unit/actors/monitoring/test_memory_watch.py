@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.reward_series import RewardSeries
-from actors.serving.sglang_client import SGLangClient
 from launcher.config.schema import RunConfig
 from launcher.resources import hardware
 from launcher.resources.hardware import OomKillWatch, cgroup_memory, memory_in_use, oom_kills
@@ -47,10 +46,10 @@ async def test_memory_is_looked_at_once_an_interval(tmp_path):
     journal = Journal(tmp_path / "events.jsonl", 1, time.time)
     config = RunConfig(experiment_name="exp")
     series = RewardSeries.read(RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0"))
-    monitor = HealthMonitor(config, journal, SGLangClient(), series=series, memory=memory, clock=lambda: now[0])
+    monitor = HealthMonitor(config, journal, ask=None, series=series, memory=memory, clock=lambda: now[0])
     while now[0] < 35:
         now[0] += 1.0
-        monitor.watch([])
+        monitor.watch({})
         await monitor._memory_look._task
     await monitor.close()
     assert looks == [1.0, 11.0, 21.0, 31.0]

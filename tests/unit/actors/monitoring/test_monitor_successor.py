@@ -13,7 +13,7 @@ def test_a_successor_knows_from_the_files_what_its_predecessor_knew(world):
     world.steps(60)
     for step in range(60, 66):
         world.step(step, reward=0.0, high=0.0)
-    answers = [use(world, lambda monitor: (monitor.admit(batch(66)), monitor.view().incident)) for _ in range(2)]
+    answers = [use(world, lambda monitor: (monitor.admit(batch(66)), monitor.report().incident)) for _ in range(2)]
     assert [answer.cause for answer, _ in answers] == [Cause.REWARD_COLLAPSE] * 2
     assert answers[0][1].onset_step == answers[1][1].onset_step
 
@@ -35,7 +35,7 @@ def test_a_successor_says_at_once_what_its_predecessor_knew(world, trained):
     world.journal.record("trainer.restored", subject="trainer", global_step=29)
     use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
     world.journal = Journal(world.paths.events, attempt=trained)
-    incident = use(world, lambda monitor: monitor.view().incident)
+    incident = use(world, lambda monitor: monitor.report().incident)
     assert (incident and incident.cause) == (Cause.VERIFIER_BROKEN if trained == 1 else None)
 
 
@@ -46,7 +46,7 @@ def test_the_successor_of_another_attempt_says_when_the_reward_function_was_brok
     use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
     world.journal = Journal(world.paths.events, attempt=2)
     world.journal.record("trainer.restored", subject="trainer", global_step=29)
-    incident = use(world, lambda monitor: monitor.view().incident)
+    incident = use(world, lambda monitor: monitor.report().incident)
     assert incident.cause is Cause.VERIFIER_BROKEN
     assert incident.reason == LAST_ATTEMPT_BROKE
 
@@ -62,7 +62,7 @@ def test_a_successor_knows_which_server_had_other_weights(world, is_undone):
         world.journal.record("trainer.restored", subject="trainer", global_step=55)
     for step in range(60, 66):
         world.step(step, reward=0.0, high=0.0)
-    answer = use(world, lambda monitor: (monitor.admit(batch(66)), monitor.view().incident))
+    answer = use(world, lambda monitor: (monitor.admit(batch(66)), monitor.report().incident))
     expected = (Cause.REWARD_COLLAPSE, "policy") if is_undone else (Cause.SERVER_STALE, "server-0")
     assert (answer[1].cause, answer[1].subject) == expected
 
@@ -79,7 +79,7 @@ def test_a_successor_knows_what_the_restore_before_left_open(world, earned_betwe
         world.journal.record("repair.begun", subject="trainer", onset_step=step + 1, restored_step=step)
         world.journal.record("trainer.restored", subject="trainer", global_step=step)
         first = batch(step + 1, mean_reward=earned)
-        answer = use(world, lambda monitor, first=first: (monitor.admit(first), monitor.view().incident))[1]
+        answer = use(world, lambda monitor, first=first: (monitor.admit(first), monitor.report().incident))[1]
         if step == 19:
             assert answer is None, "alone it is too little"
     expected = Cause.OUTSIDE_WEIGHTS if earned_between is None else None

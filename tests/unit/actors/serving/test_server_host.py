@@ -141,7 +141,7 @@ async def test_a_stop_does_not_wait_for_the_imports(forked, monkeypatch, tmp_pat
     async with forked.running():
         await forked.begin(0)
         host = forked.host
-        assert (await forked.server.stop()).state is ServerState.STOPPED
+        assert (await forked.server.stop()).info.state is ServerState.STOPPED
         with pytest.raises(ServerError, match="it was stopped while its host imported"):
             await forked.server.wait_ready()
         (tmp_path / "may end").touch()

@@ -5,16 +5,19 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import aiohttp
 import pytest
 
 from actors.processes.process_tree import descendants, identify
+from actors.serving.server_report import ServerWork
 from launcher.base.errors import ResourceError, ServerError
-from launcher.base.messages import Cause, ServerState
+from launcher.base.messages import Cause, Health, ServerState
 from launcher.policy.exit_cause import find_server_cause
+from tests.support.worlds.server_watch import QUICK
+from tests.support.worlds.serving import deadline_s, running, start
 from tests.support.worlds.serving import make as make
-from tests.support.worlds.serving import running, start
 
 
 async def post(url, body):
@@ -46,14 +49,15 @@ async def test_a_life_from_start_to_stop(make, tmp_path):
         )
         tree = [identify(ready.pid), *descendants(ready.pid)]
         stopped = await server.stop()
-        exit_ = await server.wait_exit()
-        assert stopped.state is server.info().state is ServerState.STOPPED
+        exit_ = stopped.end
+        assert stopped.info == server.info()
+        assert (stopped.info.state, stopped.verdict) == (ServerState.STOPPED, None)
         assert [process for process in tree if identify(process.pid) == process] == []
         assert is_free(ready.url)
         assert (exit_.name, exit_.generation, exit_.pid, exit_.exit_code) == ("server-0", 0, ready.pid, -9)
         assert "told to stop" in exit_.reason
         assert exit_.was_told
-        assert await server.stop() == stopped
+        assert (await server.stop()).info == stopped.info
     log = (tmp_path / "llm_server-0.log").read_text()
     assert log.startswith("==== generation 0, ")
     assert "--model-path some/model --weight-version 3" in log.splitlines()[0]
@@ -240,3 +244,74 @@ async def test_a_stop_that_returns_late_leaves_the_next_incarnation_alone(make):
         may_return.set()
         await stopping
         assert (server.info(), identify(ready.pid) is None) == (ready, False)
+
+
+# ── its reports ──
+
+WORK = ServerWork(generation=0)
+
+
+async def reported(server, holds):
+    """Each report is one that was held until something changed."""
+    while not holds(report := await server.report(WORK, deadline_s())):
+        pass
+    return report
+
+
+async def test_it_reports_its_state_its_verdict_and_its_end_as_they_change(make):
+    server = make()
+    async with running(server):
+        await start(server)
+        starting = await server.report(WORK)
+        ready = await reported(server, lambda seen: seen.info.state is ServerState.READY)
+        healthy = await reported(server, lambda seen: seen.verdict and seen.verdict.health is Health.HEALTHY)
+        os.kill(ready.info.pid, signal.SIGKILL)
+        dead = await reported(server, lambda seen: seen.end is not None)
+        later = await server.report(WORK)
+    assert (starting.verdict, starting.end, healthy.info) == (None, None, ready.info)
+    assert (dead.info.state, dead.verdict.health, dead.verdict.cause) == (
+        ServerState.DEAD,
+        Health.DEAD,
+        Cause.SERVER_CRASH,
+    )
+    assert (dead.end.exit_code, dead.end.was_told, dead.ordered) == (-9, False, 0)
+    assert replace(later.end, age_s=dead.end.age_s) == dead.end
+    assert later.end.age_s > dead.end.age_s >= 0
+
+
+async def test_a_stopped_server_is_condemned_by_its_own_actor_and_one_that_is_told_to_stop_is_not_judged(make):
+    server = make(health=QUICK)
+    async with running(server):
+        await start(server)
+        ready = await server.wait_ready()
+        await reported(server, lambda seen: seen.verdict and seen.verdict.health is Health.HEALTHY)
+        os.kill(ready.pid, signal.SIGSTOP)
+        hung = await reported(server, lambda seen: seen.verdict.health is Health.DEAD)
+        stopped = await server.stop()
+    assert (hung.info.state, hung.verdict.cause) == (ServerState.READY, Cause.SERVER_HANG)
+    assert (stopped.verdict, stopped.end.was_told) == (None, True)
+
+
+async def test_a_held_report_is_given_at_once_where_another_one_asks(make):
+    server = make()
+    await server.report(WORK, 0.001)
+    held = asyncio.create_task(server.report(WORK, 1000.0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not held.done()
+    now = await server.report(WORK)
+    async with asyncio.timeout(deadline_s()):
+        assert await held == now
+
+
+async def test_an_end_is_told_with_what_its_machine_knows_of_it(make):
+    async def explain(end):
+        return replace(end, reason=f"{end.reason} | NVML reports Xid 95 of GPU 2", oom_kills=3)
+
+    server = make(explain=explain)
+    async with running(server):
+        await start(server)
+        ready = await server.wait_ready()
+        os.kill(ready.pid, signal.SIGKILL)
+        dead = await reported(server, lambda seen: seen.end is not None)
+    assert (dead.end.oom_kills, dead.verdict.cause) == (3, Cause.GPU_FAULT)

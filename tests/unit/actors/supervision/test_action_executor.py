@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.cluster.actor_calls import ActorAway
+from actors.serving.server_report import ServerReport
 from actors.supervision import action_executor
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.server_handle import ServerHandle
@@ -36,6 +37,7 @@ from tests.support.run_memory import history_of
 from tests.support.worlds.checkpoints import Run, steps_of
 
 IDLE = ServerInfo(name="server-0", index=0, state=ServerState.STOPPED, generation=-1)
+STOPPED = ServerReport(ordered=-1, info=IDLE)
 STARTED = TrainerView(pid=1, is_started=True)
 REFUSALS = [ResourceError("a port"), OSError("unforeseen"), CheckpointError("no room")]
 
@@ -84,7 +86,12 @@ class Trial:
         self.history = history_of(self.path)
         self.changed = asyncio.Event()
         self.slot = ServerHandle(
-            "server-0", actor or FakeActor(), died=lambda end: None, changed=self.changed, setup_s=1.0
+            "server-0",
+            actor or FakeActor(),
+            died=lambda end: None,
+            changed=self.changed,
+            setup_s=1.0,
+            hung_after_s=30.0,
         )
         self.eyes = eyes = SimpleNamespace(
             changed=self.changed,
@@ -141,7 +148,7 @@ async def test_an_order_to_condemn_that_is_given_up_condemns_nothing_later(tmp_p
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
 async def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
     """Else a halt would be ordered again and again, and the run never have its word."""
-    trial = Trial(tmp_path, trainer=FakeTrainer(close=error), actor=FakeActor(stop=None))
+    trial = Trial(tmp_path, trainer=FakeTrainer(close=error), actor=FakeActor(stop=STOPPED))
     await asyncio.gather(trial.hands._do(Halt(reason="done", word=TerminalStatus.FINISHED)), return_exceptions=True)
     assert (await trial.hands.look()).is_stopped
 
@@ -156,7 +163,7 @@ async def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
 )
 async def test_an_abort_keeps_no_states_of_known_damage_whatever_became_of_the_trainer(tmp_path, view, does):
     """The next attempt would resume from them: they are newer than every checkpoint."""
-    trial, forgotten = Trial(tmp_path, trainer=FakeTrainer(view, **does), actor=FakeActor(stop=None)), []
+    trial, forgotten = Trial(tmp_path, trainer=FakeTrainer(view, **does), actor=FakeActor(stop=STOPPED)), []
     fall = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=0.0, onset_step=25)
     trial.eyes.incident = lambda now: fall
     trial.eyes.catalog.forget_after = forgotten.append
@@ -191,7 +198,7 @@ async def test_a_server_starts_from_a_checkpoint_that_the_trainer_sets_aside_mea
         read.append((Path(model_path, "model.safetensors").read_text(), weight_version))
         raise ServerError("it ends here")
 
-    trial = Trial(tmp_path, actor=FakeActor(info=lambda: IDLE, stop=None, start=start, wait_exit=never))
+    trial = Trial(tmp_path, actor=FakeActor(stop=STOPPED, start=start))
     listed = iter([store.find(5), store.find(3)])
 
     def newest_model():
@@ -221,7 +228,9 @@ async def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
 
 async def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
     refused = ResourceError("port 30000 is in use", "choose another sglang.port")
-    trial = Trial(tmp_path, trainer=FakeTrainer(TrainerView(pid=0), start=refused), actor=FakeActor(wait_exit=never))
+    trial = Trial(
+        tmp_path, trainer=FakeTrainer(TrainerView(pid=0), start=refused), actor=FakeActor(report=lambda work: never())
+    )
     trial.history.started_server("server-0", 0, 0, 1)
     with pytest.raises(ResourceError, match="port 30000"):  # as soon as it is begun, or at the next look
         await trial.begun()

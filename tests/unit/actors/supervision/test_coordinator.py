@@ -320,8 +320,8 @@ async def test_servers_that_died_before_one_look_get_their_incidents_in_the_orde
     """Their deaths have taken numbers already, and not in the order in which the plan names the servers."""
     trial = await Trial(tmp_path).begun()
     for name in ("server-1", "server-0"):
-        end = ServerExit(name=name, generation=0, pid=7, exit_code=-9, reason="killed", at=0.0, monotonic=0.0)
-        trial.history.server_died(end, 0.0)
+        end = ServerExit(name=name, generation=0, pid=7, exit_code=-9, reason="killed", age_s=0.1)
+        trial.history.server_died(end)
         trial.run.kill_server(name)
     await trial.turns(1)
     began = trial.events("incident.began")

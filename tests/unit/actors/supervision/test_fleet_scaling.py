@@ -8,22 +8,24 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.serving.server_report import ServerReport
 from actors.supervision.coordinator_actor import find_servers
 from actors.supervision.fleet_scaling import FleetScaling
 from actors.supervision.run_history import server_names
 from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import RunError, ServerError
-from launcher.base.messages import Cause, ServerState, TrainerView
+from launcher.base.messages import Cause, ServerInfo, ServerState, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import AbandonServer, AdmitServer, LeaveServer, RestartServer
 from launcher.policy.restart_budget import Rung
 from launcher.run_files.journal import read_lines
-from tests.support.fake_actors import FakeActor, never
+from tests.support.fake_actors import FakeActor
 from tests.support.run_memory import history_of
 from tests.support.simulated_run.looks import CRASHED, attempts, dead, decide, fresh, kinds, observed, server, trainer
 from tests.support.simulated_run.run_model import ModelHands, RunModel
 from tests.support.worlds.supervision import Trial
 
+STOPPED = ServerReport(ordered=-1, info=ServerInfo(name="server-4", index=4, state=ServerState.STOPPED, generation=-1))
 ONE = {"fleet": ("s1",)}
 """Of servers, s0 is too many."""
 LEAVES = LeaveServer(name="s0", reason="there are to be 1 servers")
@@ -191,7 +193,7 @@ class Fleet:
         self.history = history_of(self.path)
         self.changed = asyncio.Event()
         self.drains, self.late = [], late
-        self.actor = actor or FakeActor(info=never, stop=None)
+        self.actor = actor or FakeActor(stop=STOPPED)
 
         async def call(method, name, drain_s, *, within_s):
             assert method == "drain_server"
@@ -203,7 +205,9 @@ class Fleet:
 
         def add_slot(name, actor):
             slots = self.eyes.slots
-            slots[name] = ServerHandle(name, actor, died=lambda end: None, changed=self.changed, setup_s=1.0)
+            slots[name] = ServerHandle(
+                name, actor, died=lambda end: None, changed=self.changed, setup_s=1.0, hung_after_s=30.0
+            )
             return slots[name]
 
         self.eyes = SimpleNamespace(
@@ -244,7 +248,7 @@ async def test_a_server_leaves_also_where_trainer_and_actor_are_away(tmp_path):
     async def stop():
         raise RunError("its actor has died")
 
-    fleet = Fleet(tmp_path, actor=FakeActor(info=never, stop=stop), drain=ServerError("no trainer"))
+    fleet = Fleet(tmp_path, actor=FakeActor(stop=stop), drain=ServerError("no trainer"))
     await fleet.hands.slot_of("server-4")
     fleet.actor = None
     assert await fleet.hands.leave("server-4") == {"moved": 0, "servers": 0}
@@ -263,4 +267,3 @@ async def test_one_whose_actor_does_not_end_is_ordered_to_leave_again(tmp_path):
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     assert fleet.eyes.slots == {"server-4": slot}
-    await slot.close()

@@ -10,8 +10,8 @@ TROUBLE = Trouble(cause=Cause.SERVER_CRASH, subject="server-0", reason="killed")
 
 def crash(history):
     """A server's end is reported before the incident that it begins."""
-    end = ServerExit(name="server-0", generation=0, pid=7, exit_code=-9, reason="killed", at=0.0, monotonic=0.0)
-    history.server_died(end, 0.0)
+    end = ServerExit(name="server-0", generation=0, pid=7, exit_code=-9, reason="killed", age_s=0.1)
+    history.server_died(end)
     number = history.incident_began(TROUBLE, "it is being restarted", 1.0)["incident"]
     history.event("server.restarting", subject="server-0", reason="")
     return OpenIncident(number=number, cause=TROUBLE.cause, subject=TROUBLE.subject, since=1.0)

@@ -7,8 +7,8 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.supervision import exit_reason, trainer_handle
-from actors.supervision.handle_states import ProcessId
 from actors.supervision.trainer_handle import TrainerHandle
+from actors.supervision.trainer_states import ProcessId
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig

@@ -5,7 +5,6 @@ import pytest
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
 from actors.processes.loop_thread import LoopThread
-from actors.serving.sglang_client import SGLangClient
 from launcher.base.rollouts import RolloutGroup
 from launcher.reporting.ledger_audit import audit
 from tests.support.replay import group, prompts
@@ -61,7 +60,7 @@ def test_a_reward_function_that_answers_0_to_everything_is_an_alarm_and_no_hang(
     thread = LoopThread("monitor")
 
     async def begin():
-        return HealthMonitor(one.config, one.loop._journal, SGLangClient(), series=RewardSeries())
+        return HealthMonitor(one.config, one.loop._journal, ask=None, series=RewardSeries())
 
     async def judge(report):
         return monitor.admit(report)
@@ -78,7 +77,6 @@ def test_a_reward_function_that_answers_0_to_everything_is_an_alarm_and_no_hang(
     before = one.weights()
     assert not one.run()
     thread.call(monitor.close())
-    thread.call(monitor._client.close())
     thread.close()
     (found,) = one.events("health.reward_collapse")
     assert "every reward was 0" in found["reason"]

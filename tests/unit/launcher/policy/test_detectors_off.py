@@ -5,16 +5,14 @@ Those that switch theirs off beside the fault itself are named in tests/traps.md
 
 import asyncio
 import math
-import time
 
 import pytest
 
 from actors.processes.background_tasks import BackgroundTasks
-from actors.supervision.handle_states import ServerDead, ServerStopped
 from actors.supervision.server_handle import ServerHandle
 from actors.weights.weight_consistency_check import golden_distance
 from launcher.base.errors import TrainerError, WeightsRefused
-from launcher.base.messages import Cause, Health
+from launcher.base.messages import Cause, Health, ServerState
 from launcher.base.rollouts import Completion
 from launcher.checkpoints import checkpoint_store
 from launcher.config.supervision import HealthConfig
@@ -34,28 +32,25 @@ from tests.support.worlds.training import N_PROMPTS, SAMPLES, Trial, poison
 
 async def hear_of_a_death(monkeypatch=None):
     if monkeypatch is not None:
-        monkeypatch.setattr(ServerHandle, "_watch_exit", lambda self, generation: asyncio.sleep(0))
-    async with handle() as (slot, actor, died):
-        await slot.start(0, WEIGHTS, {})
-        actor.end("ended by itself")
-        for _ in range(20):
-            await asyncio.sleep(0)
-        return len(died), isinstance(slot.state, ServerDead)
+        monkeypatch.setattr(ServerHandle, "_take_end", lambda self, end: None)
+    slot, actor, died = handle()
+    await slot.start(0, WEIGHTS, {})
+    actor.end("ended by itself")
+    actor.tell(slot)
+    return len(died), slot.ordered
 
 
-async def test_without_waiting_on_the_process_its_death_is_not_told(monkeypatch):
-    assert await hear_of_a_death() == (1, True)
-    assert await hear_of_a_death(monkeypatch) == (0, False)
+async def test_without_taking_its_end_a_death_is_not_told(monkeypatch):
+    assert await hear_of_a_death() == (1, ServerState.DEAD)
+    assert await hear_of_a_death(monkeypatch) == (0, ServerState.READY)
 
 
 async def test_an_end_that_was_ordered_is_no_death():
-    async with handle() as (slot, actor, died):
-        await slot.start(0, WEIGHTS, {})
-        await slot.stop()
-        actor.end("told to stop", at=time.monotonic(), was_told=True)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert (died, isinstance(slot.state, ServerStopped)) == ([], True)
+    slot, actor, died = handle()
+    await slot.start(0, WEIGHTS, {})
+    actor.end("told to stop", was_told=True)
+    await slot.stop()
+    assert (died, slot.ordered) == ([], ServerState.STOPPED)
 
 
 # ── the gate's certain rules, which no setting switches off ──
@@ -163,11 +158,11 @@ async def test_without_raising_it_the_death_of_a_watching_task_would_pass_unseen
     async def defect():
         raise KeyError("a defect")
 
-    async with handle() as (slot, _, _):
-        slot.probe.tasks.start(defect())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert slot.facts(None, None, is_publishing=False).verdict.health is Health.UNKNOWN
-        monkeypatch.undo()
-        with pytest.raises(KeyError, match="a defect"):
-            slot.facts(None, None, is_publishing=False)
+    tasks = BackgroundTasks()
+    tasks.start(defect())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    tasks.check()
+    monkeypatch.undo()
+    with pytest.raises(KeyError, match="a defect"):
+        tasks.check()

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from actors.monitoring import server_watch
-from actors.monitoring.generation_probe import GenerationProbe
-from actors.monitoring.server_watch import ServerWatch
 from actors.processes.process_tree import Process, identify
+from actors.serving import server_watch
+from actors.serving.generation_probe import GenerationProbe
 from actors.serving.server_processes import ServerProcesses
+from actors.serving.server_report import ServerWork
+from actors.serving.server_watch import ServerWatch
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState
-from launcher.policy.observation_history import Task
 from tests.programs import stand_in_server
 from tests.support.worlds.server_watch import QUICK, deadline_s, fault, tree
 
@@ -37,11 +37,11 @@ class Seen:
 
     def __init__(self, info, client, settings):
         self.all = []
-        self.watch = ServerWatch(info, settings, client, on_change=self._take)
+        self.watch = ServerWatch(info, settings, client, changed=self._take)
         self._running = asyncio.create_task(self.watch.run())
 
-    def _take(self, info, verdict):
-        self.all.append(verdict)
+    def _take(self):
+        self.all.append(self.watch.verdict())
 
     async def until(self, health):
         async with asyncio.timeout(deadline_s()):
@@ -170,7 +170,7 @@ def test_a_stop_and_another_one_are_told_apart(tmp_path):
 def test_an_overdue_answer_while_tokens_are_made_is_a_busy_server(tmp_path, stand_in):
     async def work(seen):
         await fault(stand_in, kind="slow", times=None, seconds=600)
-        seen.watch.update_target(waiting=8, task=None)
+        seen.watch.take_work(ServerWork(generation=0, waiting=8))
         async with asyncio.timeout(deadline_s()):
             while "unanswered" not in seen.watch.verdict().reason:
                 await asyncio.sleep(QUICK.look_interval_s)
@@ -188,7 +188,8 @@ def test_a_server_at_a_long_task_is_not_asked_for_tokens(tmp_path, stand_in):
         await fault(stand_in, kind="slow", times=None, seconds=600)
         now = seen.watch._clock()
         while seen.watch._clock() - now < 3 * QUICK.silence_s:
-            seen.watch.update_target(waiting=8, task=Task(name="loading weights", since=now, deadline_s=600))
+            loading_s = seen.watch._clock() - now
+            seen.watch.take_work(ServerWork(generation=0, waiting=8, loading_s=loading_s, loading_limit_s=600))
             await asyncio.sleep(QUICK.look_interval_s)
         return seen.all
 
@@ -210,16 +211,38 @@ async def test_a_lost_probe_does_not_keep_the_next_from_being_asked(stand_in):
     assert probe.usual_answer_s < QUICK.silence_s  # of the one that was answered
 
 
-@pytest.mark.slow
-def test_the_end_of_the_process_is_a_crash_at_once(tmp_path, stand_in):
-    async def work(seen):
-        process.kill()
-        process.wait()
-        return seen.watch.verdict()
+async def test_of_one_that_is_gone_its_host_may_tell_the_reason_for_a_while_and_then_it_is_a_crash(tmp_path):
+    """The reason decides what is changed before the next start; a host that is stopped tells none."""
+    now = [0.0]
+    async with SGLangClient() as client:
+        with tree(tmp_path) as process:
+            alone = ServerWatch(server(process.pid, URL_OF_NOBODY), QUICK, client, clock=lambda: now[0])
+        before = alone.verdict()
+        now[0] += server_watch.REASON_S
+        after = alone.verdict()
+    assert (before.health, before.cause) == (Health.SUSPECT, None)
+    assert (after.health, after.cause) == (Health.DEAD, Cause.SERVER_CRASH)
 
-    with tree(tmp_path) as process:
-        verdict = watch(work, process.pid, stand_in)
-    assert (verdict.health, verdict.cause) == (Health.DEAD, Cause.SERVER_CRASH)
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyError("a defect")])
+async def test_a_server_that_could_not_be_looked_at_once_is_looked_at_again(tmp_path, monkeypatch, error):
+    """Its watch had ended unheard, and no hang of that life was ever seen."""
+    look_at, fails = ServerProcesses.look, [error]
+
+    def look_or_fail(tree):
+        if fails:
+            raise fails.pop()
+        return look_at(tree)
+
+    monkeypatch.setattr(ServerProcesses, "look", look_or_fail)
+    async with SGLangClient() as client:
+        with tree(tmp_path) as process:
+            seen = Seen(server(process.pid, URL_OF_NOBODY), client, QUICK)
+            await seen.until(Health.HEALTHY)
+            os.kill(seen.watch.pids()["scheduler"], signal.SIGSTOP)
+            dead = await seen.until(Health.DEAD)
+            await seen.end()
+    assert (dead.cause, seen.watch.blind) == (Cause.SERVER_HANG, repr(error))
 
 
 @pytest.mark.slow
@@ -277,7 +300,7 @@ def test_without_the_count_of_tokens_a_busy_server_would_be_suspected(tmp_path, 
 
     async def work(seen):
         await fault(stand_in, kind="slow", times=None, seconds=600)
-        seen.watch.update_target(waiting=8, task=None)
+        seen.watch.take_work(ServerWork(generation=0, waiting=8))
         return await seen.until(Health.SUSPECT)
 
     with tree(tmp_path) as process:

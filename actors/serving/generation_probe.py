@@ -46,8 +46,9 @@ class GenerationProbe:
     def send_if_due(self, *, makes_tokens: bool = False) -> None:
         """Every `probe_interval_s`; every `probe_busy_interval_s` while it makes tokens for others; while one waits,
         another only after `silence_s`. Raises the error that nobody expected of an earlier one."""
-        if self._defect is not None:
-            raise self._defect
+        if (defect := self._defect) is not None:
+            self._defect = None
+            raise defect
         now = self._clock()
         usual_s = self._settings.probe_busy_interval_s if makes_tokens else self._settings.probe_interval_s
         wait_s = self._settings.silence_s if self._running else usual_s

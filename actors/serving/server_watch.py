@@ -1,24 +1,24 @@
-"""Watches one incarnation of one server: reads its state, probes it, and keeps the verdict.
+"""Watches one incarnation of one server, in its actor: reads its state, probes it, and keeps the verdict.
 
     every look_interval_s:  /proc states, CPU, tokens ─► ServerLook ─► ServerEvidence ─► Verdict   (sooner when stopped)
     in the background:      one-token generations; /metrics where the tokens can't be read here; /health when in doubt
 
 A look never waits for an answer, so neither a dead server nor a slow one delays its verdict. The policy is
-launcher/policy/liveness.py; the exit itself is seen sooner by the watch on the process (actors/supervision).
+launcher/policy/liveness.py; the exit itself is reported sooner by the server's host (actors/processes).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from actors.monitoring.generation_probe import GenerationProbe
+from actors.processes.background_tasks import BackgroundCall
 from actors.processes.process_tree import identify
-from actors.serving.remote_process_probe import ProcessTreeView, RemoteProcessTree
+from actors.serving.generation_probe import GenerationProbe
 from actors.serving.server_processes import TOKENS, ServerProcesses
+from actors.serving.server_report import ServerWork
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.base.messages import Cause, Health, ServerInfo, Verdict
@@ -28,12 +28,16 @@ from launcher.policy.observation_history import ServerEvidence, ServerLook, Task
 
 SOONER = 0.2
 """Of a look interval, between looks at a process that is stopped."""
+REASON_S = 2.0
+"""Longest wait for its host to report how a process that is gone has ended: the reason decides what is changed before
+the next start. It comes within milliseconds, on a starved machine later."""
 
 
 class ServerWatch:
     """`run` until cancelled. `server` must have its pid and url; another incarnation needs another watch.
 
-    `on_change` is called with a verdict whose health or cause differs from the one before.
+    `changed` is called when the verdict has another health or cause than before. `blind`: why a look failed; the next
+    ones go on.
     """
 
     def __init__(
@@ -42,41 +46,49 @@ class ServerWatch:
         settings: HealthConfig,
         client: SGLangClient,
         *,
-        on_change: Callable[[ServerInfo, Verdict], None] = lambda server, verdict: None,
+        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        far: RemoteProcessTree | None = None,
     ) -> None:
-        """`far`: its processes, where they are on another node."""
         self.server = server
+        self.blind = ""
         self._settings = settings
         self._client = client
-        self._on_change = on_change
+        self._changed = changed
         self._clock = clock
-        process = identify(server.pid) if server.pid is not None and far is None else None
-        self._far = far
-        self._tree: ProcessTreeView | None = far if process is None else ServerProcesses(process)
+        process = identify(server.pid) if server.pid is not None else None
+        self._tree = None if process is None else ServerProcesses(process)
+        self._gone_at: float | None = None
         self._probe = GenerationProbe(server.url, client, settings, clock)
         self._evidence: ServerEvidence | None = None
         self._verdict: Verdict | None = None
         self._waiting = 0
-        self._target_at = clock()
+        self._work_at = clock()
         self._task: Task | None = None
         self._metrics = BackgroundCall()
         self._metered: int | None = None
         self._health = BackgroundCall()
         self._health_status: int | None = None
 
-    def update_target(self, *, waiting: int, task: Task | None) -> None:
-        """How many requests of clients it has, and what long task it was given. It counts for `proof_s`."""
-        self._waiting, self._task, self._target_at = waiting, task, self._clock()
+    def take_work(self, work: ServerWork) -> None:
+        """What it has to do now. It counts for `proof_s`."""
+        self._waiting, self._work_at = work.waiting, self._clock()
+        self._task = None
+        if work.loading_s is not None:
+            since = self._work_at - work.loading_s
+            self._task = Task(name="loading weights", since=since, deadline_s=work.loading_limit_s)
 
     def verdict(self) -> Verdict:
         """On what was seen so far, as of now."""
         if self._tree is None or self._tree.is_gone():
-            return Verdict(
-                health=Health.DEAD, reason=f"its process {self.server.pid} is gone", cause=Cause.SERVER_CRASH
-            )
+            return self._verdict_when_gone()
         return judge_server(self._evidence, self._settings, self._clock())
+
+    def _verdict_when_gone(self) -> Verdict:
+        now, reason = self._clock(), f"its process {self.server.pid} is gone"
+        self._gone_at = now if self._gone_at is None else self._gone_at
+        if now - self._gone_at < REASON_S:
+            return Verdict(health=Health.SUSPECT, reason=reason)
+        return Verdict(health=Health.DEAD, reason=reason, cause=Cause.SERVER_CRASH)
 
     def pids(self) -> dict[str, int]:
         """By role, of its living processes as last seen."""
@@ -85,12 +97,13 @@ class ServerWatch:
     async def run(self) -> None:
         try:
             while True:
-                self.look()
+                try:
+                    self.look()
+                except Exception as error:  # noqa: BLE001 - whatever it is: without a next look nobody would see a hang
+                    self.blind = repr(error)
                 is_stopped = self._evidence is not None and self._evidence.look.has_stopped
                 await asyncio.sleep(self._settings.look_interval_s * (SOONER if is_stopped else 1))
         finally:
-            if self._far is not None:
-                await self._far.close()
             await self._probe.close()
             await self._metrics.close()
             await self._health.close()
@@ -98,7 +111,7 @@ class ServerWatch:
     def look(self) -> None:
         """One look, and the probes that are due after it."""
         now = self._clock()
-        is_recent = now - self._target_at <= self._settings.proof_s
+        is_recent = now - self._work_at <= self._settings.proof_s
         look = ServerLook(
             at=now,
             processes=None if self._tree is None else self._tree.look(),
@@ -162,24 +175,4 @@ class ServerWatch:
     def _report_change(self, verdict: Verdict) -> None:
         before, self._verdict = self._verdict, verdict
         if before is None or (before.health, before.cause) != (verdict.health, verdict.cause):
-            self._on_change(self.server, verdict)
-
-
-class BackgroundCall:
-    """One call at a time in the background, at most every so many seconds."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-        self._asked_at: float | None = None
-
-    def start_if_due(self, ask: Callable[[], Coroutine[Any, Any, None]], now: float, interval_s: float) -> None:
-        busy = self._task is not None and not self._task.done()
-        if busy or (self._asked_at is not None and now - self._asked_at < interval_s):
-            return
-        self._asked_at = now
-        self._task = asyncio.create_task(ask())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            self._changed()
