@@ -343,6 +343,7 @@ class SGLangServer:
         """`overrides`: settings that a repair has changed."""
         config = with_graphs(with_overrides(self._config, overrides or {}))
         await self._gpus.watch()
+        self._kills = OomKillWatch()  # a kill of the incarnation before must not explain the end of this one
         self._process.configure(replace(config, host=listening_address(config.host)))
         return await self._process.start(generation=generation, model_path=model_path, weight_version=weight_version)
 

@@ -10,11 +10,16 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
+from actors.cluster.server_gpus import ServerGpus
 from actors.processes.process_tree import descendants, identify
+from actors.serving import sglang_server
 from actors.serving.server_report import ServerWork
+from actors.serving.sglang_server import SGLangServer
 from launcher.base.errors import ResourceError, ServerError
-from launcher.base.messages import Cause, Health, ServerState
+from launcher.base.messages import Cause, Health, ServerExit, ServerState
+from launcher.config.schema import RunConfig
 from launcher.policy.exit_cause import find_server_cause
+from launcher.resources import hardware
 from tests.support.worlds.server_watch import QUICK
 from tests.support.worlds.serving import deadline_s, running, start
 from tests.support.worlds.serving import make as make
@@ -315,3 +320,27 @@ async def test_an_end_is_told_with_what_its_machine_knows_of_it(make):
         os.kill(ready.pid, signal.SIGKILL)
         dead = await reported(server, lambda seen: seen.end is not None)
     assert (dead.end.oom_kills, dead.verdict.cause) == (3, Cause.GPU_FAULT)
+
+
+async def test_a_kill_for_memory_of_the_incarnation_before_does_not_explain_the_end_of_the_next(monkeypatch):
+    """While one starts nobody asks for reports, by which the count is kept up to date."""
+    kills = [0]
+    monkeypatch.setattr(hardware, "oom_kills", lambda pid=None: ("vmstat", kills[0]))
+    monkeypatch.setattr(hardware, "oom_kills_in", lambda file: kills[0])
+    monkeypatch.setattr(sglang_server, "listening_address", lambda host: host)
+
+    class Process:
+        def configure(self, config):
+            self.config = config
+
+        async def start(self, **order):
+            return None
+
+    actor = object.__new__(SGLangServer.__ray_metadata__.modified_class)
+    actor._config, actor._process, actor._gpus = RunConfig(experiment_name="kills"), Process(), ServerGpus(())
+    actor._kills = hardware.OomKillWatch()
+    end = ServerExit(name="server-0", generation=0, pid=7, exit_code=-9, reason="killed", age_s=0.0)
+    kills[0] = 1
+    first = await actor._explain(end)
+    await actor.start(generation=1, model_path="some/model", weight_version=0)
+    assert (first.oom_kills, (await actor._explain(end)).oom_kills) == (1, 0)
