@@ -200,7 +200,7 @@ class SimServer:
 
     # what a ServerHandle is asked beside these
 
-    def adopt(self, generation, lineage):
+    async def adopt(self, generation, lineage):
         pass
 
     def expect(self):
@@ -576,6 +576,11 @@ class TurnFlag:
 # ── HealthMonitor ──
 
 
+async def _nobody(name, work, hold_s):
+    """The monitor is given no server to ask."""
+    raise AssertionError(name)
+
+
 class SimMonitor:
     """The HealthMonitor's actor and its handle: of the servers it knows nothing here, of the rewards all."""
 
@@ -590,7 +595,7 @@ class SimMonitor:
         self.process = Process(run, "monitor")
         journal = MortalJournal(run.paths.events, 1, lambda: run.loop.now, self.process)
         series = RewardSeries.read(run.paths)
-        self.monitor = HealthMonitor(run.config, journal, SimClient(run), series=series, clock=lambda: run.loop.now)
+        self.monitor = HealthMonitor(run.config, journal, _nobody, series=series, clock=lambda: run.loop.now)
 
     def kill(self):
         self.process.is_dead = True
@@ -618,7 +623,7 @@ class SimMonitor:
 
     @property
     def incident(self):
-        return None if self.monitor is None else self.monitor.view().incident
+        return None if self.monitor is None else self.monitor.report().incident
 
     async def canaries(self, scored):
         if self.monitor is not None:
@@ -655,7 +660,7 @@ class SimObserver:
             unreadable=lambda reason: None,
             patience_s=60.0,
         )
-        self.watched = types.SimpleNamespace(loads=lambda name: _Nothing())
+        self.loads = types.SimpleNamespace(loads=lambda name: _Nothing())
         self._progress = ProgressTracker(history, furthest_step(run.paths.metrics, 1))
 
     async def refresh(self):
@@ -892,7 +897,7 @@ class Simulator:
             run.parts = self._parts_of(config, run)
             MemoryFile(run.paths.run_memory, this_node()).write(RunMemory(attempt=1))
             patch.setattr(training_module, "LoopThread", lambda name: VirtualThread(loop, OWNER.get()))
-            patch.setattr(training_module, "RewardPool", lambda *_: SimScorer(run))
+            patch.setattr(training_module, "RewardPool", lambda *_, **__: SimScorer(run))
             patch.setattr(training_module, "threading", types.SimpleNamespace(RLock=lambda: TurnLock(loop)))
             patch.setattr(
                 training_module,
