@@ -26,8 +26,8 @@ BEFALLS = [
         for one in (scenarios.nothing, scenarios.all_servers_are_killed, scenarios.the_judge_breaks)
     ),
 ]
-QUICK = 3
-"""Moments of a kind that the quick tier looks at; the others are looked at by the slow one."""
+QUICK, SLOW = 3, 20
+"""Moments of a kind that each tier looks at, spread over the run; --long looks at all."""
 
 
 @pytest.mark.parametrize("befalls", BEFALLS, ids=lambda one: one.__name__)
@@ -37,7 +37,8 @@ def test_whenever_one_is_killed_nothing_is_lost(simulator, tmp_path, request, be
     assert findings_of(alone) == ()
     moments = alone.death.seen[kind, moment]
     assert moments > 3
-    step = 1 if request.config.getoption("all") else -(-moments // QUICK)
+    looked_at = moments if request.config.getoption("long") else SLOW if request.config.getoption("all") else QUICK
+    step = -(-moments // looked_at)
     for number in range(1, moments + 1, step):
         death = Death(kind, moment, number)
         run = simulator.live(tmp_path / str(number), befalls, death=death)
