@@ -85,5 +85,5 @@ def test_a_server_that_only_says_that_it_has_the_weights_makes_no_step(simulator
     run = simulator.live(tmp_path / "run")
     assert findings_of(run) == ()
     rejected = [line["cause"] for line in read_lines(run.paths.events) if line["event"] == "batch.rejected"]
-    assert rejected == [Cause.SERVER_STALE]
+    assert rejected == [Cause.SERVER_CORRUPT]
     assert max(line[DISTANCE] for line in read_lines(run.paths.metrics)) < OTHER_WEIGHTS / 100
