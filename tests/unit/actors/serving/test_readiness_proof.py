@@ -23,7 +23,7 @@ SAMPLED = ReadinessProof.of(compose(["conf=arithmetic_cpu", "gconfig.top_p=0.9"]
         (["conf=gsm8k_h200", "train_dataset.max_length=100"], 4, 100, 8),
         (["conf=arithmetic_cpu"], 8, 124, 8),
         (["conf=arithmetic_cpu", "sglang.max_total_tokens=300", "gconfig.n_samples=2"], 2, 94, 8),
-        (["conf=arithmetic_cpu", "gconfig.max_new_tokens=1", "gconfig.n_samples=1"], 1, 127, 2),
+        (["conf=arithmetic_cpu", "gconfig.max_new_tokens=1", "gconfig.n_samples=2"], 2, 127, 2),
     ],
 )
 def test_it_is_as_large_as_usual_and_fits(words, samples, prompt, tokens):

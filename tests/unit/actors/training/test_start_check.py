@@ -62,7 +62,7 @@ def test_a_position_that_can_t_be_read_is_refused(tmp_path, saved, content):
 def test_a_resume_that_has_no_checkpoint_is_refused_and_nothing_is_made(tmp_path):
     assert check_resume(config_of(tmp_path), prompts("a")) == ""
     with pytest.raises(ConfigError, match="no complete checkpoint in"):
-        check_resume(config_of(tmp_path, "recover.mode=resume"), prompts("a"))
+        check_resume(config_of(tmp_path, "recover.mode=on"), prompts("a"))
     assert list(tmp_path.iterdir()) == []
 
 

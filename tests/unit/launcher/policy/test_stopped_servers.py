@@ -65,18 +65,6 @@ def test_who_stops_one_on_purpose_can_ask_for_patience():
     assert {v.health for _, v in server.watch(AT + 60)} <= {Health.HEALTHY, Health.UNKNOWN}
 
 
-def test_what_another_node_said_once_is_not_counted_at_each_look():
-    """A stop of an instant, which was met, and is repeated until the next answer comes."""
-    stopped = {"scheduler": ProcessLook(state="T", cpu_s=5.0, switches=7)}
-    evidence = ServerEvidence(look=ServerLook(at=0.0, processes=stopped))
-    for look in range(1, 20):
-        evidence = observation_history.observe(evidence, ServerLook(at=look / 4, processes=stopped), SETTINGS)
-    assert evidence.stopped_s == 0.0
-    again = dict(stopped)
-    evidence = observation_history.observe(evidence, ServerLook(at=5.0, processes=again), SETTINGS)
-    assert evidence.stopped_s == pytest.approx(SETTINGS.look_interval_s)
-
-
 def test_without_believing_a_stop_it_would_be_found_too_late():
     blind = HealthConfig(stopped_s=1e9)
     server = WatchedServer(settings=blind, stopped={"http": Interval(AT)})
@@ -152,13 +140,6 @@ def look(change):
     return dataclasses.replace(
         BEFORE, **{"processes": processes} | {k: change[k] for k in change.keys() - of_processes}
     )
-
-
-def test_a_look_that_another_node_has_sent_before_adds_nothing_to_a_stop():
-    stopped = look({"http": ProcessLook(state="T", cpu_s=1.0)})
-    evidence = ServerEvidence(look=stopped, stopped=frozenset({"http"}), **HELD)
-    again = observation_history.observe(evidence, dataclasses.replace(stopped, at=10.75), HALF)
-    assert (again.stopped, again.stopped_s, again.dry_s) == ({"http"}, 1.0, 4.75)
 
 
 def test_the_newest_of_its_tokens_is_its_proof():
