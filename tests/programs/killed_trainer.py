@@ -49,7 +49,7 @@ MOMENTS = {
     "state half written": (stored_tensors, "_write_at"),
     "state renamed": (InMemoryCheckpoints, "commit"),
     "ledger, metrics": (LineLog, "append"),
-    "checkpoint copied": (PolicyModel, "detached"),
+    "checkpoint copied": (PolicyModel, "copy_to_host"),
     "checkpoint written": (PolicyModel, "save"),
     "checkpoint renamed": (CheckpointStore, "commit"),
     "checkpoints pruned": (CheckpointStore, "prune"),
