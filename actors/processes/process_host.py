@@ -361,6 +361,7 @@ class Host:
             self._tell_end(server, end.exit_code, end.cause)
         elif end.cause and server.grace_s > 0:
             server.signal(signal.SIGTERM, server.grace_s)
+        server.files.note()  # what it has made since the last look would stay: afterwards nobody holds it open
         server.signal(signal.SIGKILL, GIVE_UP_S)
         code = server.collect()
         if not end.is_told:

@@ -252,6 +252,28 @@ async def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
     assert others.exists()
 
 
+MAKES_A_FILE = """
+import pathlib, sys, time
+made, asked = map(pathlib.Path, sys.argv[1:])
+while not asked.exists():
+    time.sleep(0.005)
+with made.open("w"):
+    time.sleep(1000)
+"""
+
+
+async def test_a_file_that_was_made_a_moment_before_the_owner_is_killed_is_removed(run):
+    """The host looks once a second: shared memory that was made since its last look stayed for good."""
+    late, asked = run.file.with_name("held late"), run.file.with_name("asked")
+    await run.launch(sys.executable, "-S", "-c", MAKES_A_FILE, str(late), str(asked))
+    await has_looked(run.process.host_pid)
+    asked.touch()
+    await until(late.exists)
+    os.kill(run.owner.pid, signal.SIGKILL)
+    await run.nothing_left([])
+    assert not late.exists()
+
+
 async def test_a_file_of_the_tree_that_another_process_holds_open_stays(world):
     await world.launch()
     tree = await world.all_up()
