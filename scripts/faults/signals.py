@@ -24,7 +24,9 @@ class Missed(RunError):
 def kill(processes: Sequence[Process]) -> dict[str, Any]:
     """SIGKILL all, and wait for their ends; whom it reached, and when. Raises Missed where that was none."""
     at = time.monotonic()
-    hit = [process for process in processes if send(process, signal.SIGKILL)]
+    # The youngest first: a child that dies with its parent (PR_SET_PDEATHSIG) would be gone before its own signal.
+    reached = {process for process in reversed(processes) if send(process, signal.SIGKILL)}
+    hit = [process for process in processes if process in reached]
     if not hit:
         raise Missed("the processes meant had ended before the signal", "try again")
     if not wait_ended(hit, ENDS_WITHIN_S):

@@ -51,6 +51,7 @@ from launcher.run_files.run_memory import MemoryFile, RunMemory
 from launcher.run_files.run_paths import RunPaths
 from scripts.check_ledger import audited_facts
 from tests.sim.virtual_time import OWNER, Killed, TurnLock, VirtualLoop, VirtualThread, belongs_to, use_virtual_time
+from tests.support.fake_actors import Call
 
 ASSETS = Path(__file__).parents[2] / "assets" / "arithmetic"
 PROMPTS, BATCH, SAMPLES, TOKENS, EPOCHS = 12, 4, 2, 4, 4
@@ -261,6 +262,11 @@ def digest_of_weights(named):
     return found.hexdigest()
 
 
+def _asked(method):
+    """A request that nobody has to wait for: whoever is killed asks it, and never does."""
+    return lambda *arguments, **options: Call(lambda: method(*arguments, **options))
+
+
 class SimClient:
     """In place of SGLangClient, for one trainer."""
 
@@ -293,6 +299,7 @@ class SimClient:
                 return
         raise RequestFailed(f"{server.url} reset the connection", kind="reset", retryable=True)
 
+    @_asked
     async def generate(self, url, *, token_ids, sampling, timeout_s):
         server = self._server(url)
         try:
@@ -302,6 +309,7 @@ class SimClient:
             raise RequestFailed(f"{url} is silent", kind="timeout", retryable=True) from error
         return self._completion(server, token_ids, sampling, 0)
 
+    @_asked
     async def generate_samples(self, url, stream, *, inputs, samplings, timeout_s, stream_interval=1):
         try:
             server = self._server(url)
@@ -346,6 +354,7 @@ class SimClient:
             server=server.url,
         )
 
+    @_asked
     async def update_weights_from_disk(self, url, *, path, weight_version, timeout_s):
         server = self._server(url)
         await self._while_alive(server, LOAD_S)

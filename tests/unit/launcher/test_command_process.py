@@ -55,7 +55,7 @@ def test_hydras_account_of_what_was_composed(tmp_path):
 
 @pytest.mark.slow
 def test_hydras_traceback_where_it_is_asked_for(tmp_path):
-    done = process("conf=arithmetic_cpu", "seed=x", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    done = process("conf=arithmetic_cpu", "seed=[1", cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
 
