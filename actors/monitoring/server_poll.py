@@ -22,6 +22,7 @@ AGAIN_S = 0.25
 """Before the next question to an actor that could not be asked: Ray may be starting it."""
 FRESH_S = 5.0
 """Age from which an answer shows nothing any more."""
+AWAY = Verdict(health=Health.UNKNOWN, reason="its actor does not answer")
 
 Ask = Callable[[str, ServerWork, float], Awaitable[ServerReport]]
 """Name, work, and for how long the answer may be held. Raises LauncherError."""
@@ -59,14 +60,18 @@ class ServerPoll:
         self._work_at = self._clock()
 
     def report(self) -> ServerReport | None:
-        """As of now; None where it has never answered."""
+        """As of now; None where it has not had the time to answer."""
+        silent_s = self._unanswered * (HOLD_S + ANSWER_S)
         if self._report is None:
-            return None
+            if not self._unanswered:
+                return None
+            # A HealthMonitor that was restarted beside an actor that hangs: that it is silent is known all the same.
+            return ServerReport(ordered=self.ordered, info=None, verdict=AWAY, silent_s=silent_s)
         age_s = self._clock() - self._answered_at
-        report = replace(self._report.aged(age_s), silent_s=self._unanswered * (HOLD_S + ANSWER_S))
+        report = replace(self._report.aged(age_s), silent_s=silent_s)
         if age_s <= FRESH_S or report.end is not None:  # an end is no less true for being old
             return report
-        return replace(report, verdict=Verdict(health=Health.UNKNOWN, reason="its actor does not answer"))
+        return replace(report, verdict=AWAY)
 
     async def run(self) -> None:
         while True:

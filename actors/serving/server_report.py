@@ -33,7 +33,7 @@ class ServerReport:
     """Of one server, for whoever ordered incarnation `ordered`."""
 
     ordered: int
-    info: ServerInfo
+    info: ServerInfo | None  # None: its actor has answered nobody yet
     verdict: Verdict | None = None  # None: not judged, as it was never READY or was told to stop
     end: ServerExit | None = None  # of the incarnation in `info`
     blind: str = ""  # why it could not be watched for a while

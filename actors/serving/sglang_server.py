@@ -359,4 +359,5 @@ class SGLangServer:
         return await self._process.stop()
 
     async def _explain(self, end: ServerExit) -> ServerExit:
-        return replace(await self._gpus.explained(end), oom_kills=self._kills.risen())
+        oom_kills = self._kills.risen()  # before NVML is waited for: each report meanwhile looks again, and forgets it
+        return replace(await self._gpus.explained(end), oom_kills=oom_kills)

@@ -223,8 +223,12 @@ class ActionExecutor:
     async def _restore_as_asked(self) -> Facts:
         """The request is gone when it is done, so that no launch goes back once more, and when it can't be done."""
         paths = self._observer.catalog.trial.paths
+        is_over = threading.Event()
         try:
-            taken = await asyncio.to_thread(go_back, paths)
+            try:
+                taken = await asyncio.to_thread(go_back, paths, is_over.is_set)
+            finally:
+                is_over.set()
             if taken is None:
                 raise RunError("what was asked for is done, or was taken back")
             facts = await self._restore(taken.request.step, None)
@@ -237,7 +241,8 @@ class ActionExecutor:
         self._history.event(TAKEN, **taken.facts)
         await self._history.flush()  # before the request is removed: killed in between, the next one only removes it
         await asyncio.to_thread(finish_restore, paths)
-        return {**facts, "global_step": taken.request.step}  # another may have been asked for since it was ordered
+        # Another may have been asked for since it was ordered.
+        return {**facts, "global_step": taken.request.step, "restore_count": taken.request.restore_count}
 
     async def _restore(self, global_step: int, onset_step: int | None) -> Facts:
         incident = self._history.incidents.number_for("trainer.restored", TRAINER)

@@ -195,7 +195,9 @@ class Coordinator:
             self._failed(action, f"{type(error).__name__}: {error}", started)
         else:
             if isinstance(action, RestoreTrainer) and action.restore_count is not None:
-                self._restore_done = action.restore_count
+                # Of what was carried out: a later one may have been asked for since this one was ordered.
+                done = facts.get("restore_count")
+                self._restore_done = done if isinstance(done, int) else action.restore_count
                 self._asked_restore = None
             self._failures.pop(_key(action), None)
             self._history.done(action, facts, self._clock() - started)

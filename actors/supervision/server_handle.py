@@ -149,10 +149,12 @@ class ServerHandle:
         """One of before the last order ended says nothing of this incarnation."""
         if not self.is_running or report.ordered != self.generation:
             return
+        self._silent_s = report.silent_s
+        if report.info is None:
+            return
         if report.info != self._info:
             self._changed.set()
         self._info = report.info
-        self._silent_s = report.silent_s
         if report.end is not None:
             self._take_end(report.end)
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,9 +176,16 @@ class Taken:
         }
 
 
-def go_back(paths: RunPaths) -> Taken | None:
+def go_back(paths: RunPaths, is_over: Callable[[], bool] = lambda: False) -> Taken | None:
     """All but the trainer's load. None: it was taken back, or done before. May be begun again wherever it was cut off.
-    Raises CheckpointError, as DiskError where nothing is known of the checkpoint."""
+    `is_over`: asked before each change, whether the order has been given up meanwhile, since the disk stalled: another
+    may have done it, and steps may have been taken since. Raises CheckpointError, as DiskError where nothing is known
+    of the checkpoint; then TimeoutError too."""
+
+    def go_on(what: object) -> None:
+        if is_over():
+            raise TimeoutError(f"{what} stays: the order was given up")
+
     request = _claim(paths)
     if request is None:
         return None
@@ -186,13 +194,15 @@ def go_back(paths: RunPaths) -> Taken | None:
         return None
     checkpoint = _verified(paths, request)  # before anything is moved: if it is damaged, the others are still needed
     store, step = CheckpointStore(paths.default_checkpoints), request.step
+    go_on(store.root)
     InMemoryCheckpoints(paths).drop_after(step - 1)  # a state of this very step may be of another branch
     aside: list[Path] = []
     if request.condemn_after is not None:
-        aside += store.condemn_after(max(step, request.condemn_after))
-    aside += store.set_aside_after(step)
+        aside += store.condemn_after(max(step, request.condemn_after), go_on)
+    aside += store.set_aside_after(step, go_on)
     if checkpoint.path.parent != store.root:
-        aside += store.set_aside_after(step - 1)
+        aside += store.set_aside_after(step - 1, go_on)
+        go_on(checkpoint.path)
         (place,) = store.reinstate(step - 1, [checkpoint.path.name])
         checkpoint = dataclasses.replace(checkpoint, path=place)
     return Taken(request=request, checkpoint=checkpoint, set_aside=tuple(path.name for path in aside))

@@ -8,11 +8,12 @@ from actors.cluster.actor_calls import ActorAway
 from actors.monitoring import server_poll
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
-from actors.monitoring.server_poll import ANSWER_S, FRESH_S, HOLD_S
+from actors.monitoring.server_poll import ANSWER_S, FRESH_S, HOLD_S, ServerPoll
 from actors.serving.server_report import ServerWork
 from launcher.base.messages import Cause, Health, ServerExit, Verdict
 from launcher.policy.admission import Admission
 from tests.support.fake_actors import never
+from tests.support.machine import scaled
 from tests.support.worlds.health_monitor import SERVES, Server, batch, use, watched
 from tests.support.worlds.health_monitor import world as world
 
@@ -148,6 +149,23 @@ async def test_an_actor_that_does_not_answer_makes_its_server_unknown_and_never_
     one.tell()
     assert (await until(monitor, lambda seen: not seen.silent_s)).verdict == SERVES
     await monitor.close()
+
+
+async def test_that_an_actor_is_silent_is_known_to_a_monitor_that_began_after_its_last_answer(world, monkeypatch):
+    """It reported nothing of such a server: nobody restarted it, and with one server the run waited for ever."""
+    monkeypatch.setattr(server_poll, "AGAIN_S", 0.0)
+
+    async def away(name, work, hold_s):
+        raise ActorAway("server-0 did not answer within 3.5 s") from TimeoutError()
+
+    poll = ServerPoll("server-0", ServerWork(generation=0), away, proof_s=30.0, changed=lambda name, report: None)
+    assert poll.report() is None
+    asking = asyncio.create_task(poll.run())
+    async with asyncio.timeout(scaled(30.0)):
+        while poll.report() is None or poll.report().silent_s < 3 * (HOLD_S + ANSWER_S):
+            await asyncio.sleep(0)
+    asking.cancel()
+    assert (poll.report().info, poll.report().verdict.health) == (None, Health.UNKNOWN)
 
 
 async def test_an_end_is_told_also_after_the_question_for_it_failed_once(world, monkeypatch):

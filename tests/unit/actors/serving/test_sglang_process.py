@@ -344,3 +344,23 @@ async def test_a_kill_for_memory_of_the_incarnation_before_does_not_explain_the_
     first = await actor._explain(end)
     await actor.start(generation=1, model_path="some/model", weight_version=0)
     assert (first.oom_kills, (await actor._explain(end)).oom_kills) == (1, 0)
+
+
+async def test_a_kill_for_memory_is_known_though_reports_are_asked_while_nvml_explains_it(monkeypatch):
+    """Two further looks forgot it, and the memory ladder took no step down."""
+    kills = [0]
+    monkeypatch.setattr(hardware, "oom_kills", lambda pid=None: ("vmstat", kills[0]))
+    monkeypatch.setattr(hardware, "oom_kills_in", lambda file: kills[0])
+
+    class Gpus:
+        async def explained(self, end):
+            for _ in range(2):
+                actor._kills.look()
+            return end
+
+    actor = object.__new__(SGLangServer.__ray_metadata__.modified_class)
+    actor._gpus, actor._kills = Gpus(), hardware.OomKillWatch()
+    actor._kills.look()
+    kills[0] = 1
+    end = ServerExit(name="server-0", generation=0, pid=7, exit_code=-9, reason="killed", age_s=0.0)
+    assert (await actor._explain(end)).oom_kills == 1

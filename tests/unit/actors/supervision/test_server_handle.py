@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from actors.serving.server_report import ServerReport
 from actors.supervision import server_handle
 from launcher.base.errors import ServerError
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState, Verdict
@@ -193,3 +194,12 @@ async def test_an_adopted_server_is_known_before_the_first_plan_and_a_silent_act
     actor.report.remote = lambda work: never()
     await slot.adopt(2, 1)
     assert facts(slot).verdict.health is Health.UNKNOWN
+
+
+async def test_of_a_silent_actor_that_a_new_monitor_knows_nothing_else_of_it_is_known_that_it_is_silent():
+    slot, actor, _ = handle()
+    actor.generation, actor.state = 0, ServerState.READY
+    await slot.adopt(0, 1)
+    slot.take_report(ServerReport(ordered=0, info=None, verdict=SILENT, silent_s=HUNG_AFTER_S))
+    seen = facts(slot, in_pool(ServerState.SUSPECT), SILENT)
+    assert (seen.state, seen.verdict.cause) == (ServerState.DEAD, Cause.SERVER_HANG)

@@ -167,6 +167,27 @@ def test_it_is_taken_once(run):
     assert (event["global_step"], event["reason"], len(event["set_aside"])) == (5, "a person asked", 2)
 
 
+def test_an_order_that_was_given_up_sets_nothing_aside_when_the_disk_answers_again(run, monkeypatch):
+    """Its thread can't be stopped: it set aside what had been trained on since another order was carried out."""
+    before = steps_of(run.store)
+    restore_request.ask_restore(run.paths, run.store.find(before[-2]), why="x", condemn_after=None)
+    verified, given_up = restore_request._verified, []
+
+    def stalled(paths, request):
+        """While it is looked at, the order is given up, carried out anew, and a step is saved."""
+        found = verified(paths, request)
+        monkeypatch.setattr(restore_request, "_verified", verified)
+        given_up.append(True)
+        restore_request.take_restore(paths, Journal(paths.events, 2, time.time))
+        run.save(before[-1])
+        return found
+
+    monkeypatch.setattr(restore_request, "_verified", stalled)
+    with pytest.raises(TimeoutError):
+        restore_request.go_back(run.paths, lambda: bool(given_up))
+    assert steps_of(run.store) == before
+
+
 def test_checkpoints_that_hold_damage_are_condemned_and_the_others_only_set_aside(run):
     ask(run, 5, condemn_after=7)
     take(run)
