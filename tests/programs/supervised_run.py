@@ -24,9 +24,10 @@ from omegaconf import OmegaConf
 
 from launcher import driver_process
 from launcher.cli import keeper
-from launcher.config.compose import to_run_config
+from launcher.config import compose
 from launcher.config.schema import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.reporting.current_status import read_now
+from launcher.run_files import written_settings
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.check_ledger import audited_facts
@@ -89,7 +90,13 @@ def main() -> None:
 
         sys.exit(detached.run(config, driver.run, server_entry=server_entry()))
     keeper.DRIVER = ("-m", "tests.programs.supervised_run")
-    keeper.begin(to_run_config(OmegaConf.create(dataclasses.asdict(config))))
+    keeper.begin(followed(config))
+
+
+def followed(config: RunConfig) -> RunConfig:
+    """With what follows another setting, and unchecked: some tests need a budget that no user may set."""
+    values = OmegaConf.to_container(OmegaConf.create(dataclasses.asdict(config)), resolve=True)
+    return compose._completed(written_settings._filled(RunConfig, values))
 
 
 def server_entry() -> tuple[str, ...] | None:
