@@ -76,7 +76,7 @@ def test_a_plan(empty_home, tmp_path):
 def test_a_wrong_value_is_one_message(empty_home):
     code, out, err = command(empty_home, "actor.optimizer.lr=-1")
     assert (code, out) == (2, "")
-    assert err.startswith("error: actor.optimizer.lr=-1.0")
+    assert err.startswith("error: actor.optimizer.lr=-1: ")
     assert len(err.splitlines()) == 2
 
 
