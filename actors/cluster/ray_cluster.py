@@ -33,6 +33,7 @@ from actors.processes.process_host import HOST
 from actors.processes.process_tree import Process, bearing, descendants, dying_with, name, send, wait_ended
 from launcher.base.errors import ResourceError
 from launcher.base.private_folders import make_private, parent_of_rays_folder
+from launcher.base.wording import signal_name
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import make_ray_token
 from launcher.run_files.run_paths import RunPaths
@@ -123,7 +124,7 @@ class VitalProcesses:
             return f" (it was stopped, did not continue for {STOPPED_S:g} s, and was killed for it)"
         code = dying_with(pid)
         if code is not None and code < 0:
-            return f" (by {signal.Signals(-code).name})"
+            return f" (by {signal_name(-code)})"
         with contextlib.suppress(OSError, KeyError):
             if failed := FAILED_AGENT.findall(self.logs[called].read_text(errors="replace")):
                 return f" (its log: the agent {failed[-1]} failed)"

@@ -34,6 +34,7 @@ import psutil
 
 from actors.processes.exit_watch import process_ended
 from launcher.base.errors import RewardError, RewardImportError
+from launcher.base.wording import signal_name
 from launcher.config.data import RewardConfig
 
 WORKER = Path(__file__).with_name("reward_worker.py")
@@ -213,7 +214,7 @@ class UserProcess(asyncio.BufferedProtocol):
         self.is_gone = True
         self._kill_group()
         code = self._process.wait()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
         _fail(self._ready, RewardImportError(f"importing {self.setting} ended the process: {how}", IMPORT_HINT))
         for asked in self.unanswered:
             _fail(asked.done, ProcessGone(how))

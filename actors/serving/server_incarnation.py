@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import shlex
-import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from actors.serving.sglang_command import (
 )
 from launcher.base.errors import RequestFailed, ResourceError, ServerError
 from launcher.base.messages import Cause, ServerExit
+from launcher.base.wording import signal_name
 from launcher.config.schema import SGLangConfig
 from launcher.config.supervision import HealthConfig
 from launcher.policy.exit_cause import find_server_cause
@@ -222,7 +222,7 @@ def exit_words(code: int | None) -> str:
     """An exit code as a person reads it."""
     if code is None:
         return "an unknown exit code"
-    return f"exit code {code}" if code >= 0 else f"exit code {code} ({signal.Signals(-code).name})"
+    return f"exit code {code}" if code >= 0 else f"exit code {code} ({signal_name(-code)})"
 
 
 def _mark(log: Path, generation: int, words: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,6 +16,12 @@ def some_of(names: Sequence[str], *, most: int = 12, none: str = "nothing") -> s
 def counted(count: int, what: str, *, more: str = "") -> str:
     """`1 request`, `2 requests`; `more` follows."""
     return f"{count:,} {what}{'s' * (count != 1)}{more}"
+
+
+def signal_name(number: int) -> str:
+    """Most real-time signals have a number alone, for which `signal.Signals` raises ValueError."""
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
 def in_one_line(text: object, *, longest: int) -> str:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from launcher.base.exit_codes import AGAIN, EXIT_CODES
 from launcher.base.messages import Cause, TerminalStatus
 from launcher.base.parent_death import adopt_orphans, end_with
+from launcher.base.wording import signal_name
 from launcher.cli.interrupts import HEARD, is_switched_off
 from launcher.config.supervision import RestartConfig
 from launcher.policy.next_attempt import NOTICE, Again, BeginAgain, EndRun, KeptRun, after_end, begun
@@ -165,7 +166,7 @@ class Keeper:
             if isinstance(next_, EndRun):
                 return self._end(next_) if next_.reason else next_.code
             if next_.cause is Cause.DRIVER_LOST:
-                how = signal.Signals(-returned).name
+                how = signal_name(-returned)
                 self._say(f"the driver was ended by {how}; it is begun again in {max(next_.not_before - now, 0):.0f} s")
             self._history.append(begun(next_, now))
             before = next_

@@ -17,6 +17,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
 from launcher.base.errors import ConfigError
+from launcher.config.data import FURTHER
 from launcher.config.hydra_arguments import unreadable, written_as_text
 from launcher.config.validation import known_keys, setting_at
 
@@ -78,7 +79,7 @@ def _unknown_override(found: re.Match[str], text: str) -> ConfigError:
     if key.partition(".")[0] == "hydra":
         return ConfigError(f"unknown key {given.group(1) if given else key}", OF_HYDRA)
     setting = setting_at(key)
-    if setting is not None and setting.key == key:
+    if setting is not None and setting.key == key and key.partition(".")[0] not in FURTHER:
         if setting.type == "mapping":
             return ConfigError(f"{key}: its entries are given one by one", f"for each, write +{key}.NAME=VALUE")
         what = f"{key}: a key below a section that the preset sets to null can't be given"

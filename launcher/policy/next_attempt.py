@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.base.exit_codes import AGAIN, EXIT_CODES, RESUMES
 from launcher.base.messages import Cause, TerminalStatus
-from launcher.base.wording import counted
+from launcher.base.wording import counted, signal_name
 from launcher.config.supervision import RestartConfig
 from launcher.policy.restart_budget import LADDERS, RepairAttempt, Rung, budget_of, next_repair
 
@@ -92,10 +92,10 @@ def after_end(
     if 0 <= returned != AGAIN:
         return EndRun(code=returned)
     if returned < 0:
-        number = signal.Signals(-returned)
-        why = f"the driver was ended by {number.name}"
+        number = -returned
+        why = f"the driver was ended by {signal_name(number)}"
         if asked is not None or number in ENDS_WHO_GETS_IT:
-            return end_for(asked or number, why)
+            return end_for(asked or signal.Signals(number), why)
         again = Again(cause=Cause.DRIVER_LOST, reason=why, began=now)
     if again is None:
         why = "its driver asked for another attempt, and again.json does not say why"

@@ -78,12 +78,12 @@ def unpacked(path: Path, scratch: Path) -> tuple[Path, str]:
     note = ""
     try:
         head = head_of(path)
-        if head.startswith(ZIP):  # an archive
-            return path, note
         for magic, opener in OPENERS.items():
             if head.startswith(magic):
                 path, note = _decompressed(path, opener, scratch)
                 head = head_of(path)
+        if is_archive(path):  # its members are dated one by one: rewritten as lines, it would lose all behind the first
+            return path, note
         if refused := next((said for mark, said in WRAPPED.items() if head.startswith(mark)), None):
             what, command = refused
             raise PackedError(f"{path} is {what}, whose lines are not read", f"give the lines alone: {command}")

@@ -113,3 +113,14 @@ def score(*, completion, **_):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     assert [answer["value"] for answer in asked.answers] == [1.0]
+
+
+async def test_a_process_that_a_signal_without_a_name_ended_is_gone(episodes):
+    """Its end raised ValueError in asyncio's callback: what it was asked, and its close, waited for ever."""
+    process = await episodes()
+    os.kill(process.pid, signal.SIGSTOP)
+    asked = process.ask({"prompt_id": "p0"})
+    os.kill(process.pid, signal.SIGRTMIN + 6)
+    os.kill(process.pid, signal.SIGCONT)
+    with pytest.raises(ProcessGone, match=f"killed by signal {signal.SIGRTMIN + 6}"):
+        await told(asked)

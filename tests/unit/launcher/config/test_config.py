@@ -172,6 +172,8 @@ def test_what_follows_a_wrong_setting_is_not_told_too():
         (["sglang.extra_args.watchdog_timeout=60"], ["+sglang.extra_args.watchdog_timeout=…"]),
         (["chat.template_kwargs.thinks=1"], ["+chat.template_kwargs.thinks=…"]),
         (["chat.template_kwargs={thinks: 1}"], ["one by one", "+chat.template_kwargs.NAME=VALUE"]),
+        (["train_datasets.code.path=x"], ["train_datasets.code.path is not there", "+train_datasets.code.path=…"]),
+        (["valid_datasets.code.path=x"], ["valid_datasets.code.path is not there", "+valid_datasets.code.path=…"]),
         (["conf="], ["no preset named", "arithmetic_cpu"]),
         (["cluster.fileroot="], ["cluster.fileroot is empty"]),
     ],

@@ -214,3 +214,20 @@ def test_of_an_archive_only_the_logs_are_unpacked_and_the_rest_is_named(tmp_path
     contents = diagnosis_of(tmp_path / "run.tar").contents
     assert [source.path for source in contents.sources] == [f"{tmp_path}/run.tar/t0/trainer.log"]
     assert contents.passed_over == (f"{tmp_path}/run.tar/t0/model.safetensors",)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("logs.tar", "w"), ("logs.tgz", "w:gz")])
+@pytest.mark.parametrize(
+    "line", ["[Sat Nov 28 06:00:00 2026] all is well\n", "Nov 28 06:00:00 host kernel: all is well\n"]
+)
+def test_an_archive_that_begins_with_a_kernels_log_is_read_to_its_end(tmp_path, plain, name, mode, line):
+    """The archive itself was dated anew, line by line: what lay behind that log was lost, without a word."""
+    kernel = tmp_path / "dmesg.log"
+    kernel.write_text(line * 20)
+    path = tmp_path / name
+    with tarfile.open(path, mode) as archive:
+        archive.add(kernel, "dmesg.log")
+        archive.add(plain / "trainer.log", "trainer.log")
+    found = diagnosis_of(path)
+    assert found.condition is RunCondition.FELL
+    assert [source.path for source in found.contents.sources] == [f"{path}/dmesg.log", f"{path}/trainer.log"]

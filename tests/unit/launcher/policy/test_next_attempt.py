@@ -65,6 +65,11 @@ def test_a_killed_driver_is_begun_again_at_once(number):
     assert next_.reason == f"it was ended by {number.name}; once in this command"
 
 
+def test_a_driver_that_a_signal_without_a_name_ended_is_begun_again():
+    """It raised ValueError, and the keeper ended with a traceback and no status."""
+    assert Command().ends(-40).reason == "it was ended by signal 40; once in this command"
+
+
 @pytest.mark.parametrize(
     ("cause", "waits", "spent"),
     [
