@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An asyncio loop on a daemon thread. `call` runs a coroutine there and waits;"""
+    """An asyncio loop on a daemon thread. `call` runs a coroutine there and waits for it."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

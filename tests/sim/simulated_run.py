@@ -9,12 +9,12 @@ moment of the virtual clock (virtual_time.py). After the run the project's own a
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import math
 import random
 import types
-from collections import Counter
 from pathlib import Path
 
 import orjson
@@ -52,6 +52,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.check_ledger import audited_facts
 from tests.sim.virtual_time import OWNER, Killed, TurnLock, VirtualLoop, VirtualThread, belongs_to, use_virtual_time
 from tests.support.fake_actors import Call
+from tests.support.mortal import Death, MortalFile, MortalJournal
 
 ASSETS = Path(__file__).parents[2] / "assets" / "arithmetic"
 PROMPTS, BATCH, SAMPLES, TOKENS, EPOCHS = 12, 4, 2, 4, 4
@@ -77,52 +78,19 @@ class Process:
         self.is_dead = False
 
     def reach_moment(self, what):
-        """At each of these it may be killed (SimulatedRun.death)."""
-        if not self.is_dead and self.run.death.comes(self.kind, what):
+        """At each of these it may be killed (SimulatedRun.death); whether it is dead."""
+        if not self.is_dead and self.run.death.comes((self.kind, what)):
             self.is_dead = True
             self.run.loop.call_soon_threadsafe(self.kill)
+        return self.is_dead
+
+    def has_ended(self):
+        return self.is_dead
 
     def kill(self):
         self.is_dead = True
         for task in tuple(self.tasks):
             task.cancel()
-
-
-class Death:
-    """Of one process, at the `number`-th of its moments; `seen` counts them all."""
-
-    def __init__(self, kind="", moment="", number=0):
-        self.key = (kind, moment)
-        self.number = number
-        self.seen = Counter()
-        self.has_come = False
-
-    def comes(self, kind, moment):
-        self.seen[kind, moment] += 1
-        met = not self.has_come and (kind, moment) == self.key and self.seen[kind, moment] == self.number
-        self.has_come |= met
-        return met
-
-
-class MortalJournal(Journal):
-    """Of a process: writes nothing any more once that is dead."""
-
-    def __init__(self, path, attempt, clock, process):
-        super().__init__(path, attempt, clock)
-        add = self._lines.add
-        self._lines.add = lambda line: None if process.is_dead else add(line)
-
-
-class MortalFile(MemoryFile):
-    def __init__(self, path, process):
-        super().__init__(path, this_node())
-        self._process = process
-
-    def _replace(self, content):
-        self._process.reach_moment("before a save")
-        if not self._process.is_dead:
-            super()._replace(content)
-            self._process.reach_moment("after a save")
 
 
 # ── servers ──
@@ -141,7 +109,7 @@ class SimServer:
         self.version = None
         self.digest = ""
         self.start_lineage = None
-        self.ended_at = self.hung_at = None
+        self.hung_at = None
         self.ended = asyncio.Event()
         self.breaks_starts = 0
 
@@ -162,7 +130,7 @@ class SimServer:
 
     def kill(self):
         if self.state in (ServerState.STARTING, ServerState.READY):
-            self.state, self.ended_at = ServerState.DEAD, self.run.loop.now
+            self.state = ServerState.DEAD
             self.ended.set()
             self.run.loop.call_later(NOTICED_S, self.run.changed.set)
 
@@ -178,7 +146,7 @@ class SimServer:
     async def _start(self, generation, weights):
         self.kill()
         self.generation, self.state = generation, ServerState.STARTING
-        self.ended_at = self.hung_at = None
+        self.hung_at = None
         self.ended = asyncio.Event()
         self.version, self.start_lineage = weights.version, weights.lineage
         self.digest = digest_of(Path(weights.path))
@@ -392,7 +360,7 @@ class SimTrainer:
         self.process = None
         self.training = None
         self.busy = ""
-        self.hung_at = self.ended_at = None
+        self.has_ended = False
         self.lengths = Lengths()
         self.incarnation = 0
         self.stepping = None
@@ -407,7 +375,8 @@ class SimTrainer:
         """Its process was killed. What a thread of it was writing is written, or is not: the simulation waits for it,
         as nothing may write any more when the next one starts."""
         self.training._checkpointer.settle()
-        self.training, self.ended_at, self.stepping = None, self.run.loop.now, None
+        self.training = self.stepping = None
+        self.has_ended = True
         self.run.loop.call_later(NOTICED_S, self.run.changed.set)
 
     async def start(self, overrides):
@@ -428,9 +397,10 @@ class SimTrainer:
             except asyncio.CancelledError:
                 if not process.is_dead:
                     raise
-                self.ended_at = self.run.loop.now
+                self.has_ended = True
                 raise TrainerError("the trainer ended while it started") from None
-            self.process, self.ended_at = process, None
+            self.process = process
+            self.has_ended = False
         finally:
             self.busy = ""
         self.run.changed.set()
@@ -502,10 +472,8 @@ class SimTrainer:
                 self.stepping = asyncio.ensure_future(self._step())
 
     async def _step(self):
-        try:
+        with contextlib.suppress(Exception):  # the view has it, and the Coordinator repairs by that
             await self.run.loop.run_guest(self.training.run)
-        except Exception as error:  # noqa: BLE001 - the view has it
-            self.run.failures.append(error)
         self.run.changed.set()
 
     async def pause(self, *, save, within_s=None):
@@ -534,7 +502,7 @@ class SimTrainer:
     def facts(self):
         view = self.view
         verdict = SOUND
-        if self.busy or (self.training is None and self.ended_at is None):
+        if self.busy or (self.training is None and not self.has_ended):
             verdict = UNKNOWN
         elif self.training is None:
             verdict = Verdict(health=Health.DEAD, reason="ended by SIGKILL", cause=Cause.TRAINER_CRASH)
@@ -602,7 +570,7 @@ class SimMonitor:
     def _begin(self):
         run = self.run
         self.process = Process(run, "monitor")
-        journal = MortalJournal(run.paths.events, 1, lambda: run.loop.now, self.process)
+        journal = MortalJournal(run.paths.events, 1, lambda: run.loop.now, self.process.has_ended)
         series = RewardSeries.read(run.paths)
         self.monitor = HealthMonitor(run.config, journal, _nobody, series=series, clock=lambda: run.loop.now)
 
@@ -669,7 +637,7 @@ class SimObserver:
             unreadable=lambda reason: None,
             patience_s=60.0,
         )
-        self.loads = types.SimpleNamespace(loads=lambda name: _Nothing())
+        self.loads = types.SimpleNamespace(loads=lambda name: contextlib.nullcontext())
         self._progress = ProgressTracker(history, furthest_step(run.paths.metrics, 1))
 
     async def refresh(self):
@@ -720,14 +688,6 @@ class SimObserver:
         self.checkpoints.close()
 
 
-class _Nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-
 class SimExecutor(ActionExecutor):
     """With the moments at which its Coordinator may be killed."""
 
@@ -742,7 +702,6 @@ class SimExecutor(ActionExecutor):
             self._process.reach_moment("after an action")
         if self._process.is_dead:
             await asyncio.Event().wait()
-        self._process.run.done.append(action)
         return facts
 
 
@@ -770,8 +729,8 @@ class SimCoordinator:
 
     async def _one_life(self, process):
         run = self.run
-        file = MortalFile(run.paths.run_memory, process)
-        journal = MortalJournal(run.paths.events, 1, lambda: run.loop.now, process)
+        file = MortalFile(run.paths.run_memory, this_node(), process.reach_moment)
+        journal = MortalJournal(run.paths.events, 1, lambda: run.loop.now, process.has_ended)
         self.history = history = RunHistory(journal, await take_place(run.config, file, 1, run.paths.events), file)
         observer = SimObserver(run, history)
         executor = SimExecutor(run, history, observer, process)
@@ -798,8 +757,6 @@ class SimulatedRun:
         self.death = death or Death()
         self.changed = asyncio.Event()
         self.draws = 0
-        self.failures = []
-        self.done = []
         self.is_judge_broken = False
         self.servers = {f"server-{i}": SimServer(self, f"server-{i}", i) for i in range(servers)}
         self.by_url = {server.url: server for server in self.servers.values()}
@@ -911,7 +868,7 @@ class Simulator:
             patch.setattr(
                 training_module,
                 "Journal",
-                lambda path, attempt, clock: MortalJournal(path, attempt, clock, OWNER.get()),
+                lambda path, attempt, clock: MortalJournal(path, attempt, clock, OWNER.get().has_ended),
             )
             patch.setattr(Training, "_log_to_file", lambda training: None)
             patch.setattr(training_servers, "SGLangClient", lambda keys: SimClient(run))

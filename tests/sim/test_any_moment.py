@@ -7,7 +7,8 @@ import pytest
 
 from launcher.run_files.journal import read_lines
 from tests.sim import scenarios
-from tests.sim.simulated_run import Death, findings_of
+from tests.sim.simulated_run import findings_of
+from tests.support.mortal import Death
 
 MOMENTS = [
     ("coordinator", "before a save"),
@@ -40,7 +41,7 @@ def test_whenever_one_is_killed_nothing_is_lost(simulator, tmp_path, request, be
     looked_at = moments if request.config.getoption("long") else SLOW if request.config.getoption("all") else QUICK
     step = -(-moments // looked_at)
     for number in range(1, moments + 1, step):
-        death = Death(kind, moment, number)
+        death = Death((kind, moment), number)
         run = simulator.live(tmp_path / str(number), befalls, death=death)
         assert death.has_come
         assert findings_of(run) == (), f"{kind} killed {moment}, the {number}th"

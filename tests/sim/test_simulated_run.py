@@ -14,7 +14,8 @@ from launcher.run_files.journal import read_lines
 from launcher.run_log.step_line import DISTANCE
 from tests.sim import scenarios
 from tests.sim.scenarios import SCENARIOS
-from tests.sim.simulated_run import OTHER_WEIGHTS, Death, SimServer, findings_of
+from tests.sim.simulated_run import OTHER_WEIGHTS, SimServer, findings_of
+from tests.support.mortal import Death
 
 DRAWN = 4
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))]
@@ -62,7 +63,7 @@ def test_of_rewards_that_a_broken_judge_gave_none_is_trained_on(simulator, tmp_p
 
 def test_a_line_that_is_never_made_up_for_is_seen(simulator, tmp_path, monkeypatch):
     monkeypatch.setattr(StepRecords, "complete", lambda records, report: None)
-    death = Death("trainer", "before the ledger's line", 5)
+    death = Death(("trainer", "before the ledger's line"), 5)
     run = simulator.live(tmp_path / "run", death=death)
     assert death.has_come
     assert "steps never committed: [4]" in findings_of(run)

@@ -6,6 +6,7 @@ save and what follows, and after each action took effect, before anybody heard o
 
 import asyncio
 import dataclasses
+import time
 from collections import Counter
 
 import pytest
@@ -16,48 +17,15 @@ from launcher.base.messages import Cause, Incident, ServerState
 from launcher.policy.actions import RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.run_state import ENDS
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import read_lines
 from launcher.run_files.run_memory import MemoryFile, RunMemory
+from tests.support.mortal import Death, MortalFile, MortalJournal
 from tests.support.simulated_run.run_model import CONFIG, ModelHands, RunModel
 
 KINDS = (RestartServer, RestartTrainer, RestoreTrainer)
 """Orders that must not be given twice, nor get lost."""
 MOMENTS = ("before a save", "after a save", "after an action")
 TURNS = 60
-
-
-class Death:
-    """Comes at the `number`-th moment of a kind; what was to be written or done later by that Coordinator is not."""
-
-    def __init__(self, moment="", number=0):
-        self.moment = moment
-        self.number = number
-        self.seen = Counter()
-        self.has_come = False
-
-    def comes(self, moment):
-        self.seen[moment] += 1
-        self.has_come |= (moment, self.seen[moment]) == (self.moment, self.number)
-        return self.has_come
-
-
-class MortalFile(MemoryFile):
-    def __init__(self, path, death):
-        super().__init__(path, "n")
-        self._death = death
-
-    def _replace(self, content):
-        if self._death.has_come or self._death.comes("before a save"):
-            return
-        super()._replace(content)
-        self._death.comes("after a save")
-
-
-class MortalJournal(Journal):
-    def __init__(self, path, death):
-        super().__init__(path, 1)
-        add = self._lines.add
-        self._lines.add = lambda line: None if death.has_come else add(line)
 
 
 class MortalHands(ModelHands):
@@ -98,8 +66,9 @@ class MortalRun:
         self._born(death)
 
     def _born(self, death):
-        file = MortalFile(self.path, death)
-        self.history = RunHistory(MortalJournal(self.events, death), file.read(1), file)
+        file = MortalFile(self.path, "n", lambda moment: death.has_come or death.comes(moment))
+        journal = MortalJournal(self.events, 1, time.time, lambda: death.has_come)
+        self.history = RunHistory(journal, file.read(1), file)
         self.hands = MortalHands(self.run, self.history, death, self.effects, self.fails)
         config = dataclasses.replace(CONFIG, sglang=dataclasses.replace(CONFIG.sglang, n_servers=len(self.run.servers)))
         self.coordinator = Coordinator(config, self.hands, self.history, clock=lambda: self.run.now)
