@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -22,6 +21,7 @@ from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.monitor_report import MonitorReport
 from actors.monitoring.reward_series import RewardSeries
 from actors.monitoring.server_poll import ANSWER_S
+from actors.processes.long_poll import hold_answer
 from actors.serving.server_report import ServerReport, ServerWork
 from launcher.base.errors import JournalError, LauncherError, StorageError
 from launcher.config.schema import RunConfig
@@ -74,13 +74,7 @@ class HealthMonitorActor:
         if self._journal is not None:
             self._journal.write_waiting()
         monitor.watch(servers)
-        if hold_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(hold_s):
-                    await monitor.changed.wait()
-            monitor.changed.clear()
-        else:
-            monitor.changed.set()
+        await hold_answer(monitor.changed, hold_s)
         return monitor.report()
 
     async def admit(self, report: BatchReport) -> Admission:

@@ -17,7 +17,6 @@ end changes, of which its host tells within milliseconds.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -29,6 +28,7 @@ import ray
 from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.cluster.node_identity import listening_address, this_node
 from actors.cluster.server_gpus import ServerGpus
+from actors.processes.long_poll import hold_answer
 from actors.serving.group_address import group_address
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.server_host import ServerHost
@@ -90,13 +90,7 @@ class SGLangProcess:
         """When something has changed since the last report, at once where another asks, else after `hold_s`."""
         if self._watch is not None and work.generation == self._info.generation:
             self._watch.take_work(work)
-        if hold_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(hold_s):
-                    await self._changed.wait()
-            self._changed.clear()
-        else:
-            self._changed.set()
+        await hold_answer(self._changed, hold_s)
         return self._report(work.generation)
 
     def _report(self, ordered: int) -> ServerReport:
