@@ -33,7 +33,7 @@ def started(*words, **more):
 
 def answer(link):
     url, _, token = link.strip().partition("#token=")
-    request = urllib.request.Request(f"{url}api/runs", headers={"Authorization": f"Bearer {token.partition('&')[0]}"})
+    request = urllib.request.Request(f"{url}runs", headers={"Authorization": f"Bearer {token.partition('&')[0]}"})
     with urllib.request.urlopen(request) as said:
         return json.load(said)
 
