@@ -30,7 +30,16 @@ from actors.cluster.failed_start import error_in_logs, remedy_of_start
 from actors.cluster.joined_cluster import HeadWatch
 from actors.cluster.ray_oom_kills import MONITOR_INTERVAL
 from actors.processes.process_host import HOST
-from actors.processes.process_tree import Process, bearing, descendants, dying_with, name, send, wait_ended
+from actors.processes.process_tree import (
+    Process,
+    bearing,
+    descendants,
+    dying_with,
+    members_of_group,
+    name,
+    send,
+    wait_ended,
+)
 from launcher.base.errors import ResourceError
 from launcher.base.private_folders import make_private, parent_of_rays_folder
 from launcher.base.wording import signal_name
@@ -64,6 +73,9 @@ STRAGGLERS_S, HOSTS_S = 3.0, 10.0
 LOOK_S = 0.1
 MARK = "GRPO_CLUSTER"
 """In the environment of all that a local cluster starts, and of all that those start: its own name."""
+
+TITLE_OF_RAYS = "ray::"
+"""Of Ray's agents, and of its workers."""
 
 VITAL = ("gcs_server", "raylet")
 """Ray's processes without which its calls wait for ever: it restarts actors, but not these."""
@@ -286,10 +298,11 @@ def end_leftovers(
 ) -> list[int]:
     """Wait for all that bears a cluster's mark, or that `find` finds, to end, and kill what does not; returns the pids.
 
-    Actors end when their raylet does, and hosts then end the servers. What would stay: an actor that is stopped, and a
-    worker that is starting while Ray's own processes are killed, which searches for them for a minute.
+    Actors end when their raylet does, and hosts then end the servers. What would stay: an actor that is stopped, a
+    worker that is starting while Ray's own processes are killed, which searches for them for a minute, and Ray's
+    agents, which for a minute report a killed raylet to a GCS that is gone too.
     """
-    find = find or functools.partial(bearing, mark)
+    find = find or functools.partial(_of_cluster, mark)
 
     def stragglers() -> list[Process]:
         left = find()
@@ -297,6 +310,13 @@ def end_leftovers(
         return [one for one in left if one not in hosted]
 
     return _end_within(patience_s, stragglers) + _end_within(hosts_s, find)
+
+
+def _of_cluster(mark: str) -> list[Process]:
+    """Agents too, whose title covers their environment: they stay in the group of processes that the driver leads."""
+    found = bearing(mark)
+    titled = [one for one in members_of_group(os.getpid()) if name(one).startswith(TITLE_OF_RAYS)]
+    return [*found, *(one for one in titled if one not in found)]
 
 
 def _end_within(patience_s: float, find: Callable[[], Collection[Process]]) -> list[int]:

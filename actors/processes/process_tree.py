@@ -140,6 +140,13 @@ def bearing(mark: str) -> list[Process]:
     return [process for process in found if process is not None]
 
 
+def members_of_group(leader: int) -> list[Process]:
+    """Live processes of the process group that `leader` leads, without it; none where it leads none."""
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit() and entry.name != str(leader)]
+    members = [pid for pid in pids if (fields := stat_fields(pid)) is not None and int(fields[2]) == leader]
+    return [process for pid in members if (process := identify(pid)) is not None]
+
+
 def open_files(pid: int, prefix: str) -> Iterator[Path]:
     """Files that the process holds open whose paths begin with `prefix`."""
     gone = contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError)  # or another user's

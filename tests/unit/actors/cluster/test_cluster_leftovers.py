@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from actors.cluster.ray_cluster import MARK, end_leftovers
 from actors.processes.process_tree import bearing
 
@@ -53,3 +55,19 @@ def test_a_host_has_longer_to_end_its_server_than_a_worker_to_end_itself():
         assert bearing(f"{MARK}={mark}") == []
     finally:
         end(started)
+
+
+@pytest.mark.parametrize(("title", "is_ended"), [(b"ray::RuntimeEnvAgent", True), (b"wandb-core", False)])
+def test_an_agent_whose_title_covers_its_mark_is_ended_with_the_drivers_group(title, is_ended):
+    """Agents of a killed raylet and GCS outlived their cluster by a minute: no mark is seen in their environment."""
+    driver = """
+import subprocess, sys
+from actors.cluster.ray_cluster import end_leftovers
+member = subprocess.Popen([sys.executable, "-S", "-c", sys.argv[1]], stdout=subprocess.PIPE, env={})
+member.stdout.readline()
+print(end_leftovers("GRPO_CLUSTER=none", patience_s=0.0, hosts_s=0.0) == [member.pid], member.poll() is not None)
+member.kill()
+"""
+    words = [sys.executable, "-c", driver, NAMED.format(name=title)]
+    ran = subprocess.run(words, capture_output=True, text=True, start_new_session=True, check=True)
+    assert ran.stdout.split() == [str(is_ended)] * 2
