@@ -1,4 +1,4 @@
-"""Runs a sweep (`python -m launcher -m …`) and writes its table, CSV and recommendation.
+"""Runs a sweep (`python -m launcher -m …`) and shows its table, and writes the same as CSV.
 
 The exit code is 0 where a trial FINISHED: others may have run out of memory, which is what a sweep is for. Else it is
 the code of the first that did not finish; 130 where the user ended it.
@@ -22,7 +22,6 @@ from launcher.resources.hardware import find_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
 from launcher.run_files.run_paths import login_name
-from launcher.sweep.recommendation import Advice, advise
 from launcher.sweep.sweep_report import as_csv, show
 from launcher.sweep.sweep_run import SweepRun, TrialCandidate
 from launcher.sweep.sweep_trials import Sweep, plan_sweep
@@ -62,10 +61,8 @@ def run_sweep(combinations: Sequence[Sequence[str]], read: ReadTrial, command: S
             _say("memory settings are swept: a trial that runs out of memory ends; nothing gives way, nothing is kept")
         run = SweepRun(candidates, command, folder, capacity, _say, retry=configs[0].sweep.retry)
         results = run.run()
-        gpu_bytes = min((gpu.memory for gpu in hardware.gpus), default=None)
-        advice = advise(results, host_bytes=hardware.memory, gpu_bytes=gpu_bytes)
-        show(results, advice, console_of_width(FILE_WIDTH))
-        _keep(results, advice, folder)
+        show(results, console_of_width(FILE_WIDTH))
+        _keep(results, folder)
     return EXIT_CODES[TerminalStatus.ABORTED] if run.was_interrupted else exit_code(results)
 
 
@@ -87,14 +84,13 @@ def exit_code(results: Sequence[TrialResult]) -> int:
     return 0 if 0 in codes else codes[0]
 
 
-def _keep(results: Sequence[TrialResult], advice: Advice, folder: Path) -> None:
-    """The figures again as files. One that can't be written is reported: the trials have their results all the same."""
+def _keep(results: Sequence[TrialResult], folder: Path) -> None:
+    """The table as a file. If it can't be written, that is reported: the trials have their results all the same."""
     try:
         replace_file(folder / "sweep.csv", as_csv(results))
-        replace_file(folder / "advice.txt", ("\n".join(advice.lines()) + "\n").encode())
     except OSError as error:
-        _say(f"not everything of the sweep was written: {error}")
-    _say(f"table, advice and what each trial printed: {folder}")
+        _say(f"sweep.csv was not written: {error}")
+    _say(f"table and what each trial printed: {folder}")
 
 
 @contextmanager

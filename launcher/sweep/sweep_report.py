@@ -1,4 +1,4 @@
-"""Shows the results of a sweep: a table for the terminal and the same figures as CSV."""
+"""Shows the results of a sweep: a table for the terminal, the trial that it recommends, and the same figures as CSV."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.reporting.terminal_text import SafeConsole
-from launcher.resources.memory_estimate import MIB
-from launcher.sweep.recommendation import Advice
 from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 NONE = "–"
@@ -27,7 +25,6 @@ class Figure(NamedTuple):
     title: str
     form: str
     value: Callable[[TrialResult], float | None]
-    unit: int = 1
 
 
 FIGURES = (
@@ -35,21 +32,40 @@ FIGURES = (
     Figure("reward", "reward", ".3f", lambda result: result.reward),
     Figure("tokens_per_s", "tokens/s", ",.0f", lambda result: result.tokens_per_s),
     Figure("step_s", "step s", ".2f", lambda result: result.step_s),
-    Figure("peak_bytes", "peak MiB", ",.0f", lambda result: result.peak.all, MIB),
-    Figure("peak_servers_bytes", "servers MiB", ",.0f", lambda result: result.peak.servers, MIB),
-    Figure("peak_gpu_bytes", "GPU MiB", ",.0f", lambda result: result.peak.gpu, MIB),
 )
 
 
-def show(results: Sequence[TrialResult], advice: Advice, console: SafeConsole) -> None:
-    """Print the table and the advice; the recommended trial is marked. A figure that no trial has gets no column."""
+CLOSE = 0.05
+"""Steps this much slower, as a share, are no different: each was measured in one run."""
+
+
+def rank(results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Those that FINISHED and never ran out of memory, by the median of their steps; the first is recommended."""
+    held = [one for one in results if one.status is TrialStatus.FINISHED and not one.ran_out_of_memory]
+    return sorted((one for one in held if one.step_s is not None), key=lambda one: one.step_s or 0.0)
+
+
+def recommendation(ranked: Sequence[TrialResult]) -> str:
+    """One sentence on the first, `rank`'s answer being given."""
+    if not ranked:
+        return "no setting can be recommended: no trial FINISHED without running out of memory"
+    best, *others = ranked
+    why = f"the fastest step of the {len(ranked)} that FINISHED and never ran out of memory"
+    if others and (others[0].step_s or 0.0) <= (1 + CLOSE) * (best.step_s or 0.0):
+        why += f"; {others[0].trial} is so close that one run of each can't separate them"
+    return f"recommended: {best.trial} ({why})"
+
+
+def show(results: Sequence[TrialResult], console: SafeConsole) -> None:
+    """Print the table and the recommended trial, which is marked. A figure that no trial has gets no column."""
+    ranked = rank(results)
     shown = [figure for figure in FIGURES if any(figure.value(result) is not None for result in results)]
     table = Table("", *(key.rpartition(".")[2] for key in results[0].trial.settings), "ended", box=SIMPLE_HEAD)
     for figure in shown:
         table.add_column(figure.title, justify="right")
     table.add_column("incidents")
     for result in results:
-        is_best = advice.best is not None and advice.best.trial.name == result.trial.name
+        is_best = result in ranked[:1]
         table.add_row(
             "→" if is_best else "",
             *map(Text, result.trial.settings.values()),
@@ -59,13 +75,12 @@ def show(results: Sequence[TrialResult], advice: Advice, console: SafeConsole) -
             style="bold" if is_best else "",
         )
     console.print(table)
-    for line in advice.lines():
-        console.print(line, soft_wrap=True)
+    console.print(recommendation(ranked), soft_wrap=True)
 
 
 def _text(figure: Figure, result: TrialResult) -> str:
     value = figure.value(result)
-    return NONE if value is None else format(value / figure.unit if figure.unit > 1 else value, figure.form)
+    return NONE if value is None else format(value, figure.form)
 
 
 def ending(result: TrialResult) -> str:
@@ -79,7 +94,7 @@ def incidents(result: TrialResult) -> str:
 
 
 def as_csv(results: Sequence[TrialResult]) -> bytes:
-    """A line for each trial; empty where there is no figure. Sizes in bytes, times in seconds."""
+    """A line for each trial; empty where there is no figure. Times in seconds."""
     keys = list(results[0].trial.settings)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

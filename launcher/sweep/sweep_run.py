@@ -10,7 +10,6 @@ its memory stays there.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
@@ -24,15 +23,12 @@ from launcher.base.messages import TerminalStatus
 from launcher.cli.interrupts import Interrupts
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
-from launcher.sweep.memory_peaks import Peaks, look_at
 from launcher.sweep.sweep_trials import SweepTrial
 from launcher.sweep.trial_capacity import TrialCapacity
 from launcher.sweep.trial_process import TrialProcess
 from launcher.sweep.trial_results import TrialResult, TrialStatus, result_of, settled
 
 POLL_S = 0.1
-LOOK_AT_MEMORY_S = 5.0
-"""A look costs 0.1 s of processor time."""
 END_WITHIN_S = 60.0
 """After a second interrupt; what has not ended by then is killed."""
 
@@ -85,12 +81,10 @@ class SweepRun:
         self._say = say
         self._retry = retry
         self._interrupts = Interrupts()
-        self._peaks = Peaks(folder / "peaks.json")
         self._results: dict[str, TrialResult] = {}
         self._waiting: list[TrialCandidate] = []
         self._running: list[Running] = []
         self._told_held: set[str] = set()
-        self._looked_at = 0.0
 
     @property
     def was_interrupted(self) -> bool:
@@ -118,7 +112,7 @@ class SweepRun:
             reason = " ".join(candidate.refusal.message.split()) if candidate.refusal is not None else ""
             self._end(candidate, TrialResult(trial=trial, status=TrialStatus.REFUSED, reason=reason))
         elif not is_held(candidate.paths) and settled(candidate.config, candidate.paths, retry=self._retry):
-            self._end(candidate, result_of(trial, candidate.paths, self._peaks.of(trial.name)), was="already ")
+            self._end(candidate, result_of(trial, candidate.paths), was="already ")
         else:
             self._waiting.append(candidate)
 
@@ -133,7 +127,6 @@ class SweepRun:
             elif not self._interrupts.asked:
                 self._start_next()
             self._take_ended()
-            self._look_at_memory()
             time.sleep(POLL_S)
 
     def _start_next(self) -> None:
@@ -171,11 +164,11 @@ class SweepRun:
     def _result(self, one: Running, code: int) -> TrialResult:
         trial, paths = one.candidate.trial, one.candidate.paths
         if code == EXIT_CODES[TerminalStatus.FINISHED] or settled(one.candidate.settings, paths, retry=False):
-            return result_of(trial, paths, self._peaks.of(trial.name))
+            return result_of(trial, paths)
         if code == UsageError.exit_code:
             return TrialResult(trial=trial, status=TrialStatus.REFUSED, reason=one.process.refusal())
         output = f"exit code {code}: {one.process.last_lines()}"
-        return result_of(trial, paths, self._peaks.of(trial.name), output=output)
+        return result_of(trial, paths, output=output)
 
     def _end(self, candidate: TrialCandidate, result: TrialResult, after: str = "", was: str = "") -> None:
         self._results[result.trial.name] = result
@@ -185,17 +178,6 @@ class SweepRun:
 
     def _number(self, candidate: TrialCandidate) -> str:
         return f"[{self._candidates.index(candidate) + 1}/{len(self._candidates)}]"
-
-    def _look_at_memory(self) -> None:
-        if time.monotonic() - self._looked_at < LOOK_AT_MEMORY_S:
-            return
-        self._looked_at = time.monotonic()
-        for one in self._running:
-            if one.candidate.settings.cluster.address == "local":
-                gpus = [int(gpu) for gpu in visible_gpus(self._capacity.slots[one.slot]) if gpu.isdigit()]
-                look = look_at(one.process.pid, one.candidate.paths, gpus)
-                with contextlib.suppress(OSError):  # a full disk ends a trial, which reports it; not the sweep
-                    self._peaks.add(one.candidate.trial.name, look)
 
     def _end_at_once(self) -> None:
         for one in self._running:

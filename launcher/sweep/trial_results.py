@@ -14,7 +14,6 @@ from launcher.config.schema import RunConfig
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import read_run_log
-from launcher.sweep.memory_peaks import Peak
 from launcher.sweep.sweep_trials import SweepTrial
 
 OUT_OF_MEMORY = frozenset({Cause.SERVER_OOM, Cause.TRAINER_OOM})
@@ -46,7 +45,6 @@ class TrialResult:
     tokens_per_s: float | None = None
     reward: float | None = None
     incidents: Mapping[str, int] = field(default_factory=dict)
-    peak: Peak = field(default_factory=Peak)
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -61,7 +59,7 @@ def settled(config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
     return word == TrialStatus.ERRORED and not (retry and cause_in(reason) not in OUT_OF_MEMORY)
 
 
-def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "") -> TrialResult:
+def result_of(trial: SweepTrial, paths: RunPaths, *, output: str = "") -> TrialResult:
     """The result of a trial that was run, now or earlier. `output`: its last lines, for one that has no status."""
     facts = read_facts(paths)
     has_own = facts.word in (TrialStatus.FINISHED, TrialStatus.ERRORED)
@@ -76,7 +74,6 @@ def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "
         tokens_per_s=facts.tokens_per_s,
         reward=facts.reward_last,
         incidents=Counter(incident.cause for incident in facts.incidents),
-        peak=peak,
     )
 
 

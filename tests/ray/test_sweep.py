@@ -125,7 +125,7 @@ def test_two_of_six_run_out_of_memory_and_nothing_is_run_twice(tmp_path):
         assert [row["sglang.max_total_tokens"] for row in rows if row["cause"]] == ["20000"] * 2
         assert all("allocate memory" in row["reason"] or "MemoryError" in row["reason"] for row in rows[4:])
         for row in rows[:4]:
-            assert min(float(row[key]) for key in ("step_s", "tokens_per_s", "peak_bytes", "peak_servers_bytes")) > 0
+            assert min(float(row[key]) for key in ("step_s", "tokens_per_s")) > 0
             assert row["incidents"] == ""
         assert said.count("recommended: ") == 1
 

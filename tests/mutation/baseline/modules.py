@@ -21,7 +21,7 @@ CHOSEN: dict[str, str] = {
     "launcher/resources": "config_checks memory_estimate placement",
     "launcher/run_files": "journal run_paths control_requests",
     "launcher/run_log": "run_log lost_time incident_facts",
-    "launcher/sweep": "sweep_run recommendation",
+    "launcher/sweep": "sweep_run sweep_report",
     "actors/cluster": "fencing placement_group ray_cluster",
     "actors/data": "prompt_queue record_sources dataset",
     "actors/episodes": "episode_runner episode",

@@ -96,9 +96,6 @@ def test_every_end_of_a_trial_is_its_own_and_only_what_has_no_word_is_run_again(
     assert sweep.rows()[str(REFUSED)]["reason"] == "memory: host memory: 9 GiB are planned"
     assert "exit code 1: Segmentation fault" in sweep.rows()[str(CRASHES)]["reason"]
     assert "recommended: sglang.max_total_tokens=1000" in said
-    assert f"no answer from sglang.max_total_tokens={REFUSED} (REFUSED)" in said
-    (folder,) = sweep.folder.glob("sweeps/*/*/*")
-    assert {"sweep.csv", "advice.txt"} <= {file.name for file in folder.iterdir()}
 
     code, said = sweep.run(*values, 500)
     assert code == 0

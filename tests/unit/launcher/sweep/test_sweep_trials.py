@@ -1,6 +1,5 @@
-"""Who a sweep's trials are, how many run at a time, what counts as done, and the memory that they were seen to hold."""
+"""Who a sweep's trials are, how many run at a time, and what counts as done."""
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, RunPaths
-from launcher.sweep.memory_peaks import Peak, Peaks, look_at
 from launcher.sweep.sweep_run import is_held, visible_gpus
 from launcher.sweep.sweep_trials import SweepTrial, plan_sweep
 from launcher.sweep.trial_capacity import find_capacity
@@ -141,7 +139,7 @@ def test_a_trial_that_ended_without_a_word_has_its_last_lines(tmp_path, event):
     _, paths = run_paths(tmp_path)
     if event:
         Journal(paths.events, 1).record(event, reason="fresh")
-    result = result_of(TRIAL, paths, Peak(), output="exit code 1: no module")
+    result = result_of(TRIAL, paths, output="exit code 1: no module")
     assert (result.status, result.reason, result.step_s) == (TrialStatus.CUT_OFF, "exit code 1: no module", None)
 
 
@@ -152,21 +150,3 @@ def test_a_run_that_lives_is_seen_without_a_trace(tmp_path):
     with RunLock(paths):
         assert is_held(paths)
     assert not is_held(paths)
-
-
-def test_a_peak_outlives_the_sweep(tmp_path):
-    peaks = Peaks(tmp_path / "peaks.json")
-    peaks.add("a", Peak(all=10, servers=4))
-    peaks.add("a", Peak(all=7, servers=5))
-    assert Peaks(tmp_path / "peaks.json").of("a") == Peak(all=10, servers=5)
-    assert peaks.of("b") == Peak()
-    (tmp_path / "peaks.json").write_text("{")
-    assert Peaks(tmp_path / "peaks.json").of("a") == Peak()
-
-
-def test_memory_is_that_of_the_runs_own_processes(tmp_path):
-    _, paths = run_paths(tmp_path)
-    look = look_at(os.getpid(), paths, ())
-    assert look.all is not None
-    assert 10 * 2**20 < look.all < 4 * GIB
-    assert (look.servers, look.gpu) == (None, None)
