@@ -5,8 +5,8 @@
 #     bash scripts/lab/gpu_kit/rehearse.sh [SECONDS [PART …]]     after build.sh; 15 minutes on two quiet cores
 #
 # The environment, 6 GB, stays in $KIT_BARE (default /tmp/kit_bare). $PYTHON312: the interpreter, else python3.12. Needs
-# root (a network namespace) and gcc. The tables must have nothing but ok and skipped, the imports none that failed; the
-# last part must end in SGLang's "No accelerator", and in nothing that the launcher refuses. It needs 13 GiB in $KIT_ROOM
+# root (a network namespace) and gcc. "facts" ends with exit code 4 here: the doctor finds no GPU. The tables must have
+# nothing but ok and skipped, the imports none that failed; the last part must end in SGLang's "No accelerator", and in nothing that the launcher refuses. It needs 13 GiB in $KIT_ROOM
 # (default /tmp/kit_rehearsal).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
