@@ -1,8 +1,8 @@
 """Runs a module, as a program or forked by a host: `python -m tests.programs.forked_program MODULE …`.
 
-With `--orders …` it is the host, as the launcher starts one. In its environment, DIES_AT names a moment of a start at
-which who is there kills itself, THREAD gives the host a second
-thread, and its imports last until there is a file IMPORTS.
+With `--orders …` it is the host, as the launcher starts one, and with `--plain --orders …` one that forks nothing. In
+its environment, DIES_AT names a moment of a start at which who is there kills itself, THREAD gives the host a second
+thread, its imports last until there is a file IMPORTS, and it looks at its tree each LOOK_S seconds.
 """
 
 import os
@@ -15,11 +15,20 @@ from pathlib import Path
 
 from actors.processes import process_host
 
-NAME = "tests.programs.forked_program"
+NAME, PLAIN = "tests.programs.forked_program", "--plain"
+LOOKS = ".looks"
+"""Suffix of a file beside the host's log, which has a byte for each look that is over."""
 
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CountedHost(process_host.Host):
+    def _look(self, server):
+        super()._look(server)
+        with self._log.with_suffix(LOOKS).open("a") as looks:
+            looks.write(".")
 
 
 def preload() -> None:
@@ -43,7 +52,9 @@ def preload() -> None:
 def main() -> None:
     words = sys.argv
     if process_host.ORDERS in words:
-        words = process_host.serve(words, preload)
+        process_host.LOOK_S = float(os.environ.get("LOOK_S", process_host.LOOK_S))
+        process_host.Host = CountedHost
+        words = process_host.serve(words, None if PLAIN in words else preload)
         words = words[words.index(NAME) :]
     _, module, *sys.argv[1:] = words
     runpy.run_module(module, run_name="__main__", alter_sys=True)

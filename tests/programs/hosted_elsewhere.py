@@ -11,13 +11,14 @@ import signal
 import sys
 from pathlib import Path
 
-from actors.processes.hosted_process import PLAIN, ProcessHost, ProcessLaunch
-from tests.programs.forked_program import NAME
+from actors.processes.hosted_process import ProcessHost, ProcessLaunch
+from tests.programs.forked_program import NAME, PLAIN
 from tests.support.hosts import has_looked
 
 
 async def main(folder: Path, file: Path, how: str) -> None:
-    head = (sys.executable, "-S", "-m", *([NAME] if how == "forked" else []))
+    python = (sys.executable, "-S", "-m")
+    head = (*python, NAME) if how == "forked" else python
     launch = ProcessLaunch(
         command=[*head, "tests.programs.fake_tree", str(file)],
         environment=dict(os.environ),
@@ -27,10 +28,11 @@ async def main(folder: Path, file: Path, how: str) -> None:
         grace_s=0.0,
         files=str(file).rpartition("_")[0],
     )
-    process = await (await ProcessHost.begin(launch, head if how == "forked" else PLAIN)).start(launch)
+    host = await ProcessHost.begin(launch, head if how == "forked" else (*python, NAME, PLAIN))
+    process = await host.start(launch)
     while not file.exists():
         await asyncio.sleep(0.01)
-    await has_looked(process.host_pid)
+    await has_looked(launch.log)
     print("up", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     os.kill(process.pid, signal.SIGKILL)

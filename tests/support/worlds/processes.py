@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from actors.processes import process_tree
-from actors.processes.hosted_process import PLAIN, ProcessHost, ProcessLaunch
+from actors.processes.hosted_process import ProcessHost, ProcessLaunch
 from actors.processes.process_tree import Process, bearing, descendants, identify, send
+from tests.programs.forked_program import NAME, PLAIN
 from tests.support.machine import scaled
 
 TREE = 5
@@ -23,7 +24,7 @@ TREE = 5
 deadline_s = partial(scaled, 30.0)
 
 
-ENTRY = (sys.executable, "-S", "-m", "tests.programs.forked_program")
+ENTRY = (sys.executable, "-S", "-m", NAME)
 """Of a host that forks."""
 
 
@@ -37,6 +38,7 @@ class World:
         self.log = folder / "log"
         self.mark = f"HOST_TEST={folder}"
         self.forks = forks
+        self.look_s = 0.1  # between two looks of the host
         self.variables: dict[str, str] = {}
         self.host: ProcessHost | None = None
 
@@ -45,7 +47,7 @@ class World:
         tree = ("tests.programs.fake_tree", str(self.file), *([vital] if vital else []))
         return ProcessLaunch(
             command=(*head, *(words or tree)),
-            environment={**os.environ, **self.variables, "TMPDIR": str(self.scratch)},
+            environment={**os.environ, **self.variables, "TMPDIR": str(self.scratch), "LOOK_S": str(self.look_s)},
             log=self.log,
             mark=self.mark,
             watch=[self.owner.pid],
@@ -58,7 +60,7 @@ class World:
 
     async def begin(self, **variables: str) -> None:
         self.variables = variables
-        self.host = await ProcessHost.begin(self.made(), ENTRY if self.forks else PLAIN)
+        self.host = await ProcessHost.begin(self.made(), ENTRY if self.forks else (*ENTRY, PLAIN))
 
     async def launch(self, *words: str, **how) -> None:
         if self.host is None or self.host.is_gone():

@@ -58,7 +58,7 @@ async def test_whoever_is_killed_nothing_is_left(world, victim):
     whose it is."""
     await world.launch()
     tree = await world.all_up()
-    await has_looked(world.process.host_pid)
+    await has_looked(world.log)
     bare = [process for process in tree if process not in bearing(world.mark)]
     os.kill(VICTIMS[victim](world), signal.SIGKILL)
     await world.nothing_left([process for process in tree if process not in bare or victim != "host"])
@@ -130,7 +130,7 @@ async def test_a_late_order_to_stop_one_leaves_the_next_alone(world):
     await world.launch()
     world.host.send({"stop": first.pid})
     await world.all_up()
-    await has_looked(world.process.host_pid)
+    await has_looked(world.log)
     assert world.process.ended is None
     assert len(await world.all_up()) == TREE
     await world.process.end()
@@ -242,7 +242,7 @@ async def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
     await world.launch()
     tree = await world.all_up()
     others.touch()
-    await has_looked(world.process.host_pid)
+    await has_looked(world.log)
     (world.scratch / "left").write_text("behind")
     os.kill(world.process.pid, signal.SIGKILL)
     await world.nothing_left(tree)
@@ -264,9 +264,10 @@ with made.open("w"):
 
 async def test_a_file_that_was_made_a_moment_before_the_owner_is_killed_is_removed(run):
     """The host looks once a second: shared memory that was made since its last look stayed for good."""
+    run.look_s = 1.0  # so that the file and the kill come between two looks
     late, asked = run.file.with_name("held late"), run.file.with_name("asked")
     await run.launch(sys.executable, "-S", "-c", MAKES_A_FILE, str(late), str(asked))
-    await has_looked(run.process.host_pid)
+    await has_looked(run.log)
     asked.touch()
     await until(late.exists)
     os.kill(run.owner.pid, signal.SIGKILL)
@@ -278,7 +279,7 @@ async def test_a_file_of_the_tree_that_another_process_holds_open_stays(world):
     await world.launch()
     tree = await world.all_up()
     with world.file.open():
-        await has_looked(world.process.host_pid)
+        await has_looked(world.log)
         os.kill(world.process.pid, signal.SIGKILL)
         await world.nothing_left(tree)
     assert world.file.exists()
@@ -324,7 +325,7 @@ async def test_a_next_host_lets_the_last_one_finish(world):
     """It was once ended as what the last life had left, before it had removed the files."""
     await world.launch()
     tree, first = await world.all_up(), world.process
-    await has_looked(first.host_pid)
+    await has_looked(world.log)
     (world.scratch / "left").write_text("behind")
     world.host.close()
     scratch, world.scratch = world.scratch, world.scratch.with_name("second")

@@ -33,13 +33,13 @@ class StalledDisk:
 
 
 async def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monkeypatch):
-    disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
-    run = RunModel()
+    path, run = tmp_path / "events.jsonl", RunModel()
     history = history_of(path, journal=Journal(path, 1, in_background=True))
     hands = ModelHands(run, history)
     coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
     history.begin()
     await hands.begin()
+    disk = StalledDisk(monkeypatch)  # from here on: each first start of a server waits for its line
     for _ in range(5):
         run.now += 1.0
         await coordinator.turn()
