@@ -1,4 +1,4 @@
-"""Which tests are run: the quick ones with every change, all before a claim is made (CONTRIBUTING.md).
+"""Which tests are run: the quick ones with every change, all before a claim is made (tests/README.md).
 
 --all              tests marked `slow` too; one that is named on the command line by its file is run without it
 --long             tests marked `long` too, and `slow` ones: the same as others, with more or longer faults

@@ -53,8 +53,8 @@ def rows_of(text):
 
 def test_every_test_that_a_page_names_exists():
     pages = [*DOCS.rglob("*.md"), *REPOSITORY.glob("*.md"), *(REPOSITORY / "tests").rglob("*.md")]
-    named = {page.name: NAMED.findall(page.read_text()) for page in pages}
-    assert len(named["measurements.md"]) > 20
+    named = {str(page.relative_to(REPOSITORY)): NAMED.findall(page.read_text()) for page in pages}
+    assert len(named["docs/measurements.md"]) > 20
     assert [
         (page, path) for page, found in named.items() for path, _ in found if not (REPOSITORY / path).is_file()
     ] == []
@@ -82,6 +82,7 @@ def test_each_line_of_the_public_reports_has_a_test():
         "README.md",
         "CONTRIBUTING.md",
         "SECURITY.md",
+        "tests/README.md",
         "tests/mutation/README.md",
         *(f"docs/{page}" for page in sorted(PAGES)),
     ],
