@@ -36,15 +36,15 @@ class FakeRay:
         self.ended |= self.later
 
 
-def watched(monkeypatch, fake, errors=(None, None)):
+def watched(monkeypatch, fake, errors=(), ranks=RANKS):
     """What the journal has of it."""
     told = []
     monkeypatch.setattr(rank_controller, "ray", fake)
     monkeypatch.setattr(rank_controller, "time", SimpleNamespace(sleep=fake.sleep, monotonic=lambda: 0.0))
     made = object.__new__(RankController)
-    made._ranks = [SimpleNamespace(stay=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in RANKS]
-    made.where = [RankLocation(node="0123456789", pid=10 + rank) for rank in RANKS]
-    made._errors = errors
+    made._ranks = [SimpleNamespace(stay=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in ranks]
+    made.where = [RankLocation(node="0123456789", pid=10 + rank) for rank in ranks]
+    made._errors = errors or [None] * len(ranks)
     made.lost, made._is_begun, made._working_since = "", True, None
     made._is_lost, made._is_closed, made._losing = threading.Event(), threading.Event(), threading.Lock()
     made._kills = SimpleNamespace(risen=lambda: 0)
@@ -67,6 +67,14 @@ def test_an_end_is_told_at_once_and_a_failure_when_no_end_explains_it(monkeypatc
     fake = FakeRay(now, later)
     assert watched(monkeypatch, fake) == [("trainer.rank_lost", reason)]
     assert fake.waits == waits
+
+
+@pytest.mark.parametrize("ended", [1, 32, 63])
+def test_of_64_ranks_the_one_that_ended_is_named_although_all_others_failed_for_it(monkeypatch, ended):
+    others = range(1, 64)
+    fake = FakeRay({rank: DEAD if rank == ended else FAILED for rank in others}, {})
+    ((_, reason),) = watched(monkeypatch, fake, ranks=others)
+    assert reason == f"trainer rank {ended} (process {10 + ended} of node 01234567) ended: its worker died"
 
 
 def test_what_a_rank_printed_as_it_aborted_is_its_reason(monkeypatch, tmp_path):
