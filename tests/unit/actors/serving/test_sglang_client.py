@@ -160,7 +160,7 @@ async def test_nobody_there_is_refused():
 
 async def test_a_server_that_stops_listening_and_comes_back(server):
     async with client_of(server), asyncio.timeout(scaled(30)):
-        await post(server, {"kind": "refuse", "seconds": scaled(2.0)})
+        await post(server, {"kind": "refuse", "seconds": scaled(0.5)})
         kinds = []
         while kinds[-2:] != ["refused", ""]:
             async with SGLangClient() as fresh:  # a connection made before would still be served
