@@ -30,11 +30,10 @@ from launcher.run_log.run_log import RunLog, RunLogFiles, last_end, read_run_log
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run
+from scripts.run_processes import seen_to_write
 from scripts.run_stacks import stacks
 
 NOT_LIVE, LATE = 1, 4
-BEAT_S = 8.0
-"""A live run writes once a second, but not while its Coordinator is replaced, which takes some seconds."""
 STILL = frozenset({"start", "idle"})
 """Phases in which the trainer takes no step."""
 REQUESTS = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
@@ -168,9 +167,8 @@ def _has_size(paths: RunPaths, request: RequestEntry) -> bool:
 
 
 def lives(paths: RunPaths) -> bool:
-    """Whether its driver writes. Looked at for a while: clocks of two machines need not agree."""
-    first = _beat(read_now(paths))
-    return _within(BEAT_S, lambda: _beat(read_now(paths)) not in (None, first))
+    """Whether its driver writes."""
+    return seen_to_write(paths) is not None
 
 
 def state_of(paths: RunPaths) -> tuple[str, str]:
@@ -260,10 +258,6 @@ def _what_next(paths: RunPaths) -> str:
 
 def _name(paths: RunPaths) -> str:
     return f"{paths.experiment_name}/{paths.trial_name}"
-
-
-def _beat(now: CurrentStatus | None) -> tuple[int, int] | None:
-    return None if now is None else (now.attempt, now.beat)
 
 
 def _within(seconds: float, holds: Callable[[], bool]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +33,27 @@ from actors.processes.process_tree import (
 from actors.serving.server_incarnation import server_mark
 from launcher.base.errors import UsageError
 from launcher.cli import keeper
+from launcher.reporting.current_status import BEAT_S, GONE_BEAT_S, CurrentStatus, next_beat
 from launcher.run_files.run_paths import RunPaths
 
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
 """Their classes, of which Ray makes their titles."""
 TRAINER = "Trainer"
 TITLE = re.compile(r"ray::(\w+)")
+STOPPED = ("T", "t", "Z")
+"""Letters of proc(5) of a process that does nothing more by itself."""
 
 
 class NotLive(UsageError):
     """There is no such run on this machine now."""
+
+
+class RunsElsewhere(NotLive):
+    """Its lock is signed on another machine."""
+
+
+class HolderEnded(NotLive):
+    """Who signed its lock is no process that is seen from here; nothing but a tool, or one of a container's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +135,15 @@ def find_holder(paths: RunPaths) -> Process:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotLive(f"no run {run}: {paths.lock} is not there or not signed", "see --fileroot and --run") from error
     if tool := signed.get("tool"):
-        raise NotLive(f"{run} is not running: the last to hold it was {tool} (pid {pid})", "start it, then inject")
+        raise HolderEnded(f"{run} is not running: the last to hold it was {tool} (pid {pid})", "start it, then inject")
     if host != socket.gethostname():
-        raise NotLive(f"{run} runs on {host}", "inject there: only processes of the same machine can be signalled")
+        raise RunsElsewhere(
+            f"{run} runs on {host}", "inject there: only processes of the same machine can be signalled"
+        )
     process = identify(pid)
     if process is None or not holds_open(process, paths.lock):
-        raise NotLive(f"{run} is not running: its driver (pid {pid}) has ended", "start it, then inject")
+        kind = HolderEnded if process is None else NotLive  # what another user's process holds open is not seen
+        raise kind(f"{run} is not running: its driver (pid {pid}) has ended", "start it, then inject")
     return process
 
 
@@ -136,9 +151,23 @@ def is_live(paths: RunPaths) -> bool | None:
     """None: the run is on another machine, so it is not known here."""
     try:
         find_holder(paths)
-    except NotLive as error:
-        return None if " runs on " in error.message else False
+    except RunsElsewhere:
+        return None
+    except NotLive:
+        return False
     return True
+
+
+def seen_to_write(paths: RunPaths, at_most_s: float = math.inf) -> CurrentStatus | None:
+    """What the run writes now, wherever it is; None where it was not seen to write."""
+    within_s = BEAT_S
+    try:
+        find_holder(paths)
+    except HolderEnded:
+        within_s = GONE_BEAT_S
+    except NotLive:
+        pass
+    return next_beat(paths, min(within_s, at_most_s))
 
 
 def live_runs(fileroot: Path) -> list[RunPaths]:

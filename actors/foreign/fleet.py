@@ -42,6 +42,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import OF_LEARNING
 from launcher.policy.observed import Observed, RecoveryPlan, TrainerFacts
 from launcher.policy.run_state import ENDS, RunState
+from launcher.reporting.current_status import RunHealth
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.run_paths import RunPaths
 
@@ -102,6 +103,8 @@ class DoorHandle(TrainerHandle):
 
 class FleetObserver(ClusterObserver):
     """Without what concerns the launcher's own trainer: its rewards, its checkpoints and its disk."""
+
+    has_trainer = False
 
     def __init__(self, config: RunConfig, *parts: Any, next_step: Callable[[], int], **named: Any) -> None:
         self._next_step = next_step
@@ -231,6 +234,9 @@ class Fleet:
     @property
     def servers(self) -> Sequence[ServerInfo]:
         return self._observer.trainer.view.servers
+
+    def health(self) -> RunHealth | None:
+        return self._observer.health()
 
     def waits_for(self) -> str:
         """Why the command's requests wait; "" where a server takes them."""

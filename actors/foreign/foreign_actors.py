@@ -28,7 +28,7 @@ from actors.training.trainer import MONITOR
 from launcher.base.errors import ResourceError
 from launcher.base.messages import RunOutcome, TrainerStatus
 from launcher.config.schema import RunConfig
-from launcher.reporting.current_status import DriverFacts
+from launcher.reporting.current_status import DriverFacts, RunHealth
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
@@ -74,6 +74,9 @@ class ForeignTrainerActor(RunActor):
             seconds_in_phase=time.monotonic() - made.since,
         )
         return status, () if self._fleet is None else self._fleet.servers, ()
+
+    def _health(self) -> RunHealth | None:
+        return None if self._fleet is None else self._fleet.health()
 
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
         made = (self._config, self._paths, journal, history)

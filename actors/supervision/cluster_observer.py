@@ -24,6 +24,7 @@ from actors.supervision.exit_reason import HangReasons
 from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import ProgressTracker
+from actors.supervision.run_health import health_of
 from actors.supervision.run_history import RunHistory, index_of
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.server_loads import ServerLoads
@@ -39,6 +40,7 @@ from launcher.policy.observed import Observed, ServerFacts, StandbyTrainer, Trai
 from launcher.policy.reconcile_servers import is_dead
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restore import first_damaged
+from launcher.reporting.current_status import RunHealth
 from launcher.run_files.run_paths import RunPaths
 
 NOTHING_JUDGED = -1
@@ -50,6 +52,9 @@ class ClusterObserver:
     """`servers`, `trainer` and `monitor` are actors. `changed` is set when what is seen should not wait for the next
     turn.
     """
+
+    has_trainer = True
+    """The launcher's own."""
 
     def __init__(
         self,
@@ -110,6 +115,7 @@ class ClusterObserver:
         self.disks = DiskWatch.of(paths, config.disk, changed=self._disk_answered)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._known_dead: set[str] | None = None
+        self._last_look: tuple[float, Observed] | None = None
         self.catalog = CheckpointCatalog.of_run(config, paths)
         self.checkpoints = CheckpointScan(
             self._read_checkpoints,
@@ -180,7 +186,21 @@ class ClusterObserver:
             await self.disks.probed()
             look = self._compose(found, is_stopped=is_stopped)
         self._known_dead = dead
+        self._last_look = time.monotonic(), look
         return look
+
+    def health(self) -> RunHealth | None:
+        """As of the last look; None before the first."""
+        if self._last_look is None:
+            return None
+        at, seen = self._last_look
+        return health_of(
+            seen,
+            age_s=time.monotonic() - at,
+            reasons={info.name: info.reason for info in self.trainer.view.servers},
+            silent_s={name: slot.silent_s for name, slot in self.slots.items()},
+            has_trainer=self.has_trainer,
+        )
 
     def _disk_answered(self) -> None:
         """On a thread of a probe: the loop may have ended."""

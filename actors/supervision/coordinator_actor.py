@@ -32,7 +32,7 @@ from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, TrainerSt
 from launcher.checkpoints.restore_request import read_request
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import RestoreTrainer
-from launcher.reporting.current_status import EVERY_S, CurrentStatusFile, DriverFacts
+from launcher.reporting.current_status import EVERY_S, CurrentStatusFile, DriverFacts, RunHealth
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
 from launcher.run_files.journal import Journal, Record, last_lines
@@ -141,11 +141,16 @@ class RunActor(ABC):
     async def _write_status(self, status: CurrentStatusFile) -> None:
         if (seen := self._seen()) is not None:
             status.heard(*seen)
+        status.judged(self._health())
         await asyncio.to_thread(status.write)  # it waits for a disk that stalls, a moment
 
     @abstractmethod
     def _seen(self) -> Seen | None:
         """The run as it is now; None while the trainer can't say, and the last answer stays."""
+
+    @abstractmethod
+    def _health(self) -> RunHealth | None:
+        """As it was seen last; None where nobody judges servers, or none has been looked at."""
 
     @abstractmethod
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome: ...
@@ -227,6 +232,9 @@ class CoordinatorActor(RunActor):
             seconds_in_phase=view.seconds_in_phase + time.monotonic() - trainer.probe.answered_at,
         )
         return status, view.servers, view.evals
+
+    def _health(self) -> RunHealth | None:
+        return None if self._observer is None else self._observer.health()
 
 
 async def take_place(config: RunConfig, file: MemoryFile, attempt: int, events: Path) -> RunMemory:

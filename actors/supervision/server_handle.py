@@ -59,7 +59,7 @@ class ServerHandle:
         self._setup_s = setup_s
         self._hung_after_s = hung_after_s
         self._info: ServerInfo | None = None
-        self._silent_s = 0.0
+        self.silent_s = 0.0
         self._finding: ExitFinding | None = None  # why it is DEAD
         self._lost = ""  # why its node was, while it started
         self._failed_start = ""
@@ -73,7 +73,7 @@ class ServerHandle:
         self.generation = generation
         self.lineage = lineage
         self._info = None
-        self._silent_s = 0.0
+        self.silent_s = 0.0
         self._finding = None
         self._lost = self._failed_start = ""
         self._late_at = float("inf")
@@ -149,7 +149,7 @@ class ServerHandle:
         """One of before the last order ended says nothing of this incarnation."""
         if not self.is_running or report.ordered != self.generation:
             return
-        self._silent_s = report.silent_s
+        self.silent_s = report.silent_s
         if report.info is None:
             return
         if report.info != self._info:
@@ -239,11 +239,11 @@ class ServerHandle:
     def _end_unreported(self, in_pool: ServerInfo | None, judged: Verdict | None) -> ExitFinding | None:
         """Two witnesses agree that nobody can use it: its actor, which would report its end, answers nobody, and the
         trainer's requests to it fail. An actor that hangs beside a server that answers is no reason to end either."""
-        if self.ordered is not ServerState.READY or judged is None or self._silent_s < self._hung_after_s:
+        if self.ordered is not ServerState.READY or judged is None or self.silent_s < self._hung_after_s:
             return None
         if in_pool is None or in_pool.state is not ServerState.SUSPECT:
             return None
-        reason = f"its actor has not answered for {self._silent_s:.0f} s, and requests fail: {in_pool.reason}"
+        reason = f"its actor has not answered for {self.silent_s:.0f} s, and requests fail: {in_pool.reason}"
         return ExitFinding(cause=Cause.SERVER_HANG, reason=reason)
 
     def _take_end(self, end: ServerExit) -> None:

@@ -5,30 +5,38 @@
 The actor that leads the run writes it (RunActor in actors/supervision/coordinator_actor.py), and the driver until that
 actor has answered for the first time. So reading it needs no Ray, no token and no open port: whoever may read the run's
 logs, on any machine that sees them, may read it. `beat` grows with each writing, whoever writes; one that has not
-changed for long is of a run whose driver is gone, and with it the actor.
+changed for long is of a run whose driver is gone, and with it the actor. How old the file is, no clock tells: one may
+be set, and those of two machines need not agree. So a reader waits for the next beat.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 from launcher.base.durable import replace_file
-from launcher.base.messages import EvalReport, ServerInfo, ServerState, TrainerStatus
+from launcher.base.messages import EvalReport, ServerInfo, ServerState, TrainerStatus, Verdict
 from launcher.run_files.journal import encode
 from launcher.run_files.run_paths import LockFile, RunPaths, held_by_another, lock_file
 
 EVERY_S = 1.0
 WRITE_S = 0.2
 """A disk that works takes milliseconds; nobody waits longer for one that doesn't answer."""
+BEAT_S = 8.0
+"""A live run writes once a second, but not while its Coordinator is replaced, which takes some seconds."""
+GONE_BEAT_S = 1.5
+"""The same where the process that holds the run's lock is not seen here: a run in a container shows no process, and
+writes all the same."""
+LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +71,31 @@ class DriverFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerHealth:
+    """One server as the HealthMonitor and the trainer's requests show it."""
+
+    name: str
+    state: ServerState
+    verdict: Verdict
+    weight_version: int | None = None
+    reason: str = ""  # of the state, where it has one
+    silent_s: float = 0.0  # for how long its actor has been asked in vain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHealth:
+    """The Coordinator's last look at the run, where that was a moment ago."""
+
+    age_s: float  # of that look, when this was written
+    trainer: Verdict | None  # None, like `rewards`: another project's command, which is judged by its steps
+    rewards: Verdict | None
+    servers: tuple[ServerHealth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentStatus:
-    """`elapsed_s`: since the attempt began. `status` is None until the trainer has answered."""
+    """`elapsed_s`: since the attempt began. `status` is None until the trainer has answered, `health` while nobody has
+    looked."""
 
     attempt: int
     beat: int
@@ -76,6 +107,7 @@ class CurrentStatus:
     status: TrainerStatus | None = None
     servers: tuple[ServerInfo, ...] = ()
     evals: tuple[EvalReport, ...] = ()
+    health: RunHealth | None = None
 
 
 class CurrentStatusFile:
@@ -93,7 +125,7 @@ class CurrentStatusFile:
         self._is_handed_over = False
         before = read_now(paths)
         if before is not None and before.attempt == driver.attempt:
-            self._now = before
+            self._now = dataclasses.replace(before, health=None)
         else:
             self._now = CurrentStatus(
                 attempt=driver.attempt,
@@ -107,6 +139,10 @@ class CurrentStatusFile:
 
     def heard(self, status: TrainerStatus, servers: Sequence[ServerInfo], evals: Sequence[EvalReport]) -> None:
         self._now = dataclasses.replace(self._now, status=status, servers=tuple(servers), evals=tuple(evals))
+
+    def judged(self, health: RunHealth | None) -> None:
+        """What nobody has looked at now is not known, whatever it was before."""
+        self._now = dataclasses.replace(self._now, health=health)
 
     def hand_over(self) -> None:
         """Another process writes from now on: two would overwrite each other. This one only looks for `another`."""
@@ -137,19 +173,23 @@ class CurrentStatusFile:
 
 
 def read_now(paths: RunPaths) -> CurrentStatus | None:
-    """None where there is none, or none that can be read."""
+    """None where there is none, or none that can be read. What another version's file has more is passed over."""
     try:
-        data: dict[str, Any] = json.loads(paths.now.read_bytes())
-        status = data.pop("status")
-        servers = tuple(_server(one) for one in data.pop("servers"))
-        evals = tuple(EvalReport(**one) for one in data.pop("evals"))
-        return CurrentStatus(
-            **data, status=None if status is None else TrainerStatus(**status), servers=servers, evals=evals
-        )
-    except (OSError, ValueError, TypeError, KeyError):
+        return msgspec.json.decode(paths.now.read_bytes(), type=CurrentStatus, strict=False)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
 
 
-def _server(data: dict[str, Any]) -> ServerInfo:
-    data.pop("gpus", None)  # in files of before: GPUs that a server had moved to
-    return ServerInfo(**{**data, "state": ServerState(data["state"])})
+def next_beat(paths: RunPaths, within_s: float) -> CurrentStatus | None:
+    """What the run writes next; None where it wrote nothing in that time, or nothing that can be read."""
+    first: tuple[int, int] | None = None
+    give_up_at = time.monotonic() + within_s
+    while True:
+        now = read_now(paths)
+        beat = None if now is None else (now.attempt, now.beat)
+        if first is not None and beat not in (None, first):
+            return now
+        first = first or beat
+        if time.monotonic() >= give_up_at:
+            return None
+        time.sleep(LOOK_S)

@@ -23,7 +23,7 @@ from scripts.checkpoints.choosing import read_catalog
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding
 from scripts.health.log_times import LogTimes
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run_settings
-from scripts.run_processes import state
+from scripts.run_processes import STOPPED, state
 
 ROLES = {
     **dict.fromkeys(("launcher.local", "launcher.ray", "launcher.slurm"), "launcher"),
@@ -33,7 +33,6 @@ ROLES = {
 """By what a command has in it, first come."""
 OTHER = "the run"
 OF_THE_PIPE = ("tee", "sh", "bash", "dash", "stdbuf")
-STOPPED = "TtZ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

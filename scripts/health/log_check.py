@@ -1,4 +1,5 @@
-"""Connection errors in a run's logs, by kind and time: in the last LOG_BYTES of each, however large they are."""
+"""Connection errors in the logs of a run whose servers nobody watches, AReaL's: by kind and time, in the last LOG_BYTES
+of each, however large they are."""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.utc_offsets import Offsets
 from launcher.reporting.formats import age
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, Finding
-from scripts.health.log_times import LogTimes, zone_of_run
+from scripts.health.log_times import LogTimes
 from scripts.health.run_check import Subject
 
 LOG_BYTES = 32 * 2**20
@@ -44,12 +44,13 @@ class ErrorsSeen:
 
 
 def check_logs(subject: Subject) -> list[Finding]:
+    if subject.areal is None and not subject.has_own_servers:
+        return [Finding("logs", "connections", ABSENT, "the run watches its servers itself")]
     logs = sorted(subject.paths.logs.glob("*.log"))
     if not logs:
         return [Finding("logs", "connections", ABSENT, "there is no log")]
     longest = max((log.stat().st_size for log in logs if log.exists()), default=0)
-    recorded = zone_of_run(subject.paths)
-    seen = [errors for log in logs for errors in errors_in(log, recorded)]
+    seen = [errors for log in logs for errors in errors_in(log)]
     return judge_errors(
         seen, now=time.time(), recent_s=subject.recent_s, is_live=subject.may_be_live, is_all=longest <= LOG_BYTES
     )
@@ -75,15 +76,14 @@ def judge_errors(
     return findings
 
 
-def errors_in(log: Path, recorded: Offsets = ()) -> Iterator[ErrorsSeen]:
-    """One for each kind that occurs; a log that can't be read is reported as a kind of its own. `recorded`: the zone
-    that the run wrote down."""
+def errors_in(log: Path) -> Iterator[ErrorsSeen]:
+    """One for each kind that occurs; a log that can't be read is reported as a kind of its own."""
     try:
         text, changed_at = _end_of(log)
     except OSError as error:
         yield ErrorsSeen(kind=f"can't be read ({error.strerror})", log=log.name, count=1)
         return
-    dates = LogTimes(text, changed_at=changed_at, recorded=recorded)
+    dates = LogTimes(text, changed_at=changed_at)
     counts: Counter[str] = Counter()
     times: defaultdict[str, list[float]] = defaultdict(list)
     line_end = -1

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import math
 
-from launcher.base.errors import JournalError
-from launcher.base.utc_offsets import Offsets, local_offsets
+from launcher.base.utc_offsets import local_offsets
 from launcher.diagnosis.reading.log_clock import QUARTER_S, SKEW_S, LogClock, WallScale
-from launcher.diagnosis.reading.time_zones import WallClock, agrees, by_anchors, by_offsets
-from launcher.run_files.run_paths import RunPaths
-from launcher.run_log.run_log import read_run_log
+from launcher.diagnosis.reading.time_zones import WallClock, by_anchors, by_offsets
 
 DAY_S = 86_400
 AROUND_DAYS = 400
@@ -24,15 +21,15 @@ ZONES_S = 26 * 3600.0
 
 
 class LogTimes:
-    """Of some bytes of a log. `changed_at`: when the file was written last. `recorded`: the zone of a run of ours."""
+    """Of some bytes of a log. `changed_at`: when the file was written last."""
 
-    def __init__(self, data: bytes, *, changed_at: float, recorded: Offsets = ()) -> None:
+    def __init__(self, data: bytes, *, changed_at: float) -> None:
         self._data = data
         self._clock = LogClock()
         self._clock.look(data)
         scale = self._clock.scale()
         last = None if scale is None else self._clock.stamp_before(data, len(data), len(data))
-        self._wall = None if scale is None or last is None else _wall_clock(scale, last, changed_at, recorded)
+        self._wall = None if scale is None or last is None else _wall_clock(scale, last, changed_at)
         self._is_known = scale is None or self._wall is not None
 
     def within(self, start: int, end: int) -> float | None:
@@ -49,21 +46,10 @@ class LogTimes:
         return seconds if self._wall is None else self._wall.to_unix(seconds)
 
 
-def zone_of_run(paths: RunPaths) -> Offsets:
-    """As a run of ours wrote it down; empty where it did not, or it can't be read."""
-    try:
-        return read_run_log(paths, with_steps=False).utc_offsets()
-    except JournalError:
-        return ()
-
-
-def _wall_clock(scale: WallScale, last: float, changed_at: float, recorded: Offsets) -> WallClock | None:
-    """By what the run wrote down or the log itself shows; else by this machine's zone, where the file's last date is
-    then as old as the file's last change; else by that change."""
-    measured = by_anchors(scale.anchors, scale) if scale.anchors else None
-    if recorded and agrees(zone := by_offsets(recorded, scale), scale.anchors):
-        return zone
-    if measured is not None:
+def _wall_clock(scale: WallScale, last: float, changed_at: float) -> WallClock | None:
+    """By what the log itself shows; else by this machine's zone, where the file's last date is then as old as the
+    file's last change; else by that change."""
+    if scale.anchors and (measured := by_anchors(scale.anchors, scale)) is not None:
         return measured
     here = by_offsets(local_offsets(last - AROUND_DAYS * DAY_S, 2 * AROUND_DAYS), scale)
     age_s = changed_at - here.to_unix(last)

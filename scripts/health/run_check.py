@@ -1,4 +1,8 @@
-"""The run itself: its status or state, its steps, the processes that must be there, and those that must not."""
+"""The run itself: its last word by its journal, now.json of a live one, its processes here and those that it has left.
+
+What a live run of ours says of its trainer and its rewards is the run's own judgement; for AReaL's, and for one that is
+over, the steps are judged by the same rule (launcher/policy/reward_health.py).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,16 @@ from dataclasses import dataclass
 
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import bearing
+from launcher.base.messages import Health, Verdict
 from launcher.base.rollouts import mean_of
 from launcher.checkpoints.areal_log import read_servers
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.reward_health import Level, judge_zeros
+from launcher.reporting.current_status import CurrentStatus, RunHealth
 from launcher.run_files.run_ends import GONE
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer
+from launcher.run_log.run_log import last_end
 from scripts.health.areal_run import (
     ArealRun,
     areal_view,
@@ -28,19 +35,22 @@ from scripts.health.areal_run import (
 )
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run
-from scripts.run_processes import NotLive, RunProcesses, find_run, find_servers, is_live
+from scripts.run_processes import STOPPED, NotLive, RunProcesses, find_run, find_servers, is_live, seen_to_write, state
 
 SUPERVISORS = ("health_monitor", "coordinator")
 STALL_FACTOR, STALL_MIN_S = 10.0, 60.0
 """A run is stalled after this many usual step times without a step, and this many seconds at least."""
+SHARE_OF_DEADLINE = 0.8
+"""Of the check's, for one wait: the rest is for what comes after the answer."""
 LAST_STEPS = 10
+RESULTS = {Health.HEALTHY: OK, Health.SUSPECT: BAD, Health.DEAD: BAD, Health.UNKNOWN: UNKNOWN}
 ZERO_LIMITS = {"zero_alert_steps": int | None, "zero_breaker_steps": int | None, "baseline_steps": int}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is checked. `is_live` None: the driver is on another machine. `processes`: of a live run. `areal`: what was
-    read of a run of AReaL's, whose own files these are."""
+    """What is checked. `is_live` None: the driver is on another machine and was not seen to write. `now`: what it was
+    seen to write. `processes`: of a live run, as far as they are here. `areal`: of a run of AReaL's."""
 
     paths: RunPaths
     view: RecordedRun
@@ -50,24 +60,39 @@ class Subject:
     timeout_s: float
     recent_s: float
     extra_servers: tuple[str, ...]
+    now: CurrentStatus | None = None
     areal: ArealRun | None = None
 
     @property
     def may_be_live(self) -> bool:
         return self.is_live is not False
 
+    @property
+    def health(self) -> RunHealth | None:
+        """As the run judges itself now."""
+        return None if self.now is None else self.now.health
+
+    @property
+    def has_own_servers(self) -> bool:
+        """Another project's trainer has servers that the run does not watch: its logs alone tell of them."""
+        return self.health is None and bool(foreign_trainer(self.view.settings))
+
 
 def find_subject(paths: RunPaths, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()) -> Subject:
     """A run of ours, by its journal and its processes; or one of AReaL's, by its logs and its processes."""
     processes: RunProcesses | None = None
     areal: ArealRun | None = None
+    now: CurrentStatus | None = None
     if is_areals(paths):
         areal = read_areal(trial_of_logs(paths))
         live = live_of(areal)
         view, steps = areal_view(areal, live), areal.steps
         extra_servers = extra_servers if live is False else (*read_servers(paths.logs), *extra_servers)
     else:
-        (view, steps), live = read_run(paths), is_live(paths)
+        if is_live(paths) is not False or (paths.now.exists() and not last_end(paths)):
+            now = seen_to_write(paths, SHARE_OF_DEADLINE * timeout_s)
+        # After that wait: it may have ended meanwhile.
+        (view, steps), live = read_run(paths), is_live(paths) if now is None else True
         with contextlib.suppress(NotLive):  # it has ended just now
             processes = find_run(paths) if live else None
     return Subject(
@@ -79,6 +104,7 @@ def find_subject(paths: RunPaths, *, timeout_s: float, recent_s: float, extra_se
         timeout_s=timeout_s,
         recent_s=recent_s,
         extra_servers=extra_servers,
+        now=now,
         areal=areal,
     )
 
@@ -93,8 +119,10 @@ def check_run(subject: Subject) -> list[Finding]:
     steps = subject.steps
     if subject.is_live is False and not view.started_at and steps.last_step is None:
         return [Finding("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
-    findings = judge_run(view, steps, is_live=subject.is_live, now=time.time())
+    findings = judge_run(view, steps, is_live=subject.is_live, now=time.time(), health=subject.health)
     is_starting = view.state in ("", "INITIALIZING")
+    if subject.may_be_live:
+        findings.append(judge_now(subject.now, is_due=subject.is_live is True and not is_starting))
     if subject.processes is not None and foreign_trainer(view.settings):
         findings.append(_command(subject.paths, subject.processes.driver.pid, is_starting=is_starting))
     elif subject.processes is not None:
@@ -106,7 +134,19 @@ def check_run(subject: Subject) -> list[Finding]:
     return findings
 
 
-def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now: float) -> list[Finding]:
+def judge_now(now: CurrentStatus | None, *, is_due: bool) -> Finding:
+    """`is_due`: a run is here that should write it."""
+    if now is None:
+        text = "it was not seen to be written: the Coordinator or the driver hangs, has ended, or is being replaced"
+        return Finding("run", "now.json", BAD if is_due else UNKNOWN, text)
+    facts = {"attempt": now.attempt, "beat": now.beat, "look_age_s": None if now.health is None else now.health.age_s}
+    return Finding("run", "now.json", OK, f"written just now, on {now.host}", facts)
+
+
+def judge_run(
+    view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now: float, health: RunHealth | None = None
+) -> list[Finding]:
+    """`health`: as the run judges itself now."""
     since_step_s = None if steps.last_at is None else max(now - steps.last_at, 0.0)
     facts = {
         "word": "" if is_live else view.status,  # a live run has begun again, whatever its status was
@@ -129,13 +169,23 @@ def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now:
     elif view.status == "FINISHED" and not is_live and view.total_steps and _done(steps) < view.total_steps:
         text = f"all {view.total_steps} are done by its journal, but metrics.jsonl ends after {_done(steps)}"
         findings.append(Finding("run", "steps", UNKNOWN, text, facts))
-    if steps.rewards:
+    if health is not None and health.trainer is not None:
+        findings.append(_as_judged("trainer", health.trainer))
+    rewards = None if health is None else health.rewards
+    if rewards is not None and rewards.health is not Health.HEALTHY:
+        findings.append(_as_judged("reward", rewards))
+    elif steps.rewards:
         last = steps.rewards[-LAST_STEPS:]
         text = f"mean of {mean_of([one.mean for one in last]):.3f} over the last {len(last)} steps"
         zeros = judge_zeros(steps.rewards, _zero_limits(view), restored_step=view.restored_step)
-        is_sound = zeros.level is Level.SOUND
+        is_sound = rewards is not None or zeros.level is Level.SOUND
         findings.append(Finding("run", "reward", OK if is_sound else BAD, text if is_sound else zeros.reason, facts))
     return findings
+
+
+def _as_judged(subject: str, verdict: Verdict) -> Finding:
+    facts = {"health": verdict.health, "cause": verdict.cause}
+    return Finding("run", subject, RESULTS[verdict.health], verdict.reason, facts)
 
 
 def _zero_limits(view: RecordedRun) -> RewardHealthConfig:
@@ -176,14 +226,17 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
 
 
 def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
-    """Trainer and supervisors; servers are queried separately (server_check.py)."""
-    pids = {name: process.pid for name, process in found.supervisors.items()} | {"driver": found.driver.pid}
+    """Trainer and supervisors, by which a run that does not write is understood; servers have their own check."""
+    there = {**found.supervisors, "driver": found.driver}
     if found.trainer is not None:
-        pids["trainer"] = found.trainer.pid
+        there["trainer"] = found.trainer
+    pids = {name: process.pid for name, process in there.items()}
     facts = {"pids": pids}
     if missing := [name for name in (*SUPERVISORS, "trainer") if name not in pids]:
         text = f"no process of {', '.join(missing)}"
         return Finding("run", "processes", UNKNOWN if is_starting else BAD, text, facts)
+    if stopped := [f"{name} {process.pid}" for name, process in there.items() if state(process) in STOPPED]:
+        return Finding("run", "processes", BAD, f"stopped: {', '.join(stopped)}", facts)
     return Finding("run", "processes", OK, ", ".join(f"{name} {pid}" for name, pid in pids.items()), facts)
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from launcher.base.messages import Health, ServerState, Verdict
+from launcher.reporting.current_status import RunHealth, ServerHealth
 from scripts.health.run_check import find_subject
 
 
@@ -12,3 +14,15 @@ def subject_of(paths, **changes):
 
 def verdicts(findings):
     return [finding.verdict for finding in findings]
+
+
+def verdict(health=Health.HEALTHY, reason="it makes tokens", cause=None):
+    return Verdict(health=health, reason=reason, cause=cause)
+
+
+def server(name="server-0", state=ServerState.READY, judged=None, **more):
+    return ServerHealth(name=name, state=state, verdict=judged or verdict(), **{"weight_version": 7} | more)
+
+
+def health_of(*servers, trainer=None, rewards=None):
+    return RunHealth(age_s=0.5, trainer=trainer or verdict(), rewards=rewards or verdict(), servers=servers)

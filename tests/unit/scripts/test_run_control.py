@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,8 +21,8 @@ from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import last_end
-from scripts import run_control
-from tests.support.machine import wait_until
+from scripts import run_control, run_processes
+from tests.support.machine import scaled, wait_until
 
 STATUS = TrainerStatus(
     phase="rollout",
@@ -36,7 +38,7 @@ SERVER = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.RE
 
 @pytest.fixture(autouse=True)
 def beats_fast(monkeypatch):
-    monkeypatch.setattr(run_control, "BEAT_S", 1.0)
+    monkeypatch.setattr(run_processes, "BEAT_S", 1.0)
 
 
 @pytest.fixture
@@ -280,6 +282,22 @@ def test_status_of_another_users_run_says_nothing_of_what_was_asked(paths, journ
     capsys.readouterr()
     control(paths, "status", "--json")
     assert json.loads(capsys.readouterr().out)["asked"] is None
+
+
+def test_a_run_whose_process_is_not_there_is_not_waited_for(paths, journal, monkeypatch, capsys):
+    """The answer took 8 s, in which a live run's Coordinator may be replaced."""
+    monkeypatch.setattr(run_processes, "BEAT_S", 3600.0)
+    monkeypatch.setattr(run_processes, "GONE_BEAT_S", 0.1)
+    with Driver(paths, journal):
+        pass
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    paths.lock.write_text(json.dumps({"pid": ended.pid, "host": socket.gethostname()}))
+    assert control(paths, "status") == 1
+    assert "its driver is gone" in capsys.readouterr().out
+    monkeypatch.setattr(run_processes, "GONE_BEAT_S", scaled(30.0))
+    with Driver(paths, journal):  # as in a container, whose processes are not seen from here
+        assert control(paths, "status") == 0
 
 
 def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys):

@@ -13,6 +13,7 @@ from launcher.reporting.current_status import CurrentStatusFile, DriverFacts, re
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_memory import MemoryFile
 from launcher.run_files.run_paths import RunPaths
+from tests.support.health_parts import health_of, server
 
 
 def at_step(step):
@@ -33,12 +34,16 @@ class Leader(RunActor):
     def __init__(self, *given):
         super().__init__(*given)
         self.seen = None
+        self.health = None
         self.is_over = asyncio.Event()
 
     def _seen(self):
         if isinstance(self.seen, Exception):
             raise self.seen
         return self.seen
+
+    def _health(self):
+        return self.health
 
     async def _lead(self, journal, history):
         self.journal = journal
@@ -97,12 +102,13 @@ async def test_it_says_what_the_driver_said_of_itself_and_what_the_trainer_does(
 async def test_a_successor_goes_on_with_the_beat_and_keeps_what_was_seen(trial):
     first = trial.leader()
     first.seen = (at_step(3), (), ())
-    await trial.until(lambda now: now.status is not None and now.beat > 3)
+    first.health = health_of(server())
+    await trial.until(lambda now: now.health == first.health and now.beat > 3)
     await trial.kill(first)
     left = read_now(trial.paths)
     second = trial.leader()
     now = await trial.until(lambda now: now.beat > left.beat)
-    assert now.status == at_step(3)
+    assert (now.status, now.health) == (at_step(3), None), "it has not looked at the run yet"
     assert now.elapsed_s >= left.elapsed_s
     await trial.kill(second)
 

@@ -13,13 +13,15 @@ from urllib.request import Request, urlopen
 import pytest
 
 from launcher.base.errors import CheckpointError
+from launcher.base.messages import ServerState
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.compose import REPOSITORY
-from launcher.run_files.journal import Journal, append_line
+from launcher.reporting.current_status import CurrentStatusFile, DriverFacts
+from launcher.run_files.journal import Journal, append_line, encode
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock
 from launcher.run_log.last_attempt import ServerRecord
-from scripts import check_health
+from scripts import check_health, run_processes
 from scripts.health import log_check
 from scripts.health.disk_check import check_checkpoints, check_disk
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding, run_checks
@@ -29,8 +31,9 @@ from scripts.health.run_check import check_run, find_subject
 from scripts.health.server_check import check_servers
 from tests.programs.fake_run import run_paths
 from tests.programs.stand_in_server import running
-from tests.support.health_parts import subject_of, verdicts
+from tests.support.health_parts import health_of, server, subject_of, verdicts
 from tests.support.machine import scaled
+from tests.support.worlds.reporting import NOW
 
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
@@ -67,44 +70,25 @@ def asked(url):
 def test_a_server_is_asked_for_one_real_token_and_for_nothing_that_changes_it(paths):
     with running("--weight-version", "3") as url:
         subject = subject_of(paths, extra_servers=(url,))
-        (finding,) = check_servers(subject)
+        (_, finding) = check_servers(subject)
         assert finding.verdict is OK
         assert finding.facts["weight_version"] == 3
-        assert finding.facts["kv_use"] == 0.25
         assert set(asked(url)) <= {"/generate", "/model_info", "/metrics/", "/stand_in/state"}
         assert asked(url)["/generate"] == 1
         fault(url, "500")
-        (finding,) = check_servers(subject)
+        (_, finding) = check_servers(subject)
         assert (finding.verdict, "generates nothing" in finding.said) == (BAD, True)
         fault(url, "slow", seconds=60)
-        (finding,) = check_servers(dataclasses.replace(subject, timeout_s=0.5))
+        (_, finding) = check_servers(dataclasses.replace(subject, timeout_s=0.5))
         assert (finding.verdict, "no answer within" in finding.said) == (BAD, True)
-    (finding,) = check_servers(subject)
+    (_, finding) = check_servers(subject)
     assert (finding.verdict, "onnect" in finding.said) == (BAD, True)
 
 
-def test_a_server_of_other_weights_than_the_trainers_is_not_healthy(paths):
-    with running("--weight-version", "3") as url:
-        journal = Journal(paths.events, 1)
-        journal.record("run.started", reason="fresh")
-        journal.record("server.ready", subject="server-0", url=url, pid=1)
-        append_line(paths.metrics, {"global_step": 2, "policy_version": 3, "time": time.time() - 5})
-        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
-        append_line(paths.metrics, {"global_step": 9, "policy_version": 10, "time": time.time() - 4})
-        (finding,) = check_servers(subject_of(paths, is_live=None))
-        assert "it holds weight_version 3, by metrics.jsonl the trainer is at 10 or 11" in finding.said
-        journal.record("trainer.restored", subject="trainer", global_step=2)  # it went back, and has not stepped since
-        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
-
-
-def test_the_runs_servers_are_asked_with_its_keys_and_no_other_is_sent_them(paths):
+def test_no_server_that_is_named_is_sent_the_run_s_keys(paths):
     with running("--weight-version", "3", keys=ServerKeys.make(paths.keys)) as url:
-        journal = Journal(paths.events, 1)
-        journal.record("run.started", reason="fresh")
-        journal.record("server.ready", subject="server-0", url=url, pid=1)
-        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
-        (ours, other) = check_servers(subject_of(paths, is_live=None, extra_servers=(url,)))
-        assert (ours.verdict, other.verdict, "401" in other.said) == (OK, BAD, True)
+        (_, other) = check_servers(subject_of(paths, extra_servers=(url,)))
+        assert (other.verdict, "401" in other.said) == (BAD, True)
 
 
 def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
@@ -137,8 +121,9 @@ def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
     for index in (0, 1):
         journal.record("server.ready", subject=f"server-{index}", url=f"http://{index}", pid=10 + index)
     journal.record("server.leaving", subject="server-1", reason="asked by me")
-    (leaving,) = (one for one in check_servers(subject_of(paths, is_live=None)) if one.subject == "server-1")
-    assert (leaving.verdict, leaving.said) == (NOTE, "leaving, as requested")
+    now = dataclasses.replace(NOW, health=health_of(server("server-0"), server("server-1", ServerState.STOPPED)))
+    served, leaving = check_servers(subject_of(paths, is_live=True, now=now))
+    assert (served.verdict, leaving.verdict, leaving.said) == (OK, NOTE, "leaving, as requested")
     journal.record("server.left", subject="server-1", reason="asked by me")
     assert list(read_view(paths).servers) == ["server-0"]
     journal.record("server.ready", subject="server-1", url="http://b", pid=20)
@@ -157,6 +142,8 @@ def test_a_disk_that_went_read_only_is_named(paths, monkeypatch, is_live, verdic
     assert found == {"checkpoints": verdict, "logs": verdict}
 
 
+OF_ANOTHER = "trainer: {adapter: areal}\n"
+"""A run whose servers are another project's: its logs alone tell of them."""
 LOG = """2026-11-21 03:51:38,382 trainer INFO: step 0: reward 0.336, policy_version 1
 2026-11-21 03:51:40,000 trainer WARNING: POST http://127.0.0.1:1/generate: Connection refused
 2026-11-21 03:52:40,000 trainer WARNING: ConnectionRefusedError: [Errno 111] Connect call failed
@@ -172,6 +159,7 @@ the connection was not refused by anybody
 
 
 def test_connection_errors_are_told_by_kind_and_time(paths):
+    paths.config.write_text(OF_ANOTHER)
     paths.trainer_log.write_text(LOG)
     told = {f.facts["kind"]: f.facts for f in check_logs(subject_of(paths))}
     assert {kind: facts["count"] for kind, facts in told.items()} == {
@@ -188,6 +176,7 @@ def test_connection_errors_are_told_by_kind_and_time(paths):
 
 
 def test_of_a_huge_log_the_end_is_read(paths, monkeypatch):
+    paths.config.write_text(OF_ANOTHER)
     monkeypatch.setattr(log_check, "LOG_BYTES", 1000)
     paths.trainer_log.write_text(LOG + "x" * 2000 + "\nConnection reset by peer\n")
     assert {f.facts["kind"] for f in check_logs(subject_of(paths))} == {"connection reset"}
@@ -264,36 +253,86 @@ def live(tmp_path):
             process.wait(30)
 
 
-def test_the_processes_of_a_live_run_are_found_and_one_that_is_missing_is_named(live):
+@pytest.fixture
+def beats(live):
+    """Writes now.json as a live run does, until the test ends."""
+    paths, _ = live
+    over = threading.Event()
+    file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 1, address="local", is_detached=False))
+    file.judged(health_of(server("server-0")))
+
+    def beat():
+        while not over.wait(0.02):
+            file.write()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield paths
+    over.set()
+    thread.join()
+
+
+def of_run(paths, **changes):
+    return {one.subject: one for one in check_run(subject_of(paths, **changes))}
+
+
+def test_a_live_run_is_as_its_file_says_and_a_process_that_stands_still_or_is_missing_is_named(beats):
+    Journal(beats.events, 1).record("run.running", state="RUNNING", reason="nothing to do")
+    found = of_run(beats)
+    assert {one.verdict for one in found.values()} == {OK}, found
+    assert set(found["processes"].facts["pids"]) == {"driver", "trainer", "health_monitor", "coordinator"}
+    assert verdicts(check_servers(subject_of(beats))) == [OK]
+    pids = found["processes"].facts["pids"]
+    os.kill(pids["driver"], signal.SIGSTOP)
+    stopped = seen_bad(beats)
+    os.kill(pids["driver"], signal.SIGCONT)
+    assert stopped == f"stopped: driver {pids['driver']}"
+    os.kill(pids["coordinator"], signal.SIGKILL)
+    assert seen_bad(beats) == "no process of coordinator"
+
+
+def seen_bad(paths):
+    """What is said of the processes once it is bad."""
+    give_up_at = time.monotonic() + scaled(30)
+    while (found := of_run(paths)["processes"]).verdict is not BAD:
+        assert time.monotonic() < give_up_at
+    return found.said
+
+
+@pytest.mark.parametrize("age_s", [-3600.0, 3600.0])
+def test_a_file_that_nobody_writes_is_never_taken_for_health(live, monkeypatch, age_s):
+    """However young it looks: the machine was started again, or its clock was set."""
+    monkeypatch.setattr(run_processes, "BEAT_S", 0.1)
     paths, _ = live
     Journal(paths.events, 1).record("run.running", state="RUNNING", reason="nothing to do")
+    paths.now.write_bytes(encode(dataclasses.asdict(dataclasses.replace(NOW, health=health_of(server("server-0"))))))
+    os.utime(paths.now, (time.time() - age_s,) * 2)
+    found = of_run(paths)
+    assert (found["now.json"].verdict, "trainer" in found) == (BAD, False)
+    assert verdicts(check_servers(subject_of(paths))) == [UNKNOWN]
+    paths.now.write_bytes(b"[" * 100_000)
+    assert of_run(paths)["now.json"].verdict is BAD
+    paths.lock.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     subject = subject_of(paths)
-    assert subject.is_live is True
-    state, processes = check_run(subject)
-    assert (state.verdict, processes.verdict) == (OK, OK)
-    assert set(processes.facts["pids"]) == {"driver", "trainer", "health_monitor", "coordinator"}
-    os.kill(processes.facts["pids"]["coordinator"], signal.SIGKILL)
-    gone = [f for f in run_until_seen(paths, "coordinator") if f.subject == "processes"]
-    assert gone[0].said == "no process of coordinator"
-    (server,) = check_servers(subject_of(paths))
-    assert server.verdict is BAD
+    assert (subject.is_live, of_run(paths)["now.json"].verdict) == (None, UNKNOWN)
+
+
+def test_a_run_on_another_machine_is_live_while_it_writes(beats):
+    """Its state was unknown from here, and so were its servers."""
+    Journal(beats.events, 1).record("run.running", state="RUNNING", reason="nothing to do")
+    beats.lock.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    subject = subject_of(beats)
+    assert (subject.is_live, subject.processes) == (True, None)
+    assert {one.verdict for one in check_run(subject)} == {OK}
+    assert verdicts(check_servers(subject)) == [OK]
 
 
 def test_without_a_name_the_run_that_goes_on_is_meant(live, capsys):
     paths, _ = live
     dataclasses.replace(paths, trial_name="old").prepare()
     dataclasses.replace(paths, experiment_name="older").prepare()
-    check_health.main(["--fileroot", str(paths.fileroot), "--timeout", "3"])
+    check_health.main(["--fileroot", str(paths.fileroot), "--timeout", "1"])
     assert "game / day" in capsys.readouterr().out
-
-
-def run_until_seen(paths, name):
-    give_up_at = time.monotonic() + scaled(30)
-    while True:
-        findings = check_run(subject_of(paths))
-        if any(name in f.said and f.verdict is BAD for f in findings):
-            return findings
-        assert time.monotonic() < give_up_at
 
 
 def test_of_a_dead_run_its_word_counts_and_what_it_left_behind(paths, capsys):

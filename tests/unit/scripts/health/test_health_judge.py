@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from launcher.base.messages import Cause, Health, ServerState
 from launcher.policy.reward_health import RewardPoint
 from launcher.run_log.run_log import RunLog
 from scripts.health.disk_check import judge_space
@@ -12,8 +13,8 @@ from scripts.health.log_check import ErrorsSeen, judge_errors
 from scripts.health.machine_check import judge_kills, judge_memory
 from scripts.health.recorded_run import LastSteps, RecordedRun, last_steps
 from scripts.health.run_check import judge_run
-from scripts.health.server_check import ServerSeen, judge_server
-from tests.support.health_parts import verdicts
+from scripts.health.server_check import Answered, judge_answer, judge_server
+from tests.support.health_parts import health_of, server, verdict, verdicts
 
 GIB = 2**30
 NOW = 1000.0
@@ -128,38 +129,69 @@ def test_steps_that_can_not_be_read_are_not_known(tmp_path):
     assert state.said == "RUNNING, 0 of 20 steps are done"
 
 
-SERVER = ServerSeen(
-    name="server-0", state="READY", url="u", process="S", weight_version=7, expected=(7, 8), generated_s=0.1,
-    failure="", running=2.0, queued=1.0, kv_use=0.25,
-)  # fmt: skip
+SUSPECT = verdict(Health.SUSPECT, "no token for 4 s")
+DEAD = verdict(Health.DEAD, "one of its processes is stopped", Cause.SERVER_HANG)
+NOT_KNOWN = verdict(Health.UNKNOWN, "its actor does not answer")
+
+
+@pytest.mark.parametrize(
+    ("seen", "result", "said"),
+    [
+        (server(), OK, "it makes tokens; weight_version 7"),
+        (server(judged=SUSPECT), BAD, "no token for 4 s; weight_version 7"),
+        (server(judged=NOT_KNOWN), UNKNOWN, "its actor does not answer; weight_version 7"),
+        (server(judged=DEAD), BAD, "one of its processes is stopped; weight_version 7"),
+        (server(state=ServerState.DEAD, judged=DEAD), BAD, "DEAD: one of its processes is stopped"),
+        (server(state=ServerState.STARTING), UNKNOWN, "STARTING, it gets no requests; weight_version 7"),
+        (server(state=ServerState.STALE, reason="behind"), UNKNOWN, "STALE, it gets no requests; behind; weight_ver"),
+        (server(state=ServerState.STALE, judged=DEAD), BAD, "STALE: one of its processes is stopped"),
+        (server(state=ServerState.SUSPECT, reason="refused"), BAD, "SUSPECT; refused; it makes tokens"),
+        (server(state=ServerState.STOPPED), BAD, "STOPPED: "),
+        (server(state=ServerState.FAILED), BAD, "given up; the run continues without it"),
+    ],
+)
+def test_a_server_is_as_the_run_sees_it(seen, result, said):
+    finding = judge_server(seen, health_of(seen))
+    assert (finding.verdict, finding.said[: len(said)]) == (result, said)
+
+
+def test_how_old_a_server_s_verdict_is_counts_the_silence_of_its_actor():
+    seen = server(silent_s=3.5)
+    assert judge_server(seen, health_of(seen)).facts["age_s"] == 4.0
+
+
 SILENT = {"generated_s": None, "failure": "no answer within 4 s"}
 
 
 @pytest.mark.parametrize(
-    ("change", "verdict", "said"),
+    ("change", "result", "said"),
     [
-        ({}, OK, "a token in 0.10 s, 2 running, 1 queued, KV cache 25% used, weight_version 7"),
-        ({"weight_version": 8}, OK, "weight_version 8"),
-        ({"weight_version": 6}, BAD, "it holds weight_version 6, by metrics.jsonl the trainer is at 7 or 8"),
-        ({"weight_version": 9}, BAD, "it holds weight_version 9"),
-        ({"expected": (8, 11)}, BAD, "it holds weight_version 7, by metrics.jsonl the trainer is at 8 to 11"),
-        ({"expected": None, "weight_version": 3}, OK, "weight_version 3"),
-        ({"running": None, "queued": None, "kv_use": None}, OK, "a token in 0.10 s, weight_version 7"),
-        ({"process": ""}, BAD, "its process is gone"),
-        ({"process": "T"}, BAD, "one of its processes is stopped"),
-        ({"process": "Z"}, BAD, "one of its processes has ended"),
+        ({}, OK, "a token in 0.10 s, weight_version 7"),
         (SILENT | {"running": 0.0}, BAD, "it answers and generates nothing: no answer within 4 s"),
-        (SILENT, UNKNOWN, "it reports to be busy, 2 running, 1 queued, KV cache 25% used: no answer within 4 s"),
+        (SILENT, UNKNOWN, "it reports to be busy, 2 running: no answer within 4 s"),
         (SILENT | {"running": None, "weight_version": None}, BAD, "no answer within 4 s"),
-        ({"state": "STARTING"}, UNKNOWN, "it is starting"),
-        ({"state": "DEAD"}, BAD, "it died, and has not been restarted yet"),
-        ({"state": "ABANDONED"}, BAD, "given up; the run continues without it"),
     ],
 )
-def test_a_server(change, verdict, said):
-    finding = judge_server(dataclasses.replace(SERVER, **change))
-    assert finding.verdict is verdict
-    assert said in finding.said
+def test_a_server_that_no_run_watches_is_as_it_answers(change, result, said):
+    answered = {"weight_version": 7, "generated_s": 0.1, "running": 2.0} | change
+    finding = judge_answer(Answered(url="u", **answered))
+    assert (finding.verdict, said in finding.said) == (result, True)
+
+
+@pytest.mark.parametrize(
+    ("judged", "subject", "result", "said"),
+    [
+        ({"trainer": DEAD}, "trainer", BAD, DEAD.reason),
+        ({"trainer": NOT_KNOWN}, "trainer", UNKNOWN, NOT_KNOWN.reason),
+        ({"rewards": SUSPECT}, "reward", BAD, SUSPECT.reason),
+        ({"rewards": NOT_KNOWN}, "reward", UNKNOWN, NOT_KNOWN.reason),
+        ({}, "reward", OK, "mean of 0.500 over the last 10 steps"),
+    ],
+)
+def test_a_live_run_judges_its_trainer_and_its_rewards_itself(judged, subject, result, said):
+    findings = judge_run(view_of(), STEPS, is_live=True, now=NOW, health=health_of(**judged))
+    (finding,) = (one for one in findings if one.subject == subject)
+    assert (finding.verdict, finding.said) == (result, said)
 
 
 def test_memory_and_disk_space():
@@ -211,8 +243,8 @@ def test_unknown_is_never_healthy_and_nothing_there_is():
     findings = [Finding("gpu", "GPUs", v, v.value) for v in (OK, NOTE, ABSENT)]
     assert is_healthy(findings)
     assert first_line("run", "RUNNING", findings) == "HEALTHY      run: RUNNING"
-    for verdict in (UNKNOWN, BAD):
-        ill = [*findings, Finding("c", "server-0", verdict, "hangs")]
+    for result in (UNKNOWN, BAD):
+        ill = [*findings, Finding("c", "server-0", result, "hangs")]
         assert not is_healthy(ill)
         assert first_line("run", "RUNNING", ill) == "NOT HEALTHY  run: server-0: hangs"
 

@@ -5,12 +5,8 @@ import time
 
 import pytest
 
-from launcher.base.utc_offsets import local_offsets
-from launcher.run_files.journal import append_line
-from launcher.run_files.run_paths import RunPaths
 from scripts.health.areal_run import _tables
 from scripts.health.log_check import errors_in
-from scripts.health.log_times import zone_of_run
 
 SUMMER = 1_768_000_000.0
 """Southern summer: 2026-01-09 23:06:40 UTC."""
@@ -46,19 +42,6 @@ def test_a_zone_in_the_date_counts(tmp_path, zone, name):
     lines = ("2026-01-09T22:00:00Z " + ERROR, "2026-01-10T04:15:00.123456789+05:45 " + ERROR)
     (one,) = errors_in(written(tmp_path / "a.log", *lines, at=SUMMER))
     assert (one.first, one.last) == (SUMMER - 4000, pytest.approx(SUMMER - 2200, abs=0.2))
-
-
-def test_the_zone_that_the_run_wrote_down_counts_for_a_log_that_nobody_writes_any_more(tmp_path, zone):
-    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="exp", trial_name="t0")
-    paths.logs.mkdir(parents=True)
-    zone("Asia/Tokyo")
-    began = {"time": SUMMER, "event": "run.started", "attempt": 1, "utc_offsets": local_offsets(SUMMER)}
-    append_line(paths.events, began)
-    line = f"{stamp(SUMMER + 60)},000 {ERROR}"
-    zone("America/New_York")
-    log = written(paths.trainer_log, line, at=SUMMER + 10_000)
-    (one,) = errors_in(log, zone_of_run(paths))
-    assert one.last == SUMMER + 60
 
 
 def test_what_no_zone_explains_has_no_time(tmp_path, zone):
