@@ -26,7 +26,7 @@ from actors.cluster.fencing import MARGIN_S, bind_to_cluster
 from actors.cluster.joined_cluster import make_ready
 from actors.cluster.ray_cluster import ray_cluster
 from actors.reward.data_check import check_data
-from launcher.base.errors import LauncherError, ResourceError, StorageError
+from launcher.base.errors import LauncherError, ResourceError, StillRunning, StorageError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.base.own_python import python
@@ -35,6 +35,7 @@ from launcher.checkpoints.uploads import remote_of
 from launcher.cli.attach import attach
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command
 from launcher.config.schema import RunConfig
+from launcher.reporting.current_status import BEAT_S, next_beat
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
@@ -142,14 +143,23 @@ class DetachedDriver:
                     lambda: self._drive_run(self._config, server_entry=self._server_entry, unattended=unattended),
                     is_stopped=lambda: control_requests.asks_to_stop(paths),
                 )
-        except KeyboardInterrupt as error:
-            code = EXIT_CODES[TerminalStatus.ABORTED]
-            Journal(paths.events, 0, time.time).record("run.aborted", reason=str(error), exit_code=code)
-        except Exception as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
-            code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[TerminalStatus.ERRORED]
-            Journal(paths.events, 0, time.time).record("run.errored", reason=str(error), exit_code=code)
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
+            end_before_an_attempt(paths, error)
         finally:
             ray.kill(ray.get_actor(DRIVER_ACTOR))
+
+
+def end_before_an_attempt(paths: RunPaths, error: BaseException) -> None:
+    """The run's end, of a driver that could not begin an attempt. Not where another driver holds the lock and writes:
+    of attempt 0 it would be taken for the end of that one's attempt, which goes on."""
+    is_locked = isinstance(error, StillRunning) or isinstance(error.__cause__, StillRunning)
+    if is_locked and next_beat(paths, BEAT_S) is not None:
+        with (paths.logs / "driver.log").open("a") as out:
+            print(f"another driver was refused: {error}", file=out)
+        return
+    status = TerminalStatus.ABORTED if isinstance(error, KeyboardInterrupt) else TerminalStatus.ERRORED
+    code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[status]
+    Journal(paths.events, 0, time.time).record(f"run.{status.lower()}", reason=str(error), exit_code=code)
 
 
 def _with_patience(drive_it: Callable[[], int], *, is_stopped: Callable[[], bool]) -> None:
