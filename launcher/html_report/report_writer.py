@@ -85,10 +85,11 @@ class ReportWriter:
 
     def _turn(self, *, is_live: bool) -> None:
         try:
-            if self._maker.read(has_ended=not is_live) or not is_live:
-                facts = self._maker.facts(is_live=is_live)
-                self._heard(facts)
-                self._maker.write(facts, is_live=is_live)
+            # Also where nothing is new, as in a long step: a page that grows old says that the driver may be gone.
+            self._maker.read(has_ended=not is_live)
+            facts = self._maker.facts(is_live=is_live)
+            self._heard(facts)
+            self._maker.write(facts, is_live=is_live)
         except JournalError as error:
             log.warning("%s", error)
         except Exception:  # a picture of the run must never cost the run
@@ -102,10 +103,12 @@ class _Maker:
         self._paths = paths
         self._order = order
         self._reader = RunReader(paths)
+        self._began = 0.0
         self._wrote_s = 0.0
 
-    def read(self, *, has_ended: bool) -> int:
-        return self._reader.refresh(has_ended=has_ended)
+    def read(self, *, has_ended: bool) -> None:
+        self._began = time.monotonic()
+        self._reader.refresh(has_ended=has_ended)
 
     def facts(self, *, is_live: bool | None) -> RunFacts:
         return facts_of_run(self._reader.data, self._paths, order=self._order, is_live=is_live)
@@ -122,12 +125,15 @@ class _Maker:
         self._wrote_s = time.monotonic() - began
 
     def _content(self, facts: RunFacts, *, is_live: bool | None) -> dict[str, object]:
-        """With what only a file has. `patience_s`: a live page that is older says that it is."""
+        """With what only a file has. `patience_s`: a live page that is older says that it is. The pause after this page
+        is known when it is written: by then it has taken what was taken so far, and the write that the last one took.
+        """
         at = time.time()
+        took_s = time.monotonic() - self._began + self._wrote_s
         names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
         added: dict[str, object] = {
             "written_at": at,
-            "patience_s": max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s)),
+            "patience_s": max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * took_s)),
             "command": f"{python()} -m scripts.report {names}",
             "files": [name for name in FILES if (self._paths.logs / name).exists()],
             "samples": self._samples(facts, is_live=is_live),

@@ -10,7 +10,7 @@ from launcher.base.messages import EvalReport, RunOutcome, TerminalStatus
 from launcher.cli.run_screen import Screen
 from launcher.config.schema import RunConfig
 from launcher.html_report import report_writer
-from launcher.html_report.report_writer import ReportWriter
+from launcher.html_report.report_writer import PAUSE_FACTOR, ReportWriter
 from launcher.reporting.run_reader import RunReader
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
@@ -77,6 +77,32 @@ def test_a_page_that_takes_long_is_made_seldom(paths, monkeypatch):
     following._turn = lambda *, is_live: clock.__setitem__(0, clock[0] + next(costs))
     following._follow()
     assert pauses == pytest.approx([10.0, 10.0, 50.0, 200.0])
+
+
+def test_a_page_is_patient_for_as_long_as_the_next_one_is_waited_for(paths, monkeypatch):
+    """Where a page took 2 s the next one came after 200 s, and it said after 60 that the driver may be gone."""
+    clock, facts_of = [0.0], report_writer.facts_of_run
+    Journal(paths.events, 1).record("run.started", reason="fresh")
+
+    def slow(*given, **named):
+        clock[0] += 2.0
+        return facts_of(*given, **named)
+
+    monkeypatch.setattr(report_writer, "facts_of_run", slow)
+    monkeypatch.setattr(report_writer.time, "monotonic", lambda: clock[0])
+    report_writer.write_report(paths, is_live=True)
+    assert facts_of_page(paths)["patience_s"] > PAUSE_FACTOR * clock[0]
+
+
+@pytest.mark.slow
+def test_a_run_in_which_nothing_happens_has_a_young_page_all_the_same(paths):
+    """As in a step of ten minutes: the page grew old, and said that the driver may be gone."""
+    Journal(paths.events, 1).record("run.started", reason="fresh")
+    following = ReportWriter(paths, period_s=0.02)
+    wait_until(paths.report.exists, "the first page")
+    written_at = facts_of_page(paths)["written_at"]
+    wait_until(lambda: facts_of_page(paths)["written_at"] > written_at, "another page")
+    following.close()
 
 
 def small_run(tmp_path):
