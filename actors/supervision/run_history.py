@@ -35,7 +35,7 @@ from launcher.policy.actions import (
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.policy.restart_budget import RepairAttempt, restored_nothing
+from launcher.policy.restart_budget import RepairAttempt, restored_nothing, still_counted
 from launcher.policy.run_state import ENDS, RunState
 from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal
@@ -185,8 +185,12 @@ class RunHistory:
         self._record("repair.not_tried", subject=TRAINER, reason=reason)
 
     def proved_by(self, subject: str, next_step: int, now: float) -> None:
-        self.memory.proved[subject] = now
-        self.memory.furthest = max(self.memory.furthest, next_step)
+        memory = self.memory
+        memory.proved[subject] = now
+        memory.furthest = max(memory.furthest, next_step)
+        if not memory.is_restoring and memory.next_booked is None:  # else a place in the list is that restore's
+            memory.booked = None
+            memory.attempts = still_counted(memory.attempts, memory.proved, memory.abandoned | memory.left)
         self._record("repair.proved", subject=subject, reason="the run got further", next_step=next_step, at=now)
 
     def begun(self, action: Action) -> None:
@@ -324,7 +328,9 @@ class RunHistory:
 
     def server_died(self, end: ServerExit) -> None:
         number = self.incidents.number_of_death(end.name)
-        self.memory.died.add((end.name, end.generation))
+        # Its actor reports no end of one before: a set of all would grow with each death.
+        died = {one for one in self.memory.died if one[0] != end.name or one[1] >= end.generation - 1}
+        self.memory.died = died | {(end.name, end.generation)}
         self.incidents.reserve(end.name, number)
         self._record(
             "server.died",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -179,6 +179,24 @@ def _always_tells(told: str, cause: Cause, subject: str, recent: Sequence[Repair
     """The process has explained each failure in the same words, but for numbers: the next one would end alike."""
     words = [one.told for one in recent if one.cause is cause and one.subject == subject]
     return bool(told and words) and {VARIES.sub("", one) for one in words} == {VARIES.sub("", told)}
+
+
+def still_counted(
+    attempts: Sequence[RepairAttempt], proved: Mapping[str, float], gone: Collection[str]
+) -> list[RepairAttempt]:
+    """Those that a later plan may count. `proved`: when the run last got further with the help of a subject; `gone`:
+    subjects that are no longer repaired.
+
+    No budget of a subject reaches behind its last proof, so none reaches behind the oldest attempt that still waits for
+    one: from there on there are as many as the budgets allow. Restores from a collapse are kept: whether it comes again
+    at the same place is asked for the whole run, and a place has two at most. The newest is kept in any case."""
+    owing = (
+        place
+        for place, one in enumerate(attempts)
+        if one.subject not in gone and one.at >= proved.get(one.subject, float("-inf"))
+    )
+    first = next(owing, len(attempts) - 1)
+    return [one for place, one in enumerate(attempts) if place >= first or one.onset_step is not None]
 
 
 def restored_nothing(attempts: Sequence[RepairAttempt], step: int | None) -> list[RepairAttempt]:

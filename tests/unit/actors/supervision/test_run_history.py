@@ -11,7 +11,7 @@ from actors.supervision.coordinator_actor import take_place
 from actors.supervision.run_history import RunHistory
 from launcher.base.disk_faults import DiskFault
 from launcher.base.errors import DiskError, RunError
-from launcher.base.messages import Cause, Incident
+from launcher.base.messages import Cause, Incident, ServerExit
 from launcher.cli.attempt_incidents import begin_memory
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import AbandonServer, Halt, RestoreTrainer
@@ -345,3 +345,40 @@ def test_numbers_of_incidents_go_on_where_the_memory_is_behind_the_events(tmp_pa
     append_line(paths.events, {"event": "incident.began", "incident": 6, "attempt": 1})
     begin_memory(paths, 2)
     assert MemoryFile(paths.run_memory).read(2).incidents.number_to_begin("server-0") == 7
+
+
+def test_a_run_of_many_repairs_remembers_those_that_may_count_and_no_more(events):
+    """All of them were written again with each change, of a week's run thousands."""
+    history = history_of(events)
+    collapse = RepairAttempt(
+        at=0.5, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RESTORE, onset_step=50, restored_step=39
+    )
+    history.attempted(collapse)
+    ordered = RestoreTrainer(global_step=39, reason="fell", onset_step=50)
+    history.begun(ordered)
+    history.done(ordered, {}, 1.0)
+    for number in range(1, 200):
+        end = ServerExit(name="server-0", generation=number, pid=number, reason="killed", exit_code=-9, age_s=0.0)
+        history.server_died(end)
+        restarted(history, float(number))
+        history.proved_by("server-0", number, number + 0.5)
+        history.proved_by("trainer", number, number + 0.5)
+    restarted(history, 300.0)
+    history.save()
+    after = history_of(events)
+    assert [one.at for one in after.attempts] == [0.5, 199.0, 300.0], "a collapse at that place may come again"
+    assert after.memory.died == {("server-0", 198), ("server-0", 199)}
+
+
+def test_a_restore_under_way_keeps_its_place_among_the_repairs(events):
+    history = history_of(events)
+    for at in (1.0, 2.0):
+        restarted(history, at)
+        history.proved_by("server-0", 5, at + 0.5)
+    restore = RepairAttempt(at=3.0, cause=Cause.TRAINER_CRASH, subject="trainer", rung=Rung.RESTORE, restored_step=39)
+    history.attempted(restore)
+    history.begun(RestoreTrainer(global_step=39, reason="it died"))
+    restarted(history, 4.0)
+    history.proved_by("server-0", 6, 4.5)
+    history.lost_restore()
+    assert [(one.subject, one.at) for one in history.attempts] == [("server-0", 2.0), ("server-0", 4.0)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -10,7 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from launcher.base.messages import Cause
 from launcher.config.supervision import RestartConfig
-from launcher.policy.restart_budget import LADDERS, RepairAttempt, Rung, budget_of, next_repair, restored_nothing
+from launcher.policy.restart_budget import (
+    LADDERS,
+    RepairAttempt,
+    Rung,
+    budget_of,
+    next_repair,
+    restored_nothing,
+    still_counted,
+)
 
 SETTINGS = RestartConfig()
 CRASH = Cause.SERVER_CRASH
@@ -229,3 +238,37 @@ def test_only_the_last_restore_of_a_step_restored_nothing_where_it_failed(step, 
         RepairAttempt(at=1.0, cause=CRASH, subject="trainer", rung=RESTORE, restored_step=n) for n in (9, 9, 19, None)
     ]
     assert [one.restored_step for one in restored_nothing(made, step)] == left
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_forgotten_would_have_changed_no_decision(seed):
+    """Failures of several subjects, each proved now and then, with quiet windows and without."""
+    draw = random.Random(seed)
+    whole, kept, proved, now = [], [], {}, 0.0
+    subjects = {"s0": CRASH, "s1": Cause.SERVER_STALE, "s2": Cause.SERVER_HANG, "trainer": Cause.NONFINITE}
+    for _ in range(300):
+        now += draw.choice((1.0, 60.0, 600.0, SETTINGS.window_s + 1.0))
+        subject = draw.choice(list(subjects))
+        if draw.random() < 0.4:
+            proved[subject] = now
+            kept = still_counted(kept, proved, ())
+            continue
+        for one, cause in subjects.items():
+            made = [
+                decide(history, cause=cause, subject=one, now=now, progress_at=proved.get(one))
+                for history in (whole, kept)
+            ]
+            assert made[0] == made[1]
+        onset = draw.choice((None, None, 7)) if subject == "trainer" else None
+        rung = draw.choice([rung for rung in LADDERS[subjects[subject]] if rung is not Rung.HALT])
+        begun = RepairAttempt(at=now, cause=subjects[subject], subject=subject, rung=rung, onset_step=onset)
+        whole, kept = [*whole, begun], [*kept, begun]
+    assert len(kept) < len(whole) / 2
+    assert [one for one in kept if one.onset_step] == [one for one in whole if one.onset_step]
+
+
+def test_a_subject_that_was_given_up_keeps_nobody_else_s_repairs():
+    history = [*attempts(SERVER, subject="s1"), *attempts(*EVERYTHING, start=200.0)]
+    assert still_counted(history, {"s0": 300.0}, {"s1"}) == history[-1:]
+    assert still_counted(history, {"s0": 300.0}, ()) == history
+    assert still_counted([], {}, ()) == []
