@@ -28,7 +28,7 @@ from launcher.config.hydra_messages import deleted, explain, file_of, no_setting
 from launcher.config.retired import report_retired, without_retired
 from launcher.config.schema import RunConfig
 from launcher.config.settings import DURATION, MISSING, Setting, default_values, value_of, with_values
-from launcher.config.validation import ConfigProblem, known_keys, refuse, setting_at, validated
+from launcher.config.validation import ConfigProblem, known_keys, refuse, setting_at, validated, wrong_value
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG_FOLDER = REPOSITORY / "conf"
@@ -38,6 +38,8 @@ LONGEST_SHOWN = 80
 
 SWITCHES = {True: "on", False: "off"}
 """YAML 1.1 reads a bare `on` or `off` as a boolean, so `recover: {mode: on}` in a preset arrives as True."""
+WHOLE = ("int", "int or null")
+"""Of these types a number with a point is refused, as by AReaL: pydantic would take 1.0 for a whole number."""
 NUMBER = re.compile(r"[\d_.]*\d[\d_.]*([eE][+-]?\d[\d_]*)?")
 """What Hydra may take for one."""
 KEY = re.compile(r"\w+(\.\w+)*")
@@ -215,6 +217,8 @@ def _resolved(node: DictConfig, raw: Mapping[str, Any], prefix: str, problems: l
             else:
                 plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
                 found[name] = _as_meant(plain, setting)
+                if isinstance(plain, float) and setting is not None and setting.type in WHOLE:
+                    problems.append(wrong_value(key, plain))
         except (OmegaConfBaseException, RecursionError) as error:
             what = without_classes(" ".join(str(error).splitlines()[0].split()))
             problems.append(ConfigProblem(key=key, given=raw[name], allowed=what, hint=RESOLVERS))

@@ -86,7 +86,7 @@ def _key(place: tuple[int | str, ...]) -> str:
 
 def _problems(kind: str, key: str, given: Any) -> Iterator[ConfigProblem]:
     if kind != UNKNOWN:
-        yield _wrong_value(kind, key, given)
+        yield wrong_value(key, given, is_out_of_range=kind in OUT_OF_RANGE)
     elif isinstance(given, Mapping) and given:  # of an unknown section: each of its keys, as it was given
         for name, value in given.items():
             yield from _problems(kind, f"{key}.{name}", value)
@@ -94,14 +94,15 @@ def _problems(kind: str, key: str, given: Any) -> Iterator[ConfigProblem]:
         yield unknown_key(key, given)
 
 
-def _wrong_value(kind: str, key: str, given: object) -> ConfigProblem:
+def wrong_value(key: str, given: object, *, is_out_of_range: bool = False) -> ConfigProblem:
+    """`is_out_of_range`: its type is right."""
     setting = setting_at(key)
     if setting is None:
         inside = next((one for one in known_keys() if one.startswith(f"{key}.")), f"{key}.path")
         hint = f"set one of its keys, e.g. {inside}=…, or leave it out"
         return ConfigProblem(key=key, given=given, allowed="a section of settings, not a value", hint=hint)
     allowed = f"allowed: {setting.allowed}" if setting.allowed else ""
-    if kind not in OUT_OF_RANGE:
+    if not is_out_of_range:
         allowed = ", ".join(one for one in (f"of type {setting.type}", allowed) if one)
     given = NOT_SHOWN if setting.key in SECRET else given
     return ConfigProblem(key=setting.key, given=given, allowed=f"{allowed} ({setting.meaning})")

@@ -50,19 +50,25 @@ def judge_server(server: ServerHealth, health: RunHealth, *, is_leaving: bool = 
 
 
 def _verdict(server: ServerHealth, *, is_leaving: bool) -> tuple[CheckResult, str]:
-    verdict, weights = server.verdict, f"weight_version {server.weight_version}"
+    verdict, weights = server.verdict, ""
+    if server.weight_version is not None:
+        weights = f"weight_version {server.weight_version}"
     match server.state:
         case ServerState.FAILED:
             return BAD, "given up; the run continues without it"
         case _ if is_leaving:
             return NOTE, "leaving, as requested"
         case ServerState.READY:
-            return RESULTS[verdict.health], f"{verdict.reason}; {weights}"
+            return RESULTS[verdict.health], _joined(verdict.reason, weights)
         case ServerState.STARTING | ServerState.STALE if verdict.health is not Health.DEAD:
-            return UNKNOWN, "; ".join(filter(None, [f"{server.state}, it gets no requests", server.reason, weights]))
+            return UNKNOWN, _joined(f"{server.state}, it gets no requests", server.reason, weights)
         case ServerState.SUSPECT:
-            return BAD, "; ".join(filter(None, ["SUSPECT", server.reason, verdict.reason]))
+            return BAD, _joined("SUSPECT", server.reason, verdict.reason)
     return BAD, f"{server.state}: {verdict.reason}"
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 # ── a server that no run of ours watches ──

@@ -130,6 +130,15 @@ def test_all_mistakes_of_a_command_are_told_at_once(own_preset):
     assert all(any(line.startswith(one) for line in lines) for one in beginnings), message
 
 
+def test_a_number_with_a_point_is_no_whole_number(own_preset):
+    """`seed=1.0` was taken for 1."""
+    assert refusal("conf=arithmetic_cpu", "seed=1.0").startswith("seed=1.0: of type int, allowed: at least 0")
+    assert refusal("conf=arithmetic_cpu", "recover.freq_steps=2e0").startswith("recover.freq_steps=2.0: of type int or")
+    preset = own_preset("# @package _global_\ndefaults: [arithmetic_cpu]\ntotal_train_steps: 3.0\n")
+    assert refusal(*preset).startswith("total_train_steps=3.0 (in conf/mine.yaml): of type int")
+    assert compose(["conf=arithmetic_cpu", "actor.optimizer.lr=1"]).actor.optimizer.lr == 1.0
+
+
 def test_what_follows_a_wrong_setting_is_not_told_too():
     """sglang.random_seed is the seed, unless it is given."""
     assert refusal("conf=arithmetic_cpu", "seed=-1").startswith("seed=-1: allowed: ")

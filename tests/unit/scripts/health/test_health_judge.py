@@ -142,7 +142,7 @@ NOT_KNOWN = verdict(Health.UNKNOWN, "its actor does not answer")
         (server(judged=NOT_KNOWN), UNKNOWN, "its actor does not answer; weight_version 7"),
         (server(judged=DEAD), BAD, "one of its processes is stopped; weight_version 7"),
         (server(state=ServerState.DEAD, judged=DEAD), BAD, "DEAD: one of its processes is stopped"),
-        (server(state=ServerState.STARTING), UNKNOWN, "STARTING, it gets no requests; weight_version 7"),
+        (server(state=ServerState.STARTING, weight_version=None), UNKNOWN, "STARTING, it gets no requests"),
         (server(state=ServerState.STALE, reason="behind"), UNKNOWN, "STALE, it gets no requests; behind; weight_ver"),
         (server(state=ServerState.STALE, judged=DEAD), BAD, "STALE: one of its processes is stopped"),
         (server(state=ServerState.SUSPECT, reason="refused"), BAD, "SUSPECT; refused; it makes tokens"),
@@ -153,6 +153,7 @@ NOT_KNOWN = verdict(Health.UNKNOWN, "its actor does not answer")
 def test_a_server_is_as_the_run_sees_it(seen, result, said):
     finding = judge_server(seen, health_of(seen))
     assert (finding.verdict, finding.said[: len(said)]) == (result, said)
+    assert "None" not in finding.said
 
 
 def test_how_old_a_server_s_verdict_is_counts_the_silence_of_its_actor():
