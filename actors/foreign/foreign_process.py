@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -21,7 +22,6 @@ from actors.processes.process_tree import (
     command_line,
     descendants,
     dying_with,
-    identify,
     process_state,
     send,
     stat_fields,
@@ -134,38 +134,39 @@ class TreeLook:
 
 
 class TreeWatch:
-    """The tree of one incarnation, read once in TREE_EVERY_S, and when the trainer's own processes, `ranks`, are gone.
-    `has_lost_trainer`: they were in it and are gone, while the command lives on: for GONE_S, in which what they said
-    arrives, and a command whose trainer is done ends by itself; by SIGKILL, which has no last words, at once."""
+    """The tree of one incarnation, read once in TREE_EVERY_S. `ranks`: those of its processes without which it can't go
+    on. `lost`: which of them has ended while the command lives on, "" where none has: known after GONE_S, in which what
+    it said arrives, and a command whose trainer is done ends by itself; at once after SIGKILL, which has no last
+    words. `has_lost_all`: none is left."""
 
     def __init__(self, process: HostedProcess, is_trainer: Callable[[Sequence[str]], bool]) -> None:
         self._process = process
         self._is_trainer = is_trainer
         self.ranks: list[Process] = []
-        self._before: list[Process] = []
+        self._lines: dict[Process, str] = {}
         self._killed: set[Process] = set()
-        self._trainer_at = math.inf
-        self.has_lost_trainer = False
+        self._whole_at = math.inf
+        self.lost = ""
+        self.has_lost_all = False
         self._seen = TreeLook(state=None, cpu_s=0.0)
         self._seen_at = float("-inf")
 
     def look(self) -> TreeLook:
         now = time.monotonic()
-        is_there = any(command_line(rank) for rank in self.ranks)  # that of one that has ended is empty
-        is_gone = not is_there and (bool(self.ranks) or now - self._trainer_at > GONE_S)
-        if is_gone or now - self._seen_at >= TREE_EVERY_S:
+        if now - self._seen_at >= TREE_EVERY_S:
             tree = descendants(self._process.host_pid)
             looks = [process_state(one.pid) for one in tree]
-            self.ranks = self._ranks_in(tree)
-            is_there = bool(self.ranks)
+            self._note_ranks(tree)
             state = STOPPED if any(letter == STOPPED for letter, _ in looks) else process_state(self._process.pid)[0]
             # A child that has ended takes its seconds with it.
             cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))
             self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), now
-        if is_there:
-            self._trainer_at, self._before = now, self.ranks
-        was_killed = not is_there and not self._killed.isdisjoint(self._before)
-        self.has_lost_trainer = was_killed or now - self._trainer_at > GONE_S
+        gone = [rank for rank in self.ranks if not command_line(rank)]  # that of one that has ended is empty
+        self.has_lost_all = len(gone) == len(self.ranks)
+        if not gone:
+            self._whole_at = now
+        elif now - self._whole_at > GONE_S or not self._killed.isdisjoint(gone):
+            self.lost = f"its process {gone[0].pid} has ended, and the command lives on ({self._lines[gone[0]]})"
         return self._seen
 
     async def ended(self, rank: Process) -> None:
@@ -174,15 +175,13 @@ class TreeWatch:
         if await process_ended(rank.pid) and dying_with(rank.pid) == -signal.SIGKILL:
             self._killed.add(rank)
 
-    def _ranks_in(self, tree: Sequence[Process]) -> list[Process]:
-        """Without workers that they forked, which have their command line: their children, and the host's once they
-        are gone. A process that ends has no command line for a moment, and still its children."""
-        alike = {one.pid: one for one in tree if self._is_trainer(command_line(one))}
-        workers_of = {*alike, self._process.host_pid}
-        parents = {pid: int(fields[1]) for pid in alike if (fields := stat_fields(pid)) is not None}
-        return [alike[pid] for pid, parent in parents.items() if parent not in workers_of and _lives(parent)]
-
-
-def _lives(pid: int) -> bool:
-    process = identify(pid)
-    return process is not None and bool(command_line(process))
+    def _note_ranks(self, tree: Sequence[Process]) -> None:
+        """Without workers that they forked, which have the command line of their parent: the host's children once that
+        is gone. A process that ends has no command line for a moment, and still its children."""
+        lines = {one.pid: command_line(one) for one in tree}
+        for one in tree:
+            if one not in self._lines and self._is_trainer(lines[one.pid]) and (fields := stat_fields(one.pid)):
+                of_parent = lines.get(int(fields[1]))
+                if of_parent and of_parent != lines[one.pid]:
+                    self.ranks.append(one)
+                    self._lines[one] = shlex.join(lines[one.pid])[:MOST_SAID]

@@ -30,6 +30,7 @@ from actors.foreign.step_doubts import StepDoubts
 from actors.foreign.step_source import StepSource
 from actors.foreign.trainer_pause import TrainerPause
 from actors.processes.hosted_process import Ended, HostedProcess
+from actors.processes.process_tree import Process
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.coordinator import FLUSH_S
 from actors.supervision.incident_tracker import IncidentTracker
@@ -51,7 +52,6 @@ from launcher.run_files.run_paths import RunPaths
 
 SUPERVISOR_LOST = "the actor that ran it ended, and the command with it"
 STEPS, REQUESTS = "GRPO_TRAINER_STEPS", "GRPO_TRAINER_REQUESTS"
-LOST = "its trainer's process has ended, and the command lives on"
 Made = TypeVar("Made")
 
 
@@ -271,12 +271,11 @@ class ForeignSupervisor:
         asked = asyncio.create_task(self._asked.wait())
         tree = TreeWatch(process, self._adapter.is_trainer)
         watch = ProgressWatch(settings, tree, self._checkpoints.seen, self._clock, self._waits)
-        losing: set[asyncio.Task[None]] = set()
+        losing: dict[Process, asyncio.Task[None]] = {}
         try:
             while True:
-                await asyncio.wait(
-                    {ending, asked, *losing}, timeout=settings.look_interval_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                waited = {ending, asked, *(one for one in losing.values() if not one.done())}
+                await asyncio.wait(waited, timeout=settings.look_interval_s, return_when=asyncio.FIRST_COMPLETED)
                 if self._asked.is_set():
                     await self._stop()
                     await self._take_all()
@@ -288,10 +287,10 @@ class ForeignSupervisor:
                 if has_ended:
                     return await self._ended(process, ending.result())
                 verdict = await asyncio.to_thread(watch.look, self.steps.committed, self.steps.median_step_s)
-                if tree.has_lost_trainer:
-                    return await self._ended(process, None)
-                losing = {one for one in losing if not one.done()}
-                losing = losing or {asyncio.create_task(tree.ended(rank)) for rank in tree.ranks}
+                # After the last step ranks end one by one, while the first may still save what it has recorded.
+                if tree.lost and (tree.has_lost_all or not self._is_done(None)):
+                    return await self._ended(process, None, tree.lost)
+                losing |= {one: asyncio.create_task(tree.ended(one)) for one in tree.ranks if one not in losing}
                 if verdict.health is Health.DEAD:
                     return ForeignFault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
                 if watch.unseen:
@@ -299,22 +298,22 @@ class ForeignSupervisor:
                 self._doubts.tell(watch.torn)
                 self._doubts.tell(self._checkpoints.look(self.steps.committed))
         finally:
-            for task in (ending, asked, *losing):
+            for task in (ending, asked, *losing.values()):
                 task.cancel()
 
     def _waits(self) -> str:
         return self.pause.waits_for or self.waits_for()
 
-    async def _ended(self, process: HostedProcess, ended: Ended | None) -> ForeignFault | RunOutcome:
-        """`ended` None: its trainer has, and it has not."""
+    async def _ended(self, process: HostedProcess, ended: Ended | None, lost: str = "") -> ForeignFault | RunOutcome:
+        """`ended` None: it has not, and is ended now, since `lost` says what of it has."""
         if ended is None:  # nothing of it has anything left to save
             kill(process)
         await self._stop()  # what it left behind
-        exit_code, why = (None, LOST) if ended is None else (ended.exit_code, ended.cause)
+        exit_code, why = (None, lost) if ended is None else (ended.exit_code, ended.cause)
         if (fault := await self._take_all(is_over=exit_code == 0)) is not None:
             return fault
         last = self.steps.seen_now
-        if (ended is None or not ended.cause) and self._adapter.is_done(exit_code, last, self.steps.total):
+        if (ended is None or not ended.cause) and self._is_done(exit_code):
             what = "no step was seen" if last is None else f"its last step was {last}"
             if last is None:
                 self._doubts.tell(f"it ended, and {what}: check {self._adapter.reads}")
@@ -326,6 +325,9 @@ class ForeignSupervisor:
         facts: dict[str, object] = {"pid": process.pid, "exit_code": exit_code}
         self._history.event("trainer.died", subject=TRAINER, reason=fault.reason, **facts)
         return fault
+
+    def _is_done(self, exit_code: int | None) -> bool:
+        return self._adapter.is_done(exit_code, self.steps.seen_now, self.steps.total)
 
     async def _take_all(self, *, known: int | None = None, is_over: bool = False) -> ForeignFault | None:
         """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""

@@ -1,8 +1,8 @@
-"""AReaL's trainer, unchanged, by its own local launcher: its step tables, its exports and its recover folder.
+"""AReaL's trainer, unchanged: its step tables, its exports and its recover folder.
 
-Its recover folder (recover_info/ and default/recover_checkpoint/) is what it resumes from by itself. An export is
-made into one by `scripts.setup_recovery` before; it has no optimizer. Seen with AReaL 1.0.4; what differs before 1.0
-(launcher/adapters/areal_installed.py) was not run.
+It is started as a single controller (`scheduler.type=local`: its script starts workers and servers), or by AReaL's
+legacy launcher. Its recover folder (recover_info/ and default/recover_checkpoint/) is what it resumes from by itself.
+An export is made into one by `scripts.setup_recovery` before; it has no optimizer. Seen with AReaL 1.0.4.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.adapters.areal_installed import NEW, areal_in, areal_number
-from launcher.adapters.areal_settings import areal_settings
+from launcher.adapters.areal_installed import LAUNCHER, areal_number, has_areal
+from launcher.adapters.areal_settings import RESUMING_MODES, areal_settings
 from launcher.adapters.command_adapter import MOST_REST, PYTHON, changed_at, split_words, step_seen
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
 from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
-from launcher.checkpoints.areal_folders import DATA_FILE, SUPERVISED, RecoverInfo, pickle_problems, read_recover_info
+from launcher.checkpoints.areal_folders import (
+    DATA_FILE,
+    METADATA,
+    SUPERVISED,
+    RecoverInfo,
+    pickle_problems,
+    read_recover_info,
+)
 from launcher.checkpoints.areal_log import STEP_LINE, StepTable, read_step, unfinished
 from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
@@ -32,11 +39,17 @@ FINITE = ("grad_norm", "actor_loss/avg")
 """Ends of keys, whose beginning differs with AReaL's version; the first that is there counts."""
 NO_OPTIMIZER = "++recover.no_load_optim=true"
 ADDRESSES = "AREAL_LLM_SERVER_ADDRS"
-TO_ITS_TRAINER = {"AREAL_SPMD_MODE": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-"""What AReaL's local launcher gives its trainer, beside the addresses."""
+SPMD_MODE = "AREAL_SPMD_MODE"
+"""1: somebody else has started the servers; else the script is a single controller."""
+TO_ITS_TRAINER = {SPMD_MODE: "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""What AReaL's legacy launcher gives its trainer, beside the addresses."""
 ONCE = "++recover.retries=0"
-"""Its local launcher starts a run that has ended again, also one that ended well."""
+"""Its legacy launcher starts a run that has ended again, also one that ended well."""
+CONTROLLERS_LOG = "main.log"
+PROCESSES = "areal."
+"""The beginning of the module of each worker and server that a single controller starts."""
 SEEN = "1.0"
+OF_BEFORE_0_4 = "an AReaL before 0.4 has written it, and a later one loads DCP alone"
 UNUSED = ("metrics", "pattern", "resume", "checkpoints", "checkpoint_file")
 
 
@@ -50,32 +63,30 @@ class ArealAdapter:
         self._trainer = trainer
         self._settings = areal_settings(trainer)
         self._paths = self._settings.paths
-        self._installed = areal_in(trainer.python, trainer.env)
-        self._version = self._installed or NEW
+        self._is_single = self._settings.is_single_controller and trainer.rung != SERVERS
         words = split_words("trainer.command", trainer.command or "train.py")
         self._script = words[1:] if PYTHON.fullmatch(words[0]) else words
         if not self._script:
             raise ConfigError(f"trainer.command={trainer.command} names no script", "give the training script")
         self.stop_s = trainer.stop_s
-        self.source: Path | None = None if trainer.rung == SERVERS else self._paths.trainer_log
+        log = self._paths.logs / CONTROLLERS_LOG if self._is_single else self._paths.trainer_log
+        self.source: Path | None = None if trainer.rung == SERVERS else log
         self.reads = "trainer.adapter=areal (the step tables of its StatsLogger)"
         self._known: dict[Path, FoundCheckpoint] = {}
 
     def plan(self) -> Iterator[str]:
-        settings, paths, version = self._settings, self._paths, self._version
-        yield f"{self._name}: its trial {paths.experiment_name}/{paths.trial_name} in {paths.fileroot}"
-        if version.is_before_1_0:
-            yield "note: an AReaL before 1.0 is known from its source, and was not run under this launcher"
-        elif (number := self._number) and not number.startswith(SEEN):
+        settings, paths = self._settings, self._paths
+        how = "as a single controller" if self._is_single else "by its legacy launcher"
+        started = "" if self._trainer.rung == SERVERS else f", started {how}"
+        yield f"{self._name}: its trial {paths.experiment_name}/{paths.trial_name} in {paths.fileroot}{started}"
+        if (number := self._number) and not number.startswith(SEEN):
             yield f"note: AReaL {number} was not run under this launcher; {SEEN} was"
-        if not settings.recovers(version):
-            given, modes = settings.values["recover.mode"], " or ".join(map(str, version.modes[:2]))
+        if not settings.recovers:
+            given, modes = settings.values["recover.mode"], " or ".join(map(str, RESUMING_MODES[:2]))
             yield (
                 f"note: {settings.config}: recover.mode or recover.freq_* is off (recover.mode={given}): after a "
                 f"failure it starts over; it resumes with recover.mode={modes} and e.g. recover.freq_steps=5"
             )
-        elif version.is_before_1_0:
-            yield "note: it loads no export without an optimizer: after a collapse only its recover folder may be sound"
         elif not settings.exports:
             yield f"note: {settings.config}: saver.freq_* is off: after a collapse only its recover folder may be sound"
         if self._trainer.rung == SERVERS and settings.records(self._trainer.python, self._trainer.env) is None:
@@ -83,13 +94,7 @@ class ArealAdapter:
                 f"note: {settings.config}: where this AReaL keeps its records is not known, so that those of a killed "
                 "trainer stay: set cluster.name_resolve.nfs_record_root"
             )
-        if self._trainer.rung == SERVERS and version.is_before_1_0:
-            yield (
-                "note: before 1.0 the training script says how weights reach the servers: it must use "
-                "WeightUpdateMeta.from_disk, since a server that is restarted can't rejoin a process group"
-            )
-        or_export = "" if version.is_before_1_0 else ", or an export (no optimizer)"
-        yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder{or_export}"
+        yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder, or an export (no optimizer)"
 
     def missing(self) -> Iterator[UsageError]:
         trainer, cwd = self._trainer, Path(self._trainer.cwd)
@@ -97,13 +102,10 @@ class ArealAdapter:
         path = str(trainer.env.get("PATH", os.environ.get("PATH", os.defpath)))
         if shutil.which(python, path=path) is None:
             yield ResourceError(f"trainer.python: {python} can't be run here", "give the path of AReaL's interpreter")
-        elif self._installed is None:
-            number = self._number
-            what = (
-                f"AReaL {number} there has no local launcher that is known" if number else "no AReaL is installed there"
-            )
+        elif not has_areal(trainer.python, trainer.env):
+            what = f"AReaL {self._number} there is older than 1.0" if self._number else "no AReaL is installed there"
             yield ResourceError(
-                f"trainer.python={trainer.python}: {what}", "give the interpreter of one that has AReaL 0.3.1 to 1.0"
+                f"trainer.python={trainer.python}: {what}", "give the interpreter of one that has AReaL 1.0 or later"
             )
         if not (cwd / self._script[0]).is_file():
             yield StorageError(
@@ -118,8 +120,7 @@ class ArealAdapter:
                 f"{trainer.config}: cluster.name_resolve.type={records}: a killed trainer's records stay there",
                 "set cluster.name_resolve.type=nfs there or behind --",
             )
-        updates_by_disk = mode == "disk" or (mode is None and self._version.is_before_1_0)
-        if trainer.rung == SERVERS and not (updates_by_disk and trainer.addresses_env == ADDRESSES):
+        if trainer.rung == SERVERS and not (mode == "disk" and trainer.addresses_env == ADDRESSES):
             yield ConfigError(
                 f"{trainer.config}: actor.weight_update_mode={mode}, trainer.addresses_env={trainer.addresses_env}: a "
                 "server that is restarted can't rejoin a process group",
@@ -127,23 +128,25 @@ class ArealAdapter:
             )
 
     def command(self, resume: Path | None) -> TrainerCommand:
-        """By AReaL's local launcher; with trainer.rung=servers the trainer alone, by torchrun: who starts it gives it
-        the addresses of servers.
+        """The script, which is a single controller; or AReaL's legacy launcher; or, with trainer.rung=servers, the
+        trainer alone, by torchrun: who starts it gives it the addresses of servers.
 
-        AReaL's launcher clears the trial's records before each start. A trainer that finds those of a killed one asks
+        The first two clear the trial's records before each start. A trainer that finds those of a killed one asks
         for weights that are not written yet, and ends with an error where it would write the same record. It would also
         write into weights that the door has linked."""
         trainer, settings, cwd = self._trainer, self._settings, Path(self._trainer.cwd)
-        its = (*self._script, "--config", settings.config, *settings.overrides)
+        its = (*self._script, "--config", settings.config, *settings.overrides, *settings.places)
         extra = (NO_OPTIMIZER,) if resume is not None and not self._recover_info().has_optimizer else ()
         variables = {name: str(value) for name, value in trainer.env.items()}
         python = trainer.python or "python3"
-        if trainer.python is not None:  # its launcher calls python3 and torchrun by their names
+        if trainer.python is not None:  # AReaL calls python3 and torchrun by their names
             path = variables.get("PATH", os.environ.get("PATH", os.defpath))
             variables["PATH"] = f"{Path(trainer.python).expanduser().parent}{os.pathsep}{path}"
         variables = {"PYTHONUNBUFFERED": "1", **variables}
+        if self._is_single:
+            return TrainerCommand(words=(python, *its, *extra), cwd=cwd, variables={**variables, SPMD_MODE: "0"})
         if trainer.rung != SERVERS:
-            words = (python, "-m", self._version.module, *its, ONCE, *extra)
+            words = (python, "-m", LAUNCHER, *its, ONCE, *extra)
             return TrainerCommand(words=words, cwd=cwd, variables=variables)
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.ranks))
         records = settings.records(trainer.python, trainer.env)
@@ -152,7 +155,7 @@ class ArealAdapter:
         return TrainerCommand(
             words=(python, *torchrun, *its, *extra),
             cwd=cwd,
-            variables={**variables, **TO_ITS_TRAINER, **self._version.variables(resumes=resume is not None)},
+            variables={**variables, **TO_ITS_TRAINER},
             removes=tuple(removes),
         )
 
@@ -166,14 +169,18 @@ class ArealAdapter:
         return TrainerCommand(words=tool, cwd=REPOSITORY, variables={SUPERVISED: "1"})
 
     def is_trainer(self, words: Sequence[str]) -> bool:
-        """A rank: Python with the script. torchrun, the launcher and its servers have the script further behind."""
-        begin = [word for word in words[1:3] if word != "-u"]
+        """A rank: Python with the script. torchrun, the launcher and its servers have the script further behind.
+        Of a single controller, which is the command itself, each worker and server: it notices none that is lost."""
+        begin = [word for word in words[1:4] if word != "-u"]
+        if self._is_single:
+            return len(begin) > 1 and begin[0] == "-m" and begin[1].startswith(PROCESSES)
         return bool(begin) and Path(begin[0]).name == Path(self._script[0]).name
 
     def is_done(self, exit_code: int | None, last_step: int | None, total_steps: int | None) -> bool:
-        """Its launcher ends with 1 in any case."""
+        """Its legacy launcher ends with 1 in any case."""
         total = min((count for count in (total_steps, self._settings.total_steps) if count), default=None)
-        return last_step is not None and total is not None and last_step + 1 >= total
+        has_all_steps = last_step is not None and total is not None and last_step + 1 >= total
+        return has_all_steps or (self._is_single and exit_code == 0)
 
     def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
         data = text.encode()
@@ -185,12 +192,10 @@ class ArealAdapter:
 
     def checkpoints(self) -> Sequence[FoundCheckpoint]:
         """The recover folder, and the exports; of the same step the recover folder comes first."""
-        if not self._settings.recovers(self._version):
+        if not self._settings.recovers:
             return []
         found = [] if (own := self._recover_checkpoint()) is None else [own]
-        no_resume = f"{self._name} loads an optimizer too" if self._version.is_before_1_0 else ""
-        if not no_resume and (problems := pickle_problems(self._info / DATA_FILE)):
-            no_resume = problems[0]
+        no_resume = next(iter(pickle_problems(self._info / DATA_FILE)), "")
         for path in self._paths.default_checkpoints.glob("epoch*"):
             if (name := CheckpointName.parse(path.name)) is not None:
                 found.append(self._export(path, name, no_resume))
@@ -230,6 +235,7 @@ class ArealAdapter:
                 problem=next(iter(read.problems), ""),
                 with_it=(info,),
                 has_optimizer=read.has_optimizer,
+                no_resume="" if read.problems or (path / METADATA).is_file() else OF_BEFORE_0_4,
             )
         return known
 

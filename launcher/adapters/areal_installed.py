@@ -1,9 +1,4 @@
-"""Which AReaL an environment has, and what differs between its versions. Nothing of it is imported or run.
-
-1.0 was run (1.0.4). 0.3.1 to 0.5.3 are known from their sources: another launcher's module, other words for
-`recover.mode`, `AREAL_RECOVER_RUN` where the trainer is started without that launcher, and a resume that always
-loads an optimizer, which an export has not.
-"""
+"""Which AReaL an environment has, as its files show it. Nothing of it is imported or run."""
 
 from __future__ import annotations
 
@@ -11,44 +6,18 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 RECORD_ROOT = re.compile(r'nfs_record_root: str = field\(\s*default="([^"]+)"')
 """AReaL's own default, as its source has it."""
-IS_RECOVERY = "AREAL_RECOVER_RUN"
+LAUNCHER = "areal.infra.launcher.local"
+"""Its legacy launcher on one machine. The single controller came with the same version, 1.0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArealVersion:
-    """`module`: its local launcher. `modes`: of `recover.mode`, those that resume whatever this launcher starts again.
-    `is_before_1_0`: it resumes from its own recover folder only, and the training script says how weights reach the
-    servers, whatever the YAML has."""
-
-    module: str
-    modes: tuple[object, ...]
-    is_before_1_0: bool = False
-
-    @property
-    def file(self) -> Path:
-        return Path(*self.module.split(".")).with_suffix(".py")
-
-    def variables(self, *, resumes: bool) -> Mapping[str, str]:
-        """What its own launcher tells a trainer about a resume."""
-        return {IS_RECOVERY: str(int(resumes))} if self.is_before_1_0 else {}
-
-
-NEW = ArealVersion(module="areal.infra.launcher.local", modes=("on", "auto", True))  # YAML 1.1 reads `on` as true
-OLD = ArealVersion(module="areal.launcher.local", modes=("auto", "resume"), is_before_1_0=True)
-
-
-def areal_in(python: str | None, env: Mapping[str, object]) -> ArealVersion | None:
-    """Of the environment of that interpreter; None where it has no AReaL with a local launcher."""
-    for folder in _import_folders(python, env):
-        for version in (NEW, OLD):
-            if (folder / version.file).is_file():
-                return version
-    return None
+def has_areal(python: str | None, env: Mapping[str, object]) -> bool:
+    """Whether that interpreter has an AReaL of 1.0 or later."""
+    file = Path(*LAUNCHER.split(".")).with_suffix(".py")
+    return any((folder / file).is_file() for folder in _import_folders(python, env))
 
 
 def areal_number(python: str | None, env: Mapping[str, object]) -> str:

@@ -88,7 +88,8 @@ class TrainerAdapter(Protocol):
         """What has to end with exit code 0 before a resume from a checkpoint; None: what takes the last one back."""
 
     def is_trainer(self, words: Sequence[str]) -> bool:
-        """Whether a command line is that of the trainer itself, where the command can outlive it."""
+        """Whether a command line is that of a process without which the trainer can't go on, and which the command
+        can outlive."""
 
     def is_done(self, exit_code: int | None, last_step: int | None, total_steps: int | None) -> bool:
         """Whether a command that ended is done. `exit_code` None: its trainer has ended, and the command has not."""

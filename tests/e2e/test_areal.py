@@ -1,4 +1,5 @@
-"""The real AReaL 1.0.4 and its SGLang servers, on the CPU, under the launcher: trainer and server killed; rewards at 0.
+"""The real AReaL 1.0.4 and its SGLang servers, on the CPU, under the launcher, by AReaL's legacy launcher and as a
+single controller with two ranks: trainer and server killed; rewards at 0.
 
 AREAL_RIG: see scripts/lab/areal_rig.py; without it the tests are skipped.
 """
@@ -26,15 +27,27 @@ pytestmark = [
 ]
 SERVER = "areal.experimental.inference_service.sglang.launch_server"
 STEPS = 30
+STARTED = {"legacy": (), "single": ("scheduler.type=local", "actor.backend=fsdp:d2p1t1")}
 
 
 class ArealRun(ForeignRun):
     deadline_s = 1200
 
     def server(self) -> int | None:
+        return self.process(lambda words: words[1:3] == ["-m", SERVER])
+
+    def rank(self) -> int | None:
+        """The last of a single controller's; the legacy launcher's only one."""
+        role = ["--role", "actor", "--worker-index", "1"]
+        found = self.process(
+            lambda words: words[1:2] == ["-m"] and any(words[i : i + 4] == role for i in range(len(words)))
+        )
+        return found or super().rank()
+
+    def process(self, is_wanted) -> int | None:
         for pid in self.tree():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).cmdline()[1:3] == ["-m", SERVER]:
+                if is_wanted(psutil.Process(pid).cmdline()):
                     return pid
         return None
 
@@ -49,12 +62,13 @@ class ArealRun(ForeignRun):
         assert check_health.main([str(self.paths.logs)]) == 0
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
+@pytest.fixture(params=STARTED)
+def run(tmp_path, monkeypatch, request):
     make_folder(areal_rig(), tmp_path)
     for name, value in variables_of(tmp_path, STEPS).items():
         monkeypatch.setenv(name, value)
-    settings = settings_of(areal_rig(), tmp_path, ["--", "experiment_name=tried", "trial_name=areal"])
+    named = ["--", "experiment_name=tried", "trial_name=areal", *STARTED[request.param]]
+    settings = settings_of(areal_rig(), tmp_path, named)
     with ArealRun(tmp_path, "train.py", *settings, name="areal", conf="areal") as started:
         yield started
 

@@ -1,12 +1,13 @@
-"""A stand-in for AReaL with its contract, in one file: its local launcher, and a script with its trainer.
+"""A stand-in for AReaL 1.0.4 with its contract, in one file: its legacy launcher, and a script with its trainer.
 
-As `areal/infra/launcher/local.py` (1.0.4) it starts a server and the script, whose output goes through `tee` into
-trainer.log; it ends all of them once one has ended, and with exit code 1 in any case. As the script it takes steps,
-prints AReaL's lines, writes a recover folder, and has a worker that holds the log's pipe and outlives it. What it
-learns is a number that depends on every step.
+As `areal/infra/launcher/local.py` it starts a server and the script, whose output goes through `tee` into trainer.log;
+it ends all of them once one has ended, and with exit code 1 in any case. As the script it takes steps, prints AReaL's
+lines, writes a recover folder, and has a worker that holds the log's pipe and outlives it. What it learns is a number
+that depends on every step.
 
-As `areal/launcher/local.py` it is 0.3.4, by its source: AREAL_RECOVER_RUN tells the script whether to resume, each
-minibatch has a table, and what is saved is a Hugging Face folder.
+With AREAL_SPMD_MODE=0 the script is a single controller, as one was seen: it starts two ranks and a worker of rollouts,
+which starts the server; steps are in main.log. It ends with exit code 1 after the loss of a rank. After that of a
+server it says that training has failed, and stays; so do its ranks where it is killed.
 """
 
 import contextlib
@@ -17,18 +18,14 @@ import pickle
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 import yaml
 
 TABLE = "╒═╕\n│ ppo_actor/task_reward/avg │ {reward:.4e} │ ppo_actor/update/grad_norm │ 1.0e+00 │\n╘═╛\n"
-OLD_TABLES = (
-    "╒═╕\n│ grpo_actor/task_reward/avg │ {reward:.4e} │ grpo_actor/grad_norm │ 1.0e+00 │\n╘═╛\n"
-    "Stats (2/2):\n╒═╕\n│ grpo_actor/grad_norm │ 1.0e+00 │\n╘═╛\n"
-)
-IS_RECOVERY = "AREAL_RECOVER_RUN"
+WORKER, SERVER = "areal.infra.rpc.rpc_server", "areal.engine.launch_server"
 FREQUENCY = dict.fromkeys(
     (
         *("frequence_seconds", "frequency_steps", "start_time", "steps", "last_time", "last_steps", "interval_steps"),
@@ -47,10 +44,8 @@ def folders(config: str) -> tuple[Path, Path]:
 
 
 def launch(arguments: list[str]) -> None:
-    root, logs = folders(arguments[arguments.index("--config") + 1])
+    _, logs = folders(arguments[arguments.index("--config") + 1])
     logs.mkdir(parents=True, exist_ok=True)
-    if Path(__file__).parent.parent.name == "areal":  # of before 1.0
-        os.environ[IS_RECOVERY] = str(int((root / "recover_info" / "step_info.json").exists()))
     server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "server"])
     line = f"{sys.executable} -u {' '.join(arguments)} 2>&1 | tee -a {logs / 'trainer.log'}"
     trainer = subprocess.Popen(line, shell=True)
@@ -63,37 +58,63 @@ def launch(arguments: list[str]) -> None:
 
 
 def train(arguments: list[str], steps: int = 40) -> None:
-    root, _ = folders(arguments[arguments.index("--config") + 1])
+    root, logs = folders(arguments[arguments.index("--config") + 1])
     info, recover = root / "recover_info", root / "default" / "recover_checkpoint"
-    state, told = {"step": 0, "weight": 1}, os.environ.get(IS_RECOVERY)
-    if (info / "step_info.json").exists() if told is None else told == "1":
-        state = json.loads((recover / ("__0_0.distcp" if told is None else "state.json")).read_text())
-    if os.fork() == 0:  # it has the trainer's command line too
+    state = {"step": 0, "weight": 1}
+    if (info / "step_info.json").exists():
+        state = json.loads((recover / "__0_0.distcp").read_text())
+    is_single = os.environ.get("AREAL_SPMD_MODE") == "0"
+    workers = [worker("actor", 0), worker("actor", 1), worker("rollout", 0)] if is_single else []
+    logs.mkdir(parents=True, exist_ok=True)
+    said = (logs / "main.log").open("a") if is_single else sys.stdout
+    if not is_single and os.fork() == 0:  # it has the trainer's command line too
         time.sleep(3600)
     while state["step"] < steps:
         step = state["step"] = state["step"] + 1
         time.sleep(0.2)
+        check(workers, said)
         state["weight"] = (state["weight"] * 31 + step) % 1_000_003
         if step % 5 == 0:
-            save(info, recover, state, is_old=told is not None)
-        print(f"(AReaL) 20261122-10:00:00.000 StatsLogger INFO: Epoch 1/1 Step {step}/{steps}", end=" ")
-        tables = "Stats (1/1):\n" + TABLE if told is None else "Stats (1/2):\n" + OLD_TABLES
-        print(f"Train step {step}/{steps} done.\n" + tables.format(reward=0.2 + step / 100), flush=True)
+            save(info, recover, state)
+        print(f"(AReaL) 20261122-10:00:00.000 StatsLogger INFO: Epoch 1/1 Step {step}/{steps}", end=" ", file=said)
+        table = "Stats (1/1):\n" + TABLE.format(reward=0.2 + step / 100)
+        print(f"Train step {step}/{steps} done.\n" + table, flush=True, file=said)
+    *ranks, rollouts = workers or [None]
+    for one in ranks:
+        one.terminate()
+        one.wait()
+        time.sleep(1.0)
+    if rollouts is not None:
+        (root / "closed").touch()
+        rollouts.terminate()
     time.sleep(0.5)
 
 
-def save(info: Path, recover: Path, state: dict, *, is_old: bool) -> None:
+def worker(role: str, index: int) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", WORKER, "--role", role, "--worker-index", str(index)])
+
+
+def check(workers: list[subprocess.Popen], said: TextIO) -> None:
+    """As its calls of their engines do."""
+    *ranks, rollouts = workers or [None]
+    if any(rank.poll() is not None for rank in ranks):
+        sys.exit("WorkerFailedError: a worker has ended")
+    if rollouts is not None and rollouts.poll() is not None:
+        print("(AReaL) 20261122-10:00:00.000 RLTrainer ERROR: Training failed with exception", flush=True, file=said)
+        time.sleep(3600)
+
+
+def serve_rollouts() -> None:
+    subprocess.run([sys.executable, "-m", SERVER], check=False)
+    sys.exit(1)
+
+
+def save(info: Path, recover: Path, state: dict) -> None:
     """In AReaL's order: the checkpoint, then the step that it is of, then the others."""
     for folder in (info, recover):
         folder.mkdir(parents=True, exist_ok=True)
-    if is_old:
-        make_export(recover)
-        (recover / "state.json").write_text(json.dumps(state))
-        with zipfile.ZipFile(recover / "optim_world_size_1_rank_0.pt", "w") as file:
-            file.writestr("optim/data.pkl", json.dumps(state))
-    else:
-        (recover / "__0_0.distcp").write_text(json.dumps(state))
-        (recover / ".metadata").write_bytes(pickle.dumps({"dcp.optim.weight": "__0_0.distcp"}))
+    (recover / "__0_0.distcp").write_text(json.dumps(state))
+    (recover / ".metadata").write_bytes(pickle.dumps({"dcp.optim.weight": "__0_0.distcp"}))
     step = {"epoch": 0, "epoch_step": state["step"] - 1, "global_step": state["step"] - 1, "steps_per_epoch": 1000}
     (info / "step_info.json").write_text(json.dumps(step))
     for name in ("saver_info", "evaluator_info", "checkpoint_info"):
@@ -102,13 +123,13 @@ def save(info: Path, recover: Path, state: dict, *, is_old: bool) -> None:
     (info / "dataloader_info.pkl").write_bytes(pickle.dumps([{}]))
 
 
-def make_export(folder: Path) -> None:
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    for name in ("config.json", "tokenizer_config.json"):
-        (folder / name).write_text("{}")
-
-
 if __name__ == "__main__":
-    is_launcher = Path(__file__).name == "local.py"
-    launch(sys.argv[1:]) if is_launcher else train(sys.argv[1:])
+    match Path(__file__).stem, sys.argv[1:]:
+        case "local", arguments:
+            launch(arguments)
+        case "rpc_server", ["--role", "rollout", *_]:
+            serve_rollouts()
+        case (("rpc_server" | "launch_server"), _):
+            time.sleep(3600)
+        case _, arguments:
+            train(arguments)

@@ -30,22 +30,22 @@ recover: {{mode: auto, freq_epochs: null, freq_steps: 5, freq_secs: null}}
 """
 
 
-def process(run, word):
-    """Of the run's tree, the one that has this word to itself."""
+def process(run, *words):
+    """Of the run's tree, the one that has each of these words to itself."""
     for pid in run.tree():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if word in psutil.Process(pid).cmdline()[2:]:
+            if {*words} <= {*psutil.Process(pid).cmdline()[2:]}:
                 return pid
     return None
 
 
-def project(folder, place="infra/launcher"):
+def project(folder, more=""):
     """A folder with their script, YAML and environment; settings of a run of it."""
-    launcher = folder / "areal" / place / "local.py"
-    launcher.parent.mkdir(parents=True)
-    shutil.copy(STAND_IN, launcher)
+    for file in ("areal/infra/launcher/local.py", "areal/infra/rpc/rpc_server.py", "areal/engine/launch_server.py"):
+        (folder / file).parent.mkdir(parents=True)
+        shutil.copy(STAND_IN, folder / file)
     shutil.copy(STAND_IN, folder / "train.py")
-    (folder / "their.yaml").write_text(YAML.format(root=folder / "out"))
+    (folder / "their.yaml").write_text(YAML.format(root=folder / "out") + more)
     return (
         *("trainer.config=their.yaml", f"trainer.python={sys.executable}"),
         *(f"+trainer.env.PYTHONPATH='{folder}'", "reward_health.zero_breaker_steps=null"),
@@ -74,16 +74,26 @@ def test_a_lost_trainer_whose_worker_holds_the_log_and_a_lost_server_cost_no_ste
     assert check_health.main([str(run.paths.logs)]) == 0
 
 
-def test_of_an_areal_before_1_0_a_lost_trainer_costs_no_step(tmp_path):
-    settings = project(tmp_path, place="launcher")
+def test_of_a_single_controller_a_lost_rank_server_or_the_whole_costs_no_step_and_leaves_no_orphan(tmp_path):
+    """It stays for ever after the loss of a server, and its ranks stay after its own."""
+    settings = project(tmp_path, "scheduler: {type: local}\nactor: {backend: 'fsdp:d2'}\n")
+    lost = {8: ("actor", "1"), 18: ("areal.engine.launch_server",), 28: ("their.yaml", "--config")}
     with ForeignRun(tmp_path, "train.py", *settings, name="areal", conf="areal") as run:
-        run.wait_steps(8)
-        os.kill(run.wait_until(run.rank, "its trainer runs"), signal.SIGKILL)
-        run.wait_until(lambda: ("trainer_crash", True) in run.incidents(), "it steps again")
+        for number, (step, words) in enumerate(lost.items(), 1):
+            run.wait_steps(step)
+            before = {*run.tree()}
+            os.kill(run.wait_until(lambda words=words: process(run, *words), words[0]), signal.SIGKILL)
+            run.wait_until(lambda number=number: len(run.incidents()) == number, f"it steps again without {words}")
+            assert not before & {*run.tree()}
         assert run.wait_end() == 0, run.said()
         assert run.tree() == []
+    rank, server, _ = (died["reason"] for died in run.events("trainer.died"))
+    assert "--role actor --worker-index 1" in rank
+    assert "areal.engine.launch_server" in server
+    assert run.incidents() == [("trainer_crash", True)] * 3
     assert run.steps() == list(range(STEPS))
-    assert learned(tmp_path, "state.json") == undisturbed()
+    assert learned(tmp_path) == undisturbed()
+    assert [*(tmp_path / "out" / "checkpoints").rglob("closed")], "it was ended before it had saved all"
 
 
 def test_a_storm_on_it_is_survived(tmp_path, capsys):
@@ -98,9 +108,9 @@ def test_a_storm_on_it_is_survived(tmp_path, capsys):
     assert "exit code 0, 40 steps, each once" in capsys.readouterr().out
 
 
-def learned(folder, file="__0_0.distcp"):
+def learned(folder):
     """Of the recover folder in its place; a kill while it was written has set another one aside."""
-    (state,) = (folder / "out" / "checkpoints").rglob(f"default/recover_checkpoint/{file}")
+    (state,) = (folder / "out" / "checkpoints").rglob("default/recover_checkpoint/__0_0.distcp")
     return json.loads(state.read_text())["weight"]
 
 

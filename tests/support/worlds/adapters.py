@@ -1,4 +1,4 @@
-"""An AReaL trainer's YAML at several ages, and the pattern of a command's log."""
+"""An AReaL trainer's YAML, and the pattern of a command's log."""
 
 from launcher.adapters.command_adapter import CommandAdapter
 from launcher.adapters.trainer_adapter import adapter_of
@@ -12,7 +12,8 @@ allocation_mode: sglang:d1p1t1+fsdp:d2p1t1c2
 total_train_steps: null
 cluster: {{n_nodes: 1, fileroot: "{root}"}}
 scheduler: {{type: null}}
-actor: {{weight_update_mode: disk}}
+rollout: {{backend: "sglang:d1p1t1"}}
+actor: {{backend: "fsdp:d2p1t1c2", weight_update_mode: disk}}
 saver: {{experiment_name: "${{experiment_name}}", freq_epochs: null, freq_steps: 5, freq_secs: null}}
 recover: {{mode: on, trial_name: "${{trial_name}}", freq_epochs: 1, freq_steps: 5, freq_secs: null}}
 """
@@ -32,17 +33,6 @@ def trainer(folder, *overrides, **settings):
         (folder / "their.yaml").write_text(text)
     given = {"cwd": str(folder), "config": "their.yaml", "python": str(python), "command": "train.py"}
     return ForeignTrainerConfig(adapter="areal", overrides=list(overrides), **(given | settings))
-
-
-def older(folder, *overrides, **settings):
-    """The same with AReaL 0.3.4 in the environment: its local launcher is elsewhere."""
-    given = trainer(folder, *overrides, **settings)
-    site = folder / "venv/lib/python3.11/site-packages"
-    if not (new := site / "areal/launcher/local.py").exists():
-        new.parent.mkdir()
-        (site / "areal/infra/launcher/local.py").rename(new)
-        (site / "areal-1.0.4.dist-info").rename(site / "areal-0.3.4.dist-info")
-    return given
 
 
 def missing(given):

@@ -17,7 +17,7 @@ from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal, name_of
-from tests.support.worlds.adapters import older, trainer
+from tests.support.worlds.adapters import trainer
 from tests.support.worlds.foreign import Recorded, lines
 
 CONTRADICTED = """
@@ -31,11 +31,11 @@ CONTRADICTED = """
 """Of a run of AReaL 1.0.4 whose rewards were at 0 from step 24 on, and stayed so; reasons are cut."""
 
 
-def checkpoints(tmp_path, history, unproven=None, *, made_by=trainer, are_ours=True):
+def checkpoints(tmp_path, history, unproven=None, *, are_ours=True):
     config = RunConfig(experiment_name=EXPERIMENT, trial_name=TRIAL)
     config.cluster.fileroot = str(tmp_path / "runs")
     RunPaths.of(config).prepare()
-    config.trainer = made_by(tmp_path)
+    config.trainer = trainer(tmp_path)
     return ForeignCheckpoints(config, adapter_of(config.trainer), history, are_ours=are_ours, unproven=unproven)
 
 
@@ -57,22 +57,19 @@ def test_after_a_crash_the_recover_folder_is_taken_although_an_export_is_newer(t
     assert aside[0].endswith(".superseded-1")
 
 
-def before_1_0(tmp_path):
-    return older(tmp_path, "recover.mode=auto")
-
-
 def test_an_export_that_its_areal_can_not_resume_from_is_neither_chosen_nor_called_damaged(tmp_path, history):
-    top, _ = make_areal(tmp_path / "out", [4, 14], recover_step=9)
-    found = checkpoints(tmp_path, history, made_by=before_1_0)
-    assert asyncio.run(found.resume_from(lines(16), None)) == 9
+    top, info = make_areal(tmp_path / "out", [4, 14], recover_step=9)
+    (info / "dataloader_info.pkl").unlink()
+    found = checkpoints(tmp_path, history)
+    assert asyncio.run(found.resume_from(lines(16), None)) == FIRST_WEIGHTS
     asyncio.run(found.clear(after=9, is_condemned=False))
     assert sorted(path.name for path in (top / "default").glob("epoch*")) == [str(name_of(4))]
-    assert [path.suffix for path in (top / "default" / "set_aside").iterdir()] == [".superseded-1"]
+    assert [path.name for path in (top / "default" / "set_aside").glob("*14*")] == [f"{name_of(14)}.superseded-1"]
 
 
 def test_exports_that_a_run_would_write_over_from_step_0_on_are_refused(tmp_path, history):
     top, _ = make_areal(tmp_path / "out", [4, 14])
-    found = checkpoints(tmp_path, history, made_by=before_1_0, are_ours=False)
+    found = checkpoints(tmp_path, history, are_ours=False)
     with pytest.raises(RunError) as caught:
         asyncio.run(found.resume_from([], None))
     assert str(name_of(14)) in str(caught.value)

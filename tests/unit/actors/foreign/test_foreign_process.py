@@ -25,6 +25,9 @@ time.sleep(600)
 TRAIN = "import os, time\nos.fork()\ntime.sleep(600)\n"
 
 
+WORKERS = (["worker"], ["server"])
+
+
 def is_trainer(words):
     return words[1:3] == ["-u", "train.py"]
 
@@ -57,18 +60,18 @@ def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(host
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
     watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
     watch.look()
-    assert not watch.has_lost_trainer, "one that has not begun is not lost"
+    assert not watch.lost, "one that has not begun is not lost"
     pair = wait_until(lambda: found if len(found := alike(host)) == 2 else None)
     watch.look()
     monkeypatch.setattr(foreign_process, "GONE_S", 60.0)
     watch.look()
-    assert not watch.has_lost_trainer
+    assert not watch.lost
     (rank,) = [one for one in pair if int(stat_fields(one.pid)[1]) not in {other.pid for other in pair}]
     os.kill(rank.pid, signal.SIGKILL)
     wait_until(lambda: len(alike(host)) == 1)
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
     watch.look()
-    assert watch.has_lost_trainer
+    assert watch.lost
 
 
 def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(host, monkeypatch):
@@ -81,7 +84,7 @@ def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(host, monkeypatch)
     os.kill(rank.pid, signal.SIGKILL)
     wait_until(lambda: len(alike(host)) == 1)
     watch.look()
-    assert watch.has_lost_trainer
+    assert watch.lost
 
 
 def test_a_lost_command_is_killed_with_all_below_it_without_its_host(host):
@@ -89,6 +92,35 @@ def test_a_lost_command_is_killed_with_all_below_it_without_its_host(host):
     (shell,) = [one for one in descendants(host.pid) if command_line(one)[0] == "sh"]
     kill(SimpleNamespace(host_pid=host.pid, pid=shell.pid))
     wait_until(lambda: not descendants(host.pid))
+
+
+SEVERAL = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "worker"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "server"])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["worker", "server"])
+def test_of_several_processes_that_it_needs_the_first_that_ends_is_missed_and_named(tmp_path, monkeypatch, name):
+    """One of them was missed only once all had ended: a controller that lost a worker seemed to work."""
+    monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 0.0)
+    monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SEVERAL!r}])"
+    with subprocess.Popen([sys.executable, "-c", starts], cwd=tmp_path) as host:
+        try:
+            watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), lambda words: words[3:] in WORKERS)
+            wait_until(lambda: watch.look() and len(watch.ranks) == len(WORKERS))
+            assert not watch.lost
+            (wanted,) = [one for one in watch.ranks if command_line(one)[3:] == [name]]
+            os.kill(wanted.pid, signal.SIGKILL)
+            wait_until(lambda: watch.look() and watch.lost)
+            assert f"its process {wanted.pid} has ended" in watch.lost
+            assert watch.lost.endswith(f" {name})")
+        finally:
+            for one in descendants(host.pid):
+                os.kill(one.pid, signal.SIGKILL)
 
 
 TORCHRUN = """
@@ -126,10 +158,10 @@ def test_a_trainer_that_is_killed_is_lost_at_once_and_one_that_may_have_last_wor
             watch.look()
             asyncio.run(ends())
             watch.look()
-            assert watch.has_lost_trainer is (how == "killed")
+            assert bool(watch.lost) is (how == "killed")
             monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
             watch.look()
-            assert watch.has_lost_trainer
+            assert watch.lost
         finally:
             for one in descendants(host.pid):
                 os.kill(one.pid, signal.SIGKILL)

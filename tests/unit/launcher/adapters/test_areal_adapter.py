@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.adapters.areal_settings import areal_settings
 from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.errors import ConfigError
 from launcher.checkpoints.areal_folders import SUPERVISED
@@ -12,6 +13,7 @@ from launcher.run_files.run_paths import login_name
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, copied, make_areal, truncate
 from tests.support.worlds.adapters import missing, trainer
 
+SINGLE = ("scheduler.type=local",)
 SAMPLE = Path(__file__).parents[1] / "diagnosis" / "data" / "areal_trainer_step.log"
 
 
@@ -23,6 +25,47 @@ def test_its_launcher_is_started_once_with_its_yaml_and_overrides_as_they_are(tm
     assert made.variables["PATH"].startswith(f"{tmp_path}/venv/bin:")  # its launcher calls python3 and torchrun by name
     assert made.variables["WANDB_MODE"] == "offline"
     assert missing(trainer(tmp_path)) == []
+
+
+def test_a_single_controller_is_its_script_and_lost_are_its_workers_and_servers(tmp_path):
+    adapter = adapter_of(trainer(tmp_path, *SINGLE))
+    made = adapter.command(None)
+    python = str(tmp_path / "venv" / "bin" / "python3")
+    assert made.words == (python, "train.py", "--config", "their.yaml", *SINGLE)
+    assert made.variables["AREAL_SPMD_MODE"] == "0", "whatever the launcher's own environment has"
+    assert adapter.source == tmp_path / "out" / "logs" / login_name() / EXPERIMENT / TRIAL / "main.log"
+    assert "started as a single controller" in "\n".join(adapter.plan())
+    assert adapter.is_trainer(["/venv/bin/python3", "-m", "areal.infra.rpc.rpc_server", "--role", "actor"])
+    assert adapter.is_trainer(["python3", "-m", "areal.experimental.inference_service.sglang.launch_server"])
+    assert not adapter.is_trainer(["stdbuf", "-oL", "python3", "-m", "areal.infra.rpc.rpc_server"])
+    assert not adapter.is_trainer(["/venv/bin/python3", "train.py", "--config", "their.yaml"])
+    assert not adapter.is_trainer(["python3", "-m"])
+    assert missing(trainer(tmp_path, *SINGLE)) == []
+
+
+@pytest.mark.parametrize(
+    ("older", "said"),
+    [
+        ("sglang:d4p1t1+fsdp:d2", ["++rollout.backend=sglang:d4p1t1", "++actor.backend=fsdp:d2"]),
+        ("vllm.d1t2+megatron.d2t2", ["++rollout.backend=vllm:d1t2", "++actor.backend=megatron:d2t2"]),
+        ("sglang.d4p1t1+d4p1t1", ["++rollout.backend=sglang:d4p1t1", "++actor.backend=fsdp:d4p1t1"]),
+        ("sglang:d4t8+megatron:(attn:d1p12t4|ffn:d1p12e4)", []),
+    ],
+)
+def test_places_of_an_older_yaml_are_told_in_the_words_that_areal_reads_now(tmp_path, older, said):
+    """AReaL 1.0 reads no dotted form, no trainer without its backend, and no YAML that lacks both `backend`s."""
+    overrides = [f"allocation_mode='{older}'", "~rollout", "~actor.backend"]
+    settings = areal_settings(trainer(tmp_path, *overrides))
+    now = "+".join(place.partition("=")[2] for place in said)
+    assert settings.places == (*said, *([f"allocation_mode={now}"] if said and now != older else []))
+    words = adapter_of(trainer(tmp_path, *overrides)).command(None).words
+    assert words[words.index(overrides[-1]) + 1 :] == (*settings.places, "++recover.retries=0")
+
+
+def test_how_many_ranks_and_servers_a_dotted_form_means(tmp_path):
+    settings = areal_settings(trainer(tmp_path, "allocation_mode=sglang.d3p1t2+d4p1t1", "~rollout", "~actor.backend"))
+    assert settings.ranks == 4
+    assert {key: settings.servers()[key] for key in ("n_servers", "tp_size")} == {"n_servers": 3, "tp_size": 2}
 
 
 def test_with_our_servers_its_trainer_is_started_by_torchrun(tmp_path):
@@ -191,6 +234,10 @@ def test_it_is_done_after_its_last_step_whatever_its_exit_code(tmp_path):
     assert adapter.is_done(1, 7, 8)
     assert not adapter.is_done(1, 6, 8)
     assert not adapter.is_done(0, None, None)
+    single = adapter_of(trainer(tmp_path, *SINGLE))
+    assert single.is_done(None, 7, 8), "a worker has ended because the run is over"
+    assert single.is_done(0, None, None), "nothing was left to do"
+    assert not single.is_done(1, 6, 8)
     assert adapter_of(trainer(tmp_path, "total_train_steps=5")).is_done(None, 4, 8)
 
 
@@ -201,9 +248,11 @@ def test_it_is_done_after_its_last_step_whatever_its_exit_code(tmp_path):
         ([], {"config": "other.yaml"}, "is no YAML file"),
         ([], {"command": "python"}, "trainer.command=python names no script"),
         ([], {"metrics": "m.jsonl"}, "trainer.metrics is set with trainer.adapter=areal"),
-        (["scheduler.type=ray"], {}, "scheduler.type=ray"),
+        (["scheduler.type=ray"], {}, "scheduler.type=ray: its workers are not below the command"),
         (["saver.experiment_name=x"], {}, "saver.experiment_name=x, and the run's is"),
-        (["allocation_mode=null"], {}, "allocation_mode=None"),
+        (["scheduler.type=local", "+stats_logger.trial_name=x"], {}, "stats_logger.trial_name=x, and the run's is"),
+        (["allocation_mode=null"], {}, "scheduler.type=null and allocation_mode=null: AReaL can't be started so"),
+        (["allocation_mode=null", "scheduler.type=local", "actor.backend=null"], {}, "actor.backend has no value"),
         (["experiment_name=null"], {}, "experiment_name has no value"),
         (["cluster.fileroot=${oc.env:NOT_THERE_AT_ALL}"], {}, "NOT_THERE_AT_ALL"),
         (["cluster.n_nodes=2"], {}, "cluster.n_nodes=2"),
@@ -218,13 +267,15 @@ def test_what_can_not_be_used_is_refused_with_its_key(tmp_path, overrides, setti
 
 def test_what_is_missing_is_told_with_its_key(tmp_path, monkeypatch):
     given = trainer(tmp_path)
-    (tmp_path / "venv/lib/python3.11/site-packages/areal/infra/launcher/local.py").unlink()
+    site = tmp_path / "venv/lib/python3.11/site-packages"
+    (site / "areal/infra/launcher/local.py").unlink()
+    (site / "areal-1.0.4.dist-info").rename(site / "areal-0.5.3.dist-info")
     (tmp_path / "train.py").unlink()
     monkeypatch.setenv("AREAL_LLM_SERVER_ADDRS", "127.0.0.1:1")
     said = missing(given)
-    told = ("AReaL 1.0.4 there has no local launcher", "train.py is no file", "is set")
+    told = ("AReaL 0.5.3 there is older than 1.0", "train.py is no file", "is set")
     assert all(words in line for words, line in zip(told, said, strict=True))
-    (tmp_path / "venv/lib/python3.11/site-packages/areal-1.0.4.dist-info").rmdir()
+    (tmp_path / "venv/lib/python3.11/site-packages/areal-0.5.3.dist-info").rmdir()
     assert "no AReaL is installed" in missing(given)[0]
     assert "can't be run here" in missing(trainer(tmp_path, python=str(tmp_path / "none")))[0]
 

@@ -1,4 +1,5 @@
-"""AReaL 0.3.1 to 0.5.3, by the contract that their sources show: launcher, modes, tables and recover folders."""
+"""Files of AReaL before 1.0, which stay readable: step tables of each minibatch, and recover folders of 0.3. They are
+shown and judged; an AReaL of today resumes from none of the latter."""
 
 import os
 import shutil
@@ -8,7 +9,7 @@ import pytest
 
 from launcher.adapters.trainer_adapter import adapter_of
 from tests.support.checkpoint_makers import make_areal, make_export, name_of, truncate
-from tests.support.worlds.adapters import missing, older
+from tests.support.worlds.adapters import trainer
 
 TWO_TABLES = """\
 20250911-11:37:11.251 stats logger INFO: Epoch 1/2 Step 2/80 Train step 2/160 done.
@@ -23,62 +24,14 @@ TWO_TABLES = """\
 │ grpo_actor/grad_norm │  nan │ grpo_actor/update_successful │  1.0e+00 │
 ╘═╛
 """
-AUTO = "recover.mode=auto"
-
-
-def plan(given):
-    return "\n".join(adapter_of(given).plan())
-
-
-def test_its_own_launcher_is_started_and_finds_its_recover_folder_itself(tmp_path):
-    given = older(tmp_path, AUTO)
-    assert missing(given) == []
-    made = adapter_of(given).command(tmp_path)
-    assert made.words[1:4] == ("-m", "areal.launcher.local", "train.py")
-    assert "AREAL_RECOVER_RUN" not in made.variables
-    said = plan(given)
-    assert "AReaL 0.3.4: its trial" in said
-    assert "was not run under this launcher" in said
-    assert "after a collapse only its recover folder may be sound" in said
-
-
-@pytest.mark.parametrize(
-    ("mode", "resumes"), [("auto", True), ("resume", True), ("fault", False), ("on", False), ("disabled", False)]
-)
-def test_which_modes_resume_what_this_launcher_starts_again(tmp_path, mode, resumes):
-    given = older(tmp_path, f"recover.mode={mode}")
-    make_areal(tmp_path / "out", [], recover_step=9)
-    assert ("after a failure it starts over" not in plan(given)) == resumes
-    assert bool(adapter_of(given).checkpoints()) == resumes
-
-
-def test_with_our_servers_its_trainer_is_told_whether_it_resumes(tmp_path):
-    ours = {"rung": "servers", "addresses_env": "AREAL_LLM_SERVER_ADDRS"}
-    given = older(tmp_path, AUTO, "~actor.weight_update_mode", **ours)
-    assert missing(given) == []
-    assert "it must use WeightUpdateMeta.from_disk" in plan(given)
-    adapter = adapter_of(given)
-    assert adapter.command(None).variables["AREAL_RECOVER_RUN"] == "0"
-    assert adapter.command(tmp_path).variables["AREAL_RECOVER_RUN"] == "1"
-    assert "actor.weight_update_mode=xccl" in missing(older(tmp_path, "actor.weight_update_mode=xccl", **ours))[0]
 
 
 def test_the_tables_of_all_minibatches_are_one_step(tmp_path):
-    seen, rest = adapter_of(older(tmp_path, AUTO)).read(TWO_TABLES)
+    seen, rest = adapter_of(trainer(tmp_path)).read(TWO_TABLES)
     assert [(one.step, one.reward, one.total, one.nonfinite) for one in seen] == [(1, 0.25, 160, ("grad_norm",))]
     cut = TWO_TABLES[: TWO_TABLES.rindex("╘")]
-    assert adapter_of(older(tmp_path, AUTO)).read(cut) == ([], cut)
+    assert adapter_of(trainer(tmp_path)).read(cut) == ([], cut)
     assert rest == ""
-
-
-def test_an_export_is_whole_and_still_nothing_to_resume_from(tmp_path):
-    make_areal(tmp_path / "out", [4], recover_step=9)
-    export, own = adapter_of(older(tmp_path, AUTO)).checkpoints()
-    assert export.is_whole
-    assert "AReaL 0.3.4 loads an optimizer too" in export.no_resume
-    assert own.is_whole
-    assert own.has_optimizer
-    assert not own.no_resume
 
 
 def hugging_face_form(tmp_path, ranks=2):
@@ -94,12 +47,11 @@ def hugging_face_form(tmp_path, ranks=2):
     return folder, info
 
 
-def test_the_form_of_0_3_is_whole_with_the_optimizer_of_every_rank(tmp_path):
+def test_the_form_of_0_3_is_whole_with_the_optimizer_of_every_rank_and_nothing_to_resume_from(tmp_path):
     folder, _ = hugging_face_form(tmp_path)
-    adapter = adapter_of(older(tmp_path, AUTO))
-    (own,) = adapter.checkpoints()
+    (own,) = adapter_of(trainer(tmp_path)).checkpoints()
     assert (own.step, own.path, own.is_whole, own.has_optimizer) == (9, folder, True, True)
-    assert adapter.command(folder).words[-1] == "++recover.retries=0", "no override that 0.3 does not know"
+    assert "a later one loads DCP alone" in own.no_resume
 
 
 @pytest.mark.parametrize(
@@ -117,7 +69,7 @@ def test_the_form_of_0_3_is_whole_with_the_optimizer_of_every_rank(tmp_path):
 def test_what_is_torn_of_it_is_not_whole(tmp_path, damage, said):
     folder, info = hugging_face_form(tmp_path)
     damage(folder, info)
-    (own,) = adapter_of(older(tmp_path, AUTO)).checkpoints()
+    (own,) = adapter_of(trainer(tmp_path)).checkpoints()
     assert not own.is_whole
     assert said in own.problem
 
@@ -130,5 +82,5 @@ def test_an_export_beside_its_torn_recover_folder_is_not_called_damaged(tmp_path
     folder, _ = hugging_face_form(tmp_path)
     make_export(folder.parent / str(name_of(4)), seed=4)
     truncate(folder / "model.safetensors")
-    export, own = adapter_of(older(tmp_path, AUTO)).checkpoints()
+    export, own = adapter_of(trainer(tmp_path)).checkpoints()
     assert (export.problem, own.is_whole) == ("", False)
