@@ -89,11 +89,6 @@ class ArealAdapter:
             )
         elif not settings.exports:
             yield f"note: {settings.config}: saver.freq_* is off: after a collapse only its recover folder may be sound"
-        if self._trainer.rung == SERVERS and settings.records(self._trainer.python, self._trainer.env) is None:
-            yield (
-                f"note: {settings.config}: where this AReaL keeps its records is not known, so that those of a killed "
-                "trainer stay: set cluster.name_resolve.nfs_record_root"
-            )
         yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder, or an export (no optimizer)"
 
     def missing(self) -> Iterator[UsageError]:
@@ -149,14 +144,15 @@ class ArealAdapter:
             words = (python, "-m", LAUNCHER, *its, ONCE, *extra)
             return TrainerCommand(words=words, cwd=cwd, variables=variables)
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.ranks))
-        records = settings.records(trainer.python, trainer.env)
-        removes = [] if records is None else [cwd / records]
-        removes += settings.paths.default_checkpoints.glob("weight_update_v*")
+        paths, root = settings.paths, settings.record_root
+        records = cwd / root / paths.user / paths.experiment_name / paths.trial_name
+        # Its own default is a folder that differs with its version, and records in it would not be found.
+        its = (*its, f"++cluster.name_resolve.nfs_record_root='{root}'")
         return TrainerCommand(
             words=(python, *torchrun, *its, *extra),
             cwd=cwd,
             variables={**variables, **TO_ITS_TRAINER},
-            removes=tuple(removes),
+            removes=(records, *paths.default_checkpoints.glob("weight_update_v*")),
         )
 
     def preparation(self, resume: Path | None) -> TrainerCommand | None:

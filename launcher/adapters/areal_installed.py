@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-RECORD_ROOT = re.compile(r'nfs_record_root: str = field\(\s*default="([^"]+)"')
-"""AReaL's own default, as its source has it."""
 LAUNCHER = "areal.infra.launcher.local"
 """Its legacy launcher on one machine. The single controller came with the same version, 1.0."""
 
@@ -26,14 +23,6 @@ def areal_number(python: str | None, env: Mapping[str, object]) -> str:
         for info in folder.glob("areal-*.dist-info"):
             return info.name.split("-")[1].removesuffix(".dist")
     return ""
-
-
-def default_record_root(python: str | None, env: Mapping[str, object]) -> str | None:
-    for folder in _import_folders(python, env):
-        file = folder / "areal" / "api" / "cli_args.py"
-        if file.is_file() and (found := RECORD_ROOT.search(file.read_text(errors="replace"))):
-            return found[1]
-    return None
 
 
 def _import_folders(python: str | None, env: Mapping[str, object]) -> Sequence[Path]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.adapters.areal_installed import default_record_root
 from launcher.base.errors import ConfigError
 from launcher.config.compose import values_of
 from launcher.config.foreign import SERVERS, ForeignTrainerConfig
@@ -95,12 +94,11 @@ class ArealSettings:
         given = self.values["total_train_steps"]
         return given if isinstance(given, int) else None
 
-    def records(self, python: str | None, env: Mapping[str, object]) -> Path | None:
-        """The trial's entries in AReaL's name_resolve, as files: addresses of servers, and weights that are saved. None
-        where neither the YAML nor the AReaL of that interpreter says where."""
-        paths = self.paths
-        root = self.values["cluster.name_resolve.nfs_record_root"] or default_record_root(python, env)
-        return Path(str(root)) / paths.user / paths.experiment_name / paths.trial_name if root else None
+    @property
+    def record_root(self) -> Path:
+        """Of AReaL's name_resolve, which keeps addresses of servers, and which weights are saved, as files."""
+        given = self.values["cluster.name_resolve.nfs_record_root"]
+        return Path(str(given)) if given else self.paths.fileroot / "name_resolve"
 
     @property
     def ranks(self) -> int:
