@@ -21,7 +21,6 @@ from launcher.checkpoints.manifest import (
     MANIFEST_NAME,
     Manifest,
     find_faults,
-    find_size_faults,
     list_files,
 )
 from launcher.config.fingerprint import Fingerprint
@@ -131,8 +130,8 @@ def verify_checkpoint(path: Path) -> tuple[str, ...]:
 
 
 def check_checkpoint_sizes(path: Path) -> None:
-    """The cheap half of `verify_checkpoint`: no hashes. Raises CheckpointError."""
-    if faults := find_size_faults(path, _manifest_of(path).files):
+    """The cheap half of `verify_checkpoint`: no checksums. Raises CheckpointError."""
+    if faults := find_faults(path, _manifest_of(path).files, only_sizes=True):
         raise CheckpointError(faults[0], FAULT_HINT)
 
 

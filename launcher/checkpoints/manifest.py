@@ -1,19 +1,20 @@
 """`manifest.json`: marks a folder as a complete checkpoint of ours, and how to verify that it still is (docs/files.md).
 
-It lists every file with its length and SHA-256, so that a torn, flipped or missing one names itself. It is written
+It lists every file with its length and checksum, so that a torn, flipped or missing one names itself. It is written
 last, into a folder that nobody reads yet; a folder without a valid manifest is not a checkpoint.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+import msgspec
+import xxhash
 
 from launcher.base.durable import sync_file
 from launcher.base.errors import CheckpointError
@@ -23,12 +24,15 @@ MANIFEST_NAME = "manifest.json"
 KEEP_MARK = ".keep"
 """An empty file beside the manifest: retention leaves this checkpoint alone. Not in the manifest, so that it can be
 given and revoked without touching what was hashed."""
-FORMAT = "grpo-checkpoint/1"
-HASHING_THREADS = 4
+FORMAT = "grpo-checkpoint/2"
+FORMAT_OF_BEFORE = "grpo-checkpoint/1"
+"""Its files have a `sha256`: of the whole file, or of the SHA-256s of its pieces of PIECE_BYTES."""
 PIECE_BYTES = 64 * 2**20
-"""A longer file is hashed in pieces of this length: one thread hashes about 1 GB/s, and a state has one large file."""
-LEAST_PIECE_BYTES = 2**20
-READ_BYTES = 2**20
+XXH3, SHA256, SHA256_OF_PIECES = "xxh3_128", "sha256", "sha256_of_pieces"
+"""Kinds of checksums. XXH3 is written; a thread takes about 2 GB/s of it, a third of that of SHA-256. It is to find
+what a disk has damaged: who could forge a file could forge the manifest too."""
+HASHING_THREADS = 4
+"""Files at a time: hashing and fsync release the interpreter lock."""
 NO_DATE = 1e11
 """Unix seconds of the year 5138: what is later, or no number, is no date."""
 
@@ -62,21 +66,22 @@ def stored_name(learned: str) -> str:
     return f"base_model.model.{learned.replace(f'.{ADAPTER}.', '.')}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    """One file of a checkpoint: its length in bytes and the SHA-256 of its content, in hex.
-
-    `piece_bytes`, where it is not 0: `sha256` is that of the SHA-256s of the file's pieces of that length, one after
-    another, which are hashed in parallel. Manifests of before have none.
-    """
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of a checkpoint: its length in bytes and `<kind>:<hex>` of its content."""
 
     bytes: int
-    sha256: str
-    piece_bytes: int = 0
+    checksum: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in (XXH3, SHA256, SHA256_OF_PIECES):
+            raise ValueError(f"{self.checksum!r} is no checksum that this version knows")
+
+    @property
+    def kind(self) -> str:
+        return self.checksum.partition(":")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A checkpoint's contents and where it came from. Field names are the file's own keys.
 
     `files` maps names relative to the folder, with `/`. `created_at` is in unix seconds. `config_fingerprint`: see
@@ -87,17 +92,13 @@ class Manifest:
     format: str
     global_step: int
     policy_version: int
-    created_at: float
-    files: Mapping[str, FileRecord]
+    created_at: Annotated[float, msgspec.Meta(ge=0, lt=NO_DATE)]
+    files: Annotated[Mapping[str, FileRecord], msgspec.Meta(min_length=1)]
     config_fingerprint: Mapping[str, str | int]
     health: Mapping[str, object]
 
     def encode(self) -> bytes:
-        content = asdict(self)
-        for record in content["files"].values():
-            if not record["piece_bytes"]:
-                del record["piece_bytes"]
-        return encode(content)
+        return encode(msgspec.to_builtins(self))
 
     @property
     def total_bytes(self) -> int:
@@ -117,47 +118,40 @@ class Manifest:
             return cls.decode(path.read_bytes())
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {MANIFEST_NAME}", FAULT_HINT) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is not a complete manifest: {error!r}", FAULT_HINT) from error
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a complete manifest: {error}", FAULT_HINT) from error
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Of a manifest's own bytes. Raises ValueError, KeyError or TypeError where it is not a complete one."""
+        """Of a manifest's own bytes. Raises ValueError where it is not a complete one."""
         try:
-            return cls._of(json.loads(data))
-        except (AttributeError, ArithmeticError, RecursionError) as error:  # JSON of another shape, a number beyond all
+            manifest = msgspec.convert(_as_now(msgspec.json.decode(data)), cls)
+            for name in manifest.files:
+                inside(name)
+            _ = manifest.reward_mean  # it can be said as a number
+        except (msgspec.MsgspecError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"{error}") from error
-
-    @classmethod
-    def _of(cls, data: dict[str, Any]) -> Self:
-        if data["format"] != FORMAT:
-            raise ValueError(f"format is {data['format']!r}, this version reads {FORMAT!r}")
-        fields = dict(data)
-        fields["files"] = {inside(name): FileRecord(**record) for name, record in data["files"].items()}
-        manifest = cls(**fields)
-        _check_types(manifest)
         return manifest
 
 
-def _check_types(manifest: Manifest) -> None:
-    """Raises TypeError or ValueError: every later comparison trusts these types."""
-    for name in ("global_step", "policy_version"):
-        if type(getattr(manifest, name)) is not int:
-            raise TypeError(f"{name} is {getattr(manifest, name)!r}, not an integer")
-    if not isinstance(manifest.created_at, int | float) or not 0 <= manifest.created_at < NO_DATE:
-        raise TypeError(f"created_at is {manifest.created_at!r}, not unix seconds")
-    for name in ("config_fingerprint", "health"):
-        if not isinstance(getattr(manifest, name), dict):
-            raise TypeError(f"{name} is not an object")
-    for name, record in manifest.files.items():
-        if type(record.bytes) is not int or not isinstance(record.sha256, str):
-            raise TypeError(f"the length and SHA-256 of {name} are {record.bytes!r} and {record.sha256!r}")
-        pieces = record.piece_bytes
-        if type(pieces) is not int or (pieces != 0 and pieces < LEAST_PIECE_BYTES):
-            raise ValueError(f"piece_bytes of {name} is {pieces!r}, neither 0 nor {LEAST_PIECE_BYTES} and more")
-    if not manifest.files:
-        raise ValueError("it lists no files")
-    _ = manifest.reward_mean  # it can be said as a number
+def _as_now(data: Any) -> Any:
+    """A manifest of the form before in today's. Raises ValueError where it is of neither."""
+    if not isinstance(data, dict) or data.get("format") not in (FORMAT, FORMAT_OF_BEFORE):
+        found = data.get("format") if isinstance(data, dict) else None
+        raise ValueError(f"format is {found!r}, this version reads {FORMAT!r} and {FORMAT_OF_BEFORE!r}")
+    if data["format"] == FORMAT or not isinstance(data.get("files"), dict):
+        return data
+    return data | {"format": FORMAT, "files": {name: _record_as_now(one) for name, one in data["files"].items()}}
+
+
+def _record_as_now(record: Any) -> Any:
+    if not isinstance(record, dict) or record.keys() - {"bytes", "sha256", "piece_bytes"} or "sha256" not in record:
+        raise ValueError(f"{record!r} is no record of a file")
+    pieces = record.get("piece_bytes", 0)
+    if pieces not in (0, PIECE_BYTES):
+        raise ValueError(f"piece_bytes is {pieces!r}, neither 0 nor {PIECE_BYTES}")
+    kind = SHA256_OF_PIECES if pieces else SHA256
+    return {"bytes": record.get("bytes"), "checksum": f"{kind}:{record['sha256']}"}
 
 
 def inside(name: str) -> str:
@@ -168,43 +162,34 @@ def inside(name: str) -> str:
     return name
 
 
-def record_files(folder: Path, *, piece_bytes: int = PIECE_BYTES) -> dict[str, FileRecord]:
-    """Hash every file below `folder`, longer ones in pieces, and sync each to the disk. Raises CheckpointError where
-    there are none, or something else than files."""
+def checksum_of(path: Path, kind: str = XXH3) -> str:
+    """Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        if kind != SHA256_OF_PIECES:
+            return (
+                f"{kind}:{hashlib.file_digest(file, xxhash.xxh3_128 if kind == XXH3 else hashlib.sha256).hexdigest()}"
+            )
+        pieces = hashlib.sha256()
+        while piece := file.read(PIECE_BYTES):
+            pieces.update(hashlib.sha256(piece).digest())
+        return f"{kind}:{pieces.hexdigest()}"
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """Record every file below `folder`, and sync each to the disk. Raises CheckpointError where there are none, or
+    something else than files."""
     paths = list_files(folder)
     if not paths:
         raise CheckpointError(f"{folder} holds no files", "write the files of a checkpoint before its commit")
-    sizes = [path.stat().st_size for path in paths]
-    pieces = [piece_bytes if size > piece_bytes else 0 for size in sizes]
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing and fsync release the interpreter lock
-        digests = [_begin_hash(pool, *one) for one in zip(paths, sizes, pieces, strict=True)]
-        syncing = [pool.submit(sync_file, path) for path in paths]
-        records = [
-            FileRecord(bytes=size, sha256=digest(), piece_bytes=piece)
-            for size, digest, piece in zip(sizes, digests, pieces, strict=True)
-        ]
-        for synced in syncing:
-            synced.result()
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        records = list(pool.map(_record, paths))
     return dict(zip((path.relative_to(folder).as_posix() for path in paths), records, strict=True))
 
 
-def _begin_hash(pool: ThreadPoolExecutor, path: Path, size: int, piece_bytes: int) -> Callable[[], str]:
-    """Begin to hash a file; what is returned waits for its SHA-256 in hex. Raises OSError then."""
-    length = piece_bytes or size
-    pieces = [pool.submit(_hash_piece, path, start, length) for start in range(0, size, length)] if size else []
-    if piece_bytes:
-        return lambda: hashlib.sha256(b"".join(piece.result() for piece in pieces)).hexdigest()
-    return lambda: (pieces[0].result() if pieces else hashlib.sha256().digest()).hex()
-
-
-def _hash_piece(path: Path, start: int, length: int) -> bytes:
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(READ_BYTES, length)))
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while length > 0 and (count := file.readinto(buffer[:length])):
-            digest.update(buffer[:count])
-            length -= count
-    return digest.digest()
+def _record(path: Path) -> FileRecord:
+    record = FileRecord(bytes=path.stat().st_size, checksum=checksum_of(path))
+    sync_file(path)
+    return record
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -218,37 +203,29 @@ def list_files(folder: Path) -> list[Path]:
     return files
 
 
-def find_faults(folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
-    """What differs from the manifest: lengths, which are cheap; where all of them agree, hashes."""
-    faults = find_size_faults(folder, files)
-    if faults:
+def find_faults(folder: Path, files: Mapping[str, FileRecord], *, only_sizes: bool = False) -> list[str]:
+    """What differs from the manifest: lengths, which are cheap; where all of them agree, checksums."""
+    places = [(folder / name, record) for name, record in files.items()]
+    faults = [fault for place in places if (fault := _size_fault(*place))]
+    if faults or only_sizes:
         return faults
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        begun = [
-            (folder / name, record, _begin_hash(pool, folder / name, record.bytes, record.piece_bytes))
-            for name, record in files.items()
-        ]
-        return list(filter(None, (_hash_fault(*one) for one in begun)))
+        return [fault for fault in pool.map(lambda place: _content_fault(*place), places) if fault]
 
 
-def find_size_faults(folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
-    faults = []
-    for path, record in ((folder / name, record) for name, record in files.items()):
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            faults.append(f"{path} is missing or unreadable: {error.strerror}")
-        else:
-            if size != record.bytes:
-                faults.append(f"{path} has {size} bytes, its manifest says {record.bytes}")
-    return faults
-
-
-def _hash_fault(path: Path, expected: FileRecord, digest: Callable[[], str]) -> str:
+def _size_fault(path: Path, expected: FileRecord) -> str:
     try:
-        found = digest()
+        size = path.stat().st_size
+    except OSError as error:
+        return f"{path} is missing or unreadable: {error.strerror}"
+    return "" if size == expected.bytes else f"{path} has {size} bytes, its manifest says {expected.bytes}"
+
+
+def _content_fault(path: Path, expected: FileRecord) -> str:
+    try:
+        found = checksum_of(path, expected.kind)
     except OSError as error:
         return f"{path} can't be read: {error.strerror}"
-    if found == expected.sha256:
+    if found == expected.checksum:
         return ""
-    return f"{path} was changed: its SHA-256 is {found[:12]}…, its manifest says {expected.sha256[:12]}…"
+    return f"{path} was changed: its checksum is {found}, its manifest says {expected.checksum}"

@@ -93,7 +93,7 @@ class RemoteStore:
     def _read(self, name: CheckpointName) -> RemoteCheckpoint | None:
         try:
             manifest = Manifest.decode(self._fs.cat_file(self._at(name, MANIFEST_NAME)))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError):
             return None
         if manifest.global_step != name.global_step:
             return None

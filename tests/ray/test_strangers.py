@@ -192,7 +192,7 @@ def test_5_a_pickle_in_a_checkpoint(victim, tmp_path):
 
 
 def sealed(folder):
-    return {name: {"bytes": r.bytes, "sha256": r.sha256} for name, r in record_files(folder).items()}
+    return {name: {"bytes": r.bytes, "checksum": r.checksum} for name, r in record_files(folder).items()}
 
 
 def test_6_links_and_dots_in_names_and_paths(victim, tmp_path):
@@ -207,7 +207,7 @@ def test_6_links_and_dots_in_names_and_paths(victim, tmp_path):
     told = json.loads((folder / MANIFEST_NAME).read_bytes())
     for name in ("../secret", "/etc/passwd", "a/../../secret"):
         (folder / MANIFEST_NAME).write_text(
-            json.dumps(told | {"files": told["files"] | {name: {"bytes": 1, "sha256": ""}}})
+            json.dumps(told | {"files": told["files"] | {name: {"bytes": 1, "checksum": "sha256:"}}})
         )
         with pytest.raises(CheckpointError, match="leads out of the checkpoint"):
             Manifest.read(folder)

@@ -1,6 +1,5 @@
 """Real checkpoints of tiny models, ways to damage them, and AReaL's folders with its own names and files."""
 
-import dataclasses
 import json
 import os
 import pickle
@@ -9,6 +8,7 @@ import time
 import warnings
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -101,7 +101,7 @@ def truncate(path):
 def reseal(folder, **changes):
     """A manifest that agrees with what lies there now: damage from before the save."""
     manifest = Manifest.read(folder)
-    made = dataclasses.replace(manifest, files=record_files(folder), **changes)
+    made = msgspec.structs.replace(manifest, files=record_files(folder), **changes)
     (folder / "manifest.json").unlink()  # in place it would be written into each hard link of it
     (folder / "manifest.json").write_bytes(made.encode())
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import warnings
 
@@ -48,6 +49,23 @@ def test_without_counters_nothing_is_known(tmp_path):
     folder = trained_dcp(tmp_path / "cut", 3)
     os.truncate(folder / "__0_0.distcp", 100)
     assert optimizer_steps(folder, (folder / METADATA).read_bytes()) is None
+
+
+class Bomb:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_what_a_pickle_names_is_not_run(tmp_path):
+    folder = trained_dcp(tmp_path / "dcp", 3)
+    mark = tmp_path / "it ran"
+    bomb = pickle.dumps({"storage_data": Bomb(mark)})
+    assert optimizer_steps(folder, bomb) is None
+    assert optimizer_steps(folder, (folder / METADATA).read_bytes()[:-1]) is None
+    assert not mark.exists()
 
 
 @pytest.fixture

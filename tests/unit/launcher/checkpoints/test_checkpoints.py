@@ -1,6 +1,5 @@
 """CheckpointStore: what is whole, what is refused and by what name, and what retention may remove."""
 
-import hashlib
 import json
 import os
 import re
@@ -8,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from launcher.base import durable
 from launcher.base.errors import CheckpointError
@@ -46,7 +46,10 @@ def test_a_checkpoint_is_where_areal_looks_for_it_and_says_what_it_is(store):
     assert manifest["config_fingerprint"] == FINGERPRINT
     assert set(manifest["files"]) == set(FILES)
     content = FILES["config.json"] + b"13"
-    assert manifest["files"]["config.json"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert manifest["files"]["config.json"] == {
+        "bytes": len(content),
+        "checksum": f"xxh3_128:{xxhash.xxh3_128(content).hexdigest()}",
+    }
     assert store.verify(checkpoint) == ()
     assert hidden(store) == []
 
@@ -189,27 +192,30 @@ def make_unreadable_file(path):
 
 DAMAGES = [
     (truncate, r"model\.safetensors has 2999 bytes, its manifest says 3001"),
-    (flip_one_bit, r"model\.safetensors was changed: its SHA-256"),
+    (flip_one_bit, r"model\.safetensors was changed: its checksum"),
     (lose_a_file, r"state/optimizer\.bin is missing"),
     (half_manifest, r"globalstep7/manifest\.json is not a complete manifest"),
     (edit_manifest(global_step=6), r"globalstep7/manifest\.json is of step 6"),
-    (edit_manifest(global_step="7"), r"global_step is '7', not an integer"),
-    (edit_manifest(policy_version=None), r"policy_version is None"),
-    (edit_manifest(created_at="noon"), r"created_at is 'noon'"),
-    (edit_manifest(health=3), r"health is not an object"),
-    (edit_manifest(files={}), r"lists no files"),
-    (edit_manifest(files={"../../x": {"bytes": 1, "sha256": ""}}), r"leads out of the checkpoint"),
-    (edit_manifest(files={"/etc/passwd": {"bytes": 1, "sha256": ""}}), r"leads out of the checkpoint"),
+    (edit_manifest(global_step="7"), r"manifest: .*`\$.global_step`"),
+    (edit_manifest(global_step=True), r"manifest: .*got `bool` - at `\$.global_step`"),
+    (edit_manifest(policy_version=None), r"`\$.policy_version`"),
+    (edit_manifest(created_at="noon"), r"`\$.created_at`"),
+    (edit_manifest(created_at=-1), r">= 0.* - at `\$.created_at`"),
+    (edit_manifest(health=3), r"`\$.health`"),
+    (edit_manifest(files={}), r"`\$.files`"),
+    (edit_manifest(files={"../../x": {"bytes": 1, "checksum": "sha256:"}}), r"leads out of the checkpoint"),
+    (edit_manifest(files={"/etc/passwd": {"bytes": 1, "checksum": "sha256:"}}), r"leads out of the checkpoint"),
     (edit_manifest(files={"config.json": {"bytes": 1}}), r"not a complete manifest"),
     (edit_manifest(files=[[1]]), r"not a complete manifest"),
-    (edit_manifest(files={"config.json": {"bytes": "1", "sha256": "0"}}), r"SHA-256 of config.json are '1' and '0'"),
-    (edit_manifest(files={"config.json": {"bytes": 1, "sha256": None}}), r"SHA-256 of config.json are 1 and None"),
-    (edit_manifest(created_at=float("nan")), r"created_at is nan, not unix seconds"),
-    (edit_manifest(created_at=10**400), r"not unix seconds"),
+    (edit_manifest(files={"config.json": {"bytes": "1", "checksum": "sha256:0"}}), r"`\$.files\[...\].bytes`"),
+    (edit_manifest(files={"config.json": {"bytes": 1, "checksum": None}}), r"`\$.files\[...\].checksum`"),
+    (edit_manifest(files={"config.json": {"bytes": 1, "checksum": "md5:0"}}), r"'md5:0' is no checksum that this"),
+    (edit_manifest(created_at=float("nan")), r"not a complete manifest"),
+    (edit_manifest(created_at=10**400), r"not a complete manifest"),
     (edit_manifest(health={"reward_mean": 10**400}), r"not a complete manifest"),
     (lambda folder: (folder / "manifest.json").write_text("[" * 100_000), r"not a complete manifest"),
     (edit_manifest(format="grpo-checkpoint/9"), r"format is 'grpo-checkpoint/9'"),
-    (edit_manifest(surprise=1), r"unexpected keyword argument 'surprise'"),
+    (edit_manifest(surprise=1), r"unknown field `surprise`"),
     (empty, r"globalstep7 is empty"),
     (lose_manifest, r"globalstep7 has no manifest\.json"),
     (make_unreadable_file, r"config\.json"),

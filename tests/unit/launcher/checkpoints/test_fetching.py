@@ -20,7 +20,7 @@ from tests.support.worlds.checkpoints import save
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"w" * 3001), "SHA-256"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"w" * 3001), "was changed"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"w"), "has 1 bytes"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
     ],
@@ -46,7 +46,7 @@ def test_a_manifest_that_leads_out_of_the_folder_is_no_manifest(machine, tmp_pat
     machine.copy()
     path = far(folder, 0) / "manifest.json"
     data = json.loads(path.read_bytes())
-    data["files"][name] = {"bytes": 1, "sha256": "0" * 64}
+    data["files"][name] = {"bytes": 1, "checksum": "sha256:0"}
     path.write_text(json.dumps(data))
     assert machine.there() == []
 
