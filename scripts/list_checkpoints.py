@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from launcher.base.addresses import url_problem
 from launcher.base.errors import ConfigError, UsageError
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
-from launcher.checkpoints.remote_store import RemoteCheckpoint, RemoteStore
+from launcher.checkpoints.checkpoint_folder import Checkpoint
+from launcher.checkpoints.remote_store import RemoteStore
 from launcher.checkpoints.restore_request import asked_checkpoint, pending_restore
 from launcher.policy.checkpoint_status import CheckpointStatus, newest_first
 from launcher.reporting.formats import age
@@ -21,7 +22,7 @@ from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, 
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import read_catalog
-from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, say_not_read, table
+from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, say_not_read, size, table
 from scripts.ending import DONE, ended, print_json
 
 WIDTH = 140
@@ -76,7 +77,7 @@ def _list_copies(given: argparse.Namespace) -> int:
     return DONE if copies else NOTHING_FITS
 
 
-def _read_copies(given: argparse.Namespace) -> tuple[str, tuple[RemoteCheckpoint, ...]]:
+def _read_copies(given: argparse.Namespace) -> tuple[str, tuple[Checkpoint, ...]]:
     """Where they are, and those that are complete, the newest last. Raises UsageError and CheckpointError."""
     if given.experiment_name is None or given.trial_name is None:
         raise UsageError("--url lists the copies of one trial", "give --experiment-name and --trial-name too")
@@ -86,22 +87,25 @@ def _read_copies(given: argparse.Namespace) -> tuple[str, tuple[RemoteCheckpoint
     return remote.where, remote.list()
 
 
-def _copy_facts(copy: RemoteCheckpoint, now: float) -> dict[str, object]:
+def _copy_facts(copy: Checkpoint, now: float) -> dict[str, object]:
+    manifest = copy.manifest
+    assert manifest is not None, "only committed ones are copied"
     return {
         "name": str(copy.name),
-        "global_step": copy.name.global_step,
-        "age_s": now - copy.manifest.created_at,
-        "bytes": copy.manifest.total_bytes,
-        "reward_mean": copy.manifest.reward_mean,
+        "global_step": copy.global_step,
+        "age_s": now - manifest.created_at,
+        "bytes": manifest.total_bytes,
+        "reward_mean": manifest.reward_mean,
         "keep": copy.keep,
     }
 
 
-def _copy_line(copy: RemoteCheckpoint, now: float) -> str:
+def _copy_line(copy: Checkpoint, now: float) -> str:
     manifest = copy.manifest
-    minutes, megabytes = int((now - manifest.created_at) // 60), manifest.total_bytes / 2**20
-    reward = "" if manifest.reward_mean is None else f"{manifest.reward_mean:.3f}"
-    return f"{manifest.global_step:>6}  {minutes:>6} min  {megabytes:>10,.1f} MB  {reward:>6}  {'kept' * copy.keep}"
+    assert manifest is not None, "only committed ones are copied"
+    mean = "–" if manifest.reward_mean is None else f"{manifest.reward_mean:.3f}"
+    made, kept = age(now - manifest.created_at), " kept" * copy.keep
+    return f"{copy.global_step:>6}  {made:>10}  {size(manifest.total_bytes):>10}  {mean:>6}{kept}"
 
 
 # ── the checkpoints on the disk ──

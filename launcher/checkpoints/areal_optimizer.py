@@ -1,23 +1,22 @@
 """How many steps the optimizer in AReaL's recover folder (DCP) has made, by its own counters. Nothing is unpickled.
 
 .metadata is a pickle that names, for each tensor, file, offset and length. Its opcodes are read, and only constants are
-followed, also those met again through the memo. At each place lies what torch.save wrote: a zip. An optimizer's counter is one float32, `….step`, for each parameter.
+followed, also those met again through the memo. At each place lies what torch.save wrote: a zip whose parts are stored
+as they are. An optimizer's counter is one float32, `….step`, for each parameter.
 """
 
 from __future__ import annotations
 
-import io
-import math
 import pickletools
 import struct
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 OPTIMIZER, COUNTER = "dcp.optim.", ".step"
 STORAGE = "storage_data"
-CONTENT = "data/0"
+LOCAL_HEADER = struct.Struct("<4s4xH16xHH")
+ZIP, STORED, CONTENT = b"PK\x03\x04", 0, b"data/0"
 LONGEST = 2**16
 """Bytes of one counter; the zip around its four is about 1,200."""
 
@@ -51,13 +50,16 @@ def optimizer_steps(checkpoint: Path, metadata: bytes) -> int | None:
 
 def _number(data: bytes) -> int | None:
     """The float32 in a tensor's zip, where that is a count."""
-    try:
-        stored = zipfile.ZipFile(io.BytesIO(data))
-        (part,) = (one for one in stored.infolist() if one.filename.endswith(CONTENT) and one.file_size == 4)
-        (value,) = struct.unpack("<f", stored.read(part))
-    except (zipfile.BadZipFile, ValueError):
-        return None
-    return int(value) if value >= 0 and math.isfinite(value) and value == value // 1 else None
+    at = data.find(ZIP)
+    while at >= 0 and at + LOCAL_HEADER.size <= len(data):
+        _, method, name, extra = LOCAL_HEADER.unpack_from(data, at)
+        begin = at + LOCAL_HEADER.size
+        content = data[begin + name + extra : begin + name + extra + 4]
+        if data[begin : begin + name].endswith(CONTENT) and method == STORED and len(content) == 4:
+            (value,) = struct.unpack("<f", content)
+            return int(value) if value >= 0 and value == value // 1 else None
+        at = data.find(ZIP, at + 1)
+    return None
 
 
 def _places(metadata: bytes) -> Iterator[StoredAt]:

@@ -1,7 +1,4 @@
-"""One checkpoint folder: its name, the content of its manifest, and whether its files match the manifest.
-
-Also lists all checkpoints of a folder. The Coordinator looks four times a second, and a run that keeps its checkpoints
-has hundreds: `Listing` reads again only what has changed (to read 1,000 manifests each time took 40 % of a core).
+"""A checkpoint: its name, the content of its manifest, and whether its files match the manifest; all of a folder.
 
 AReaL's layout (docs/files.md): `epoch{e}epochstep{s}globalstep{g}`, all from 0, `g` the step that was just completed.
 """
@@ -10,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,6 +17,7 @@ from launcher.checkpoints.manifest import (
     FAULT_HINT,
     KEEP_MARK,
     MANIFEST_NAME,
+    FileRecord,
     Manifest,
     find_faults,
     list_files,
@@ -61,7 +60,8 @@ class CheckpointState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint as listed, its files not yet looked at. `manifest` is there if and only if COMMITTED."""
+    """A checkpoint as listed, its files not yet looked at. `manifest` is there if and only if COMMITTED. `path`: of a
+    copy at a URL within its file system."""
 
     path: Path
     name: CheckpointName
@@ -78,6 +78,11 @@ class Checkpoint:
     def config_fingerprint(self) -> Fingerprint:
         """Of the settings that it was made with; empty where no manifest says so."""
         return {} if self.manifest is None else self.manifest.config_fingerprint
+
+    @property
+    def files(self) -> Mapping[str, FileRecord]:
+        """As its manifest has them; none where it has none."""
+        return {} if self.manifest is None else self.manifest.files
 
     def __str__(self) -> str:
         return str(self.name)
@@ -169,63 +174,23 @@ def _manifest_of(path: Path) -> Manifest:
     return checkpoint.manifest
 
 
-# ── all checkpoints of a folder ──
-
-SETTLED_S = 2.0
-"""A folder that was changed so long before it was read has other times where it is changed again; one that is younger
-may not, as file systems count time in ticks."""
-
-
-Stamp = tuple[int, ...]
-"""What a folder and its manifest looked like: their times first. A mark that is given or taken changes the folder."""
-
-
-def _stamp_of(path: Path) -> Stamp | None:
-    try:
-        folder, manifest = path.stat(), (path / MANIFEST_NAME).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    times = (folder.st_mtime_ns, folder.st_ctime_ns, manifest.st_mtime_ns, manifest.st_ctime_ns)
-    return (*times, folder.st_ino, manifest.st_ino, manifest.st_size)
-
-
-class Listing:
-    """For one thread at a time to change; of two, the later one's knowledge stays."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[Stamp, Checkpoint]] = {}
-
-    def read(self, root: Path, now: float) -> tuple[Checkpoint, ...]:
-        """All below `root`, the newest last; none where there is no such folder. `now`: unix seconds.
-
-        Raises DiskError where it can't be read: that is not the same as none.
-        """
-        known: dict[Path, tuple[Stamp, Checkpoint]] = {}
-        found = []
-        try:
-            for path in root.iterdir():
-                stamp = _stamp_of(path)
-                was, one = self._known.get(path, (None, None))
-                if one is None or was != stamp:
-                    name = CheckpointName.parse(path.name.partition(".")[0])
-                    if name is None or not path.is_dir():
-                        continue
-                    one = read_checkpoint(path, name)
-                    if not path.is_dir():
-                        continue  # a live run prunes while others read: what is gone by now was not damaged
-                    if one.state is CheckpointState.DAMAGED:
-                        refuse_unread(path)
-                found.append(one)
-                if stamp and one.state is CheckpointState.COMMITTED and max(stamp[:4]) < (now - SETTLED_S) * 1e9:
-                    known[path] = stamp, one
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and not root.exists():
-                return ()
-            raise DiskError(f"{root} can't be listed: {error.strerror or error}", "check cluster.fileroot") from error
-        self._known = known
-        return tuple(sorted(found, key=lambda one: (one.name, one.path)))
-
-
 def list_folder(root: Path) -> tuple[Checkpoint, ...]:
-    """As `Listing.read`, once."""
-    return Listing().read(root, 0.0)
+    """All below `root`, the newest last; none where there is no such folder. Raises DiskError where it can't be read:
+    that is not the same as none."""
+    found = []
+    try:
+        for path in root.iterdir():
+            name = CheckpointName.parse(path.name.partition(".")[0])
+            if name is None or not path.is_dir():
+                continue
+            one = read_checkpoint(path, name)
+            if not path.is_dir():
+                continue  # a live run prunes while others read: what is gone by now was not damaged
+            if one.state is CheckpointState.DAMAGED:
+                refuse_unread(path)
+            found.append(one)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not root.exists():
+            return ()
+        raise DiskError(f"{root} can't be listed: {error.strerror or error}", "check cluster.fileroot") from error
+    return tuple(sorted(found, key=lambda one: (one.name, one.path)))

@@ -27,7 +27,6 @@ from launcher.checkpoints.checkpoint_folder import (
     Checkpoint,
     CheckpointName,
     CheckpointState,
-    Listing,
     NewestComplete,
     check_checkpoint_sizes,
     list_folder,
@@ -57,7 +56,6 @@ class CheckpointStore:
         self._clock = clock
         self._staged: set[Path] = set()
         self._verified: set[Path] = set()  # committed or verified in this process: need no second hashing
-        self._listing = Listing()
 
     # ── writing ──
 
@@ -212,7 +210,7 @@ class CheckpointStore:
         Damaged ones and AReaL's own are listed too, with their `state` and `problem`. Raises CheckpointError where the
         folder can't be read.
         """
-        return self._listing.read(self.root, self._clock())
+        return list_folder(self.root)
 
     def find(self, global_step: int) -> Checkpoint | None:
         """The committed checkpoint of a step, as listed."""

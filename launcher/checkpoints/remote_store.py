@@ -12,13 +12,13 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import fsspec
 
 from launcher.base.errors import CheckpointError, ConfigError
-from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointName
+from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointName, CheckpointState
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.manifest import FAULT_HINT, KEEP_MARK, MANIFEST_NAME, Manifest, find_faults
 
@@ -29,15 +29,6 @@ SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "CREDENTIAL")
 """Parts of the names of environment variables whose values are never shown."""
 
 LONGEST_REASON = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteCheckpoint:
-    """One that has a manifest. `keep`: as of a local one."""
-
-    name: CheckpointName
-    manifest: Manifest
-    keep: bool
 
 
 class NotWanted(Exception):
@@ -79,7 +70,7 @@ class RemoteStore:
         if found != data:
             raise ConfigError(f"recover.url: {self.where} does not return what was written", "use another place")
 
-    def list(self) -> tuple[RemoteCheckpoint, ...]:
+    def list(self) -> tuple[Checkpoint, ...]:
         """All that have a complete manifest, the newest last."""
         with self._reporting("can't be listed"):
             try:
@@ -90,14 +81,20 @@ class RemoteStore:
             found = [self._read(name) for name in names if name is not None]
         return tuple(sorted((one for one in found if one is not None), key=lambda one: one.name))
 
-    def _read(self, name: CheckpointName) -> RemoteCheckpoint | None:
+    def _read(self, name: CheckpointName) -> Checkpoint | None:
         try:
             manifest = Manifest.decode(self._fs.cat_file(self._at(name, MANIFEST_NAME)))
         except (FileNotFoundError, ValueError):
             return None
         if manifest.global_step != name.global_step:
             return None
-        return RemoteCheckpoint(name=name, manifest=manifest, keep=bool(self._fs.exists(self._at(name, KEEP_MARK))))
+        return Checkpoint(
+            path=Path(self._at(name, "")),
+            name=name,
+            state=CheckpointState.COMMITTED,
+            manifest=manifest,
+            keep=bool(self._fs.exists(self._at(name, KEEP_MARK))),
+        )
 
     def upload(self, checkpoint: Checkpoint, *, is_wanted: Callable[[], bool]) -> None:
         """Copy a committed checkpoint; the manifest last. Raises NotWanted where it went while it was copied."""
@@ -122,21 +119,23 @@ class RemoteStore:
                 self._fs.pipe_file(self._at(name, KEEP_MARK), b"")
             self._fs.pipe_file(self._at(name, MANIFEST_NAME), manifest.encode())
 
-    def fetch(self, remote: RemoteCheckpoint, store: CheckpointStore) -> Checkpoint:
+    def fetch(self, remote: Checkpoint, store: CheckpointStore) -> Checkpoint:
         """Put a copy into a store on this disk, after all of it was verified. Raises CheckpointError with the fault."""
+        manifest = remote.manifest
+        assert manifest is not None, "only committed ones are copied"
         with store.staging(remote.name) as staged:
             with self._reporting(f"does not give {remote.name}"):
-                for file in remote.manifest.files:
+                for file in remote.files:
                     (staged / file).parent.mkdir(parents=True, exist_ok=True)
                     self._fs.get_file(self._at(remote.name, file), str(staged / file))
-            if faults := find_faults(staged, remote.manifest.files):
+            if faults := find_faults(staged, remote.files):
                 raise CheckpointError(faults[0], FAULT_HINT)
             return store.commit(
                 staged,
-                global_step=remote.manifest.global_step,
-                policy_version=remote.manifest.policy_version,
-                config_fingerprint=remote.manifest.config_fingerprint,
-                health=remote.manifest.health,
+                global_step=manifest.global_step,
+                policy_version=manifest.policy_version,
+                config_fingerprint=manifest.config_fingerprint,
+                health=manifest.health,
                 keep=remote.keep,
             )
 

@@ -16,7 +16,7 @@ from launcher.base.errors import CheckpointError, ConfigError, LauncherError
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, list_folder
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
-from launcher.checkpoints.remote_store import NotWanted, RemoteCheckpoint, RemoteStore
+from launcher.checkpoints.remote_store import NotWanted, RemoteStore
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
@@ -94,8 +94,8 @@ class Uploader:
         newest: Checkpoint | None = None
         try:
             there = self._without_superseded(self._remote.list())
-            copied = {one.name: one.manifest.files for one in there}
-            missing = [one for one in self._here() if one.manifest and one.manifest.files != copied.get(one.name)]
+            copied = {one.name: one.files for one in there}
+            missing = [one for one in self._here() if one.files != copied.get(one.name)]
             newest = missing[-1] if missing else None
             if newest is None:
                 self._make_room(there)
@@ -110,17 +110,17 @@ class Uploader:
     def _here(self) -> list[Checkpoint]:
         return [one for one in self._store.list() if one.state is CheckpointState.COMMITTED]
 
-    def _without_superseded(self, there: tuple[RemoteCheckpoint, ...]) -> tuple[RemoteCheckpoint, ...]:
+    def _without_superseded(self, there: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
         """Take away what is later than the run was set back to, and what lies aside here: the process that was set back
         may have ended while the URL was away."""
         step = self._set_back_to
-        here = [(one.name, one.manifest.files) for one in self._here() if one.manifest]
+        here = [(one.name, one.files) for one in self._here()]
         aside = [one for one in list_folder(self._store.root / SET_ASIDE) if ".damaged-" not in one.path.name]
-        undone = [mine for one in aside if one.manifest and (mine := (one.name, one.manifest.files)) not in here]
+        undone = [mine for one in aside if one.manifest and (mine := (one.name, one.files)) not in here]
         gone = {
             one.name
             for one in there
-            if (step is not None and one.name.global_step > step) or (one.name, one.manifest.files) in undone
+            if (step is not None and one.global_step > step) or (one.name, one.files) in undone
         }
         for name in gone:
             self._remote.remove(name)
@@ -145,7 +145,7 @@ class Uploader:
             seconds=time.monotonic() - started,
         )
 
-    def _make_room(self, there: tuple[RemoteCheckpoint, ...]) -> None:
+    def _make_room(self, there: tuple[Checkpoint, ...]) -> None:
         """As here: what retention has removed on this disk goes there too, unless it is of the newest or for good.
 
         A disk that has few of its own yet says nothing of what may go.
@@ -247,7 +247,7 @@ def _newest_step_here(config: RunConfig, paths: RunPaths, store: CheckpointStore
 
 
 def _refuse_to_throw_away(
-    there: tuple[RemoteCheckpoint, ...], newest_here: int, store: CheckpointStore, remote: RemoteStore
+    there: tuple[Checkpoint, ...], newest_here: int, store: CheckpointStore, remote: RemoteStore
 ) -> None:
     """Those that this disk has set aside itself may go."""
     aside = store.root / SET_ASIDE

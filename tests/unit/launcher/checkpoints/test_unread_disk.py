@@ -2,13 +2,14 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import CheckpointError, DiskError
-from launcher.checkpoints import checkpoint_store
-from launcher.checkpoints.checkpoint_folder import refuse_unread
+from launcher.checkpoints import checkpoint_folder, checkpoint_store
+from launcher.checkpoints.checkpoint_folder import list_folder, refuse_unread
 from tests.support.worlds.checkpoints import Run, save
 
 
@@ -94,3 +95,35 @@ def test_a_state_that_can_not_be_read_now_is_not_damaged(tmp_path, unread):
     with pytest.raises(CheckpointError) as missing:
         state.verify()
     assert not isinstance(missing.value, DiskError)
+
+
+def test_a_folder_that_can_not_be_read_is_not_an_empty_one(tmp_path):
+    root = tmp_path / "default"
+    assert list_folder(root) == ()
+    root.write_text("no folder")
+    with pytest.raises(CheckpointError, match="can't be listed"):
+        list_folder(root)
+
+
+def test_an_error_in_the_middle_is_not_an_empty_folder_either(store, monkeypatch):
+    save(store, 1)
+
+    def stale(path, name):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(checkpoint_folder, "read_checkpoint", stale)
+    with pytest.raises(CheckpointError, match="Stale file handle"):
+        store.list()
+
+
+def test_what_is_pruned_while_it_is_read_was_not_damaged(store, monkeypatch):
+    save(store, 1), save(store, 2)
+    once = checkpoint_folder.read_checkpoint
+
+    def gone_meanwhile(path, name):
+        if name.global_step == 1:
+            shutil.rmtree(path)
+        return once(path, name)
+
+    monkeypatch.setattr(checkpoint_folder, "read_checkpoint", gone_meanwhile)
+    assert [one.global_step for one in store.list()] == [2]

@@ -294,7 +294,7 @@ def test_an_unknown_number_type_is_said(tmp_path):
 def test_a_header_that_claims_the_impossible(tmp_path):
     file = tmp_path / "x.safetensors"
     file.write_bytes(np.uint64(2**60).tobytes() + b"{}")
-    with pytest.raises(ModelError, match="header claims"):
+    with pytest.raises(ModelError, match=r"x\.safetensors is not a complete safetensors file"):
         read_entries(file)
     for header in (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"[]", b'{"a":1}'):
         file.write_bytes(np.uint64(len(header)).tobytes() + header + b"\0" * 4)
