@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from pathlib import Path
 
 from launcher.base.errors import UsageError
 from launcher.base.wording import some_of
-from launcher.checkpoints.trial_folders import first_missing, folders_in, found_below
+from launcher.checkpoints.trial_folders import folders_in, found_below
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_search import choose_names, names_in, runs_below
 from scripts.checkpoints.arguments import add_names
 from scripts.run_processes import live_runs
 
@@ -54,35 +54,15 @@ def _of_folder(folder: Path) -> RunPaths:
 
 
 def named_run(given: argparse.Namespace) -> RunPaths:
-    """By as many names as are needed. Whatever part of the path isn't there is named, with what there is instead."""
+    """By as many names as are needed; where none is given, the only live run is meant, if there is one."""
     fileroot = given.fileroot.expanduser().absolute()
     logs = fileroot / "logs"
     if not logs.is_dir():
         raise UsageError(f"--fileroot {given.fileroot}: {logs} is not there", "give the cluster.fileroot of the run")
-    if not given.experiment_name and not given.trial_name and (live := _only_live(fileroot, given.user)):
-        return live
-    names = {"--user": given.user}
-    for flag, name in (("--experiment-name", given.experiment_name), ("--trial-name", given.trial_name)):
-        if missing := first_missing(logs, names):
-            raise UsageError(missing, "give the names of an existing run")
-        names[flag] = name or _only(logs.joinpath(*names.values()), flag)
-    if missing := first_missing(logs, names):
-        raise UsageError(missing, "give the names of an existing run")
-    user, experiment, trial = names.values()
+    if not given.experiment_name and not given.trial_name:
+        live = [paths for paths in live_runs(fileroot) if paths.user == given.user]
+        if len(live) == 1:
+            return live[0]
+    there = [names_in(paths) for paths in runs_below(fileroot)]
+    user, experiment, trial = choose_names(there, (given.user, given.experiment_name, given.trial_name), logs)
     return RunPaths(fileroot=fileroot, user=user, experiment_name=experiment, trial_name=trial)
-
-
-def _only_live(fileroot: Path, user: str) -> RunPaths | None:
-    """Where no name was given, the live run is meant, if there is one."""
-    live = [paths for paths in live_runs(fileroot) if paths.user == user]
-    return live[0] if len(live) == 1 else None
-
-
-def _only(folder: Path, flag: str) -> str:
-    names = folders_in(folder)
-    if len(names) == 1:
-        return names[0]
-    raise UsageError(
-        f"{flag} is needed: {folder} has {len(names)}",
-        f"give one: {some_of([f'{flag} {shlex.quote(name)}' for name in names], none='there is none')}",
-    )

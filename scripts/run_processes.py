@@ -35,6 +35,7 @@ from launcher.base.errors import UsageError
 from launcher.cli import keeper
 from launcher.reporting.current_status import BEAT_S, GONE_BEAT_S, CurrentStatus, next_beat
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_search import runs_below
 
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
 """Their classes, of which Ray makes their titles."""
@@ -172,13 +173,7 @@ def seen_to_write(paths: RunPaths, at_most_s: float = math.inf) -> CurrentStatus
 
 def live_runs(fileroot: Path) -> list[RunPaths]:
     """Runs below `fileroot` whose driver is alive."""
-    found = []
-    for lock in sorted(fileroot.glob("logs/*/*/*/.run.lock")):
-        user, experiment, trial = lock.parts[-4:-1]
-        paths = RunPaths(fileroot=fileroot, user=user, experiment_name=experiment, trial_name=trial)
-        if is_live(paths):
-            found.append(paths)
-    return found
+    return [paths for paths in runs_below(fileroot) if is_live(paths)]
 
 
 def _trainer_elsewhere(paths: RunPaths) -> Process | None:

@@ -26,7 +26,7 @@ from launcher.base.errors import ResourceError, UsageError
 from launcher.run_files.run_keys import read_watch_token
 from scripts.checkpoints.arguments import DEFAULT_FILEROOT, Parser
 from scripts.ending import DONE, ended
-from scripts.watch_page.run_list import runs_below
+from scripts.watch_page.run_list import written_runs
 from scripts.watch_page.server import WatchServer
 
 HOST = "127.0.0.1"
@@ -83,7 +83,7 @@ def _check_there(fileroot: Path, typed: Path) -> None:
         raise UsageError(
             f"--fileroot {typed}: {fileroot / 'logs'} is not there", "give the cluster.fileroot of the runs"
         )
-    if not runs_below(fileroot):
+    if not written_runs(fileroot):
         raise UsageError(
             f"--fileroot {typed}: no run below {fileroot / 'logs'} has written anything", "start one first"
         )

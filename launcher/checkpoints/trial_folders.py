@@ -9,19 +9,18 @@ Looking creates nothing; AReaL's own look for its recover folder makes it.
 
 from __future__ import annotations
 
-import difflib
 import os
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from launcher.base.errors import StorageError, UsageError
+from launcher.base.errors import StorageError
 from launcher.base.wording import some_of
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.manifest import MANIFEST_NAME
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_search import Names, choose_names
 
 STEP_INFO = "step_info.json"
 
@@ -67,43 +66,28 @@ def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_nam
             f"there is no folder {root}; {nearest} holds {some_of(folders_in(nearest))}",
             "--fileroot is the cluster.fileroot of the run, the folder with checkpoints/ and logs/",
         )
-    if not experiment_name or not trial_name:
-        experiment_name, trial_name = _only_trial(root, user, experiment_name, trial_name)
-    paths = RunPaths(fileroot=root, user=user, experiment_name=experiment_name, trial_name=trial_name)
-    roots = trial_roots(paths)
-    found = [folder for folder in roots if folder.is_dir()]
-    if not found:
-        raise _not_found(paths)
-    older_logs = root / "logs" / experiment_name / trial_name
+    paths, found = None, list[Path]()
+    if experiment_name and trial_name:
+        paths = RunPaths(fileroot=root, user=user, experiment_name=experiment_name, trial_name=trial_name)
+        found = [folder for folder in trial_roots(paths) if folder.is_dir()]
+    if paths is None or not found:
+        if not (root / "checkpoints").is_dir():
+            raise StorageError(
+                f"{root} has no folder checkpoints; it holds {some_of(folders_in(root))}",
+                "--fileroot is the cluster.fileroot of the run; a run that has saved nothing yet has none",
+            )
+        _, *named = choose_names(_trials(root), (user, experiment_name, trial_name), root / "checkpoints")
+        paths = RunPaths(fileroot=root, user=user, experiment_name=named[0], trial_name=named[1])
+        found = [folder for folder in trial_roots(paths) if folder.is_dir()]
+    older_logs = root / "logs" / paths.experiment_name / paths.trial_name
     logs = next((folder for folder in (paths.logs, older_logs) if folder.is_dir()), paths.logs)
     return TrialFolder(
         paths=paths,
         root=found[0],
         logs=logs,
-        recover_info=_recover_info([*found, roots[-1]]),
+        recover_info=_recover_info([*found, trial_roots(paths)[-1]]),
         is_ours=found[0] == paths.checkpoints and _is_ours(paths),
     )
-
-
-def _only_trial(root: Path, user: str, experiment_name: str | None, trial_name: str | None) -> tuple[str, str]:
-    """Experiment and trial where the user has a single one of the name that is given. Raises UsageError."""
-    there = [tuple(name.split("/")) for name in _trials(root)]
-    fitting = [
-        (experiment, trial)
-        for *owner, experiment, trial in there
-        if owner in ([], [user]) and experiment_name in (None, experiment) and trial_name in (None, trial)
-    ]
-    if len(fitting) == 1:
-        return fitting[0]
-    flag = "--experiment-name" if not experiment_name else "--trial-name"
-    raise UsageError(f"{flag} is not given", f"in {root} there are {some_of([_flags(one, user) for one in there])}")
-
-
-def _flags(trial: Sequence[str], user: str) -> str:
-    """Those that name a trial on this command line."""
-    *owner, experiment, trial_name = map(shlex.quote, trial)
-    names = f"--experiment-name {experiment} --trial-name {trial_name}"
-    return names if not owner or owner == [shlex.quote(user)] else f"--user {owner[0]} {names}"
 
 
 def trial_roots(paths: RunPaths) -> list[Path]:
@@ -121,46 +105,17 @@ def _is_ours(paths: RunPaths) -> bool:
     return paths.events.is_file() or any(paths.default_checkpoints.glob(f"epoch*/{MANIFEST_NAME}"))
 
 
-def _not_found(paths: RunPaths) -> UsageError:
-    """Which of the names is wrong, seen from the top down."""
-    top = paths.fileroot / "checkpoints"
-    if not top.is_dir():
-        return StorageError(
-            f"{paths.fileroot} has no folder checkpoints; it holds {some_of(folders_in(paths.fileroot))}",
-            "--fileroot is the cluster.fileroot of the run; a run that has saved nothing yet has none",
-        )
-    elsewhere = [
-        name for name in _trials(paths.fileroot) if name.endswith(f"{paths.experiment_name}/{paths.trial_name}")
-    ]
-    hint = f"it is there as {elsewhere[0]}" if elsewhere else f"there: {some_of(_trials(paths.fileroot))}"
-    names = {"--user": paths.user, "--experiment-name": paths.experiment_name, "--trial-name": paths.trial_name}
-    return UsageError(first_missing(top, names), hint)
-
-
-def first_missing(top: Path, names: Mapping[str, str]) -> str:
-    """Of folders one within another, by the flags that name them: the first that is not there, and what there is
-    instead; "" where all are there."""
-    folder = top
-    for flag, name in names.items():
-        if not (folder / name).is_dir():
-            there = folders_in(folder)
-            close = difflib.get_close_matches(name, there, n=3, cutoff=0.5)
-            near = [*close, *(other for other in there if other not in close)]
-            return f"{flag} {name}: there is no such folder in {folder}, which holds {some_of(near)}"
-        folder /= name
-    return ""
-
-
-def _trials(root: Path) -> list[str]:
-    """Every folder that holds checkpoints, as user/experiment/trial, without the user in the older layout."""
+def _trials(root: Path) -> list[Names]:
+    """Every folder that holds checkpoints, without a user in the older layout."""
     top = root / "checkpoints"
     found = {
-        folder.relative_to(top).as_posix()
+        folder.relative_to(top).parts
         for depth in ("*/*", "*/*/*")
         for folder in top.glob(depth)
         if folder.is_dir() and any(_looks_like_a_trial(inner) for inner in (folder, folder / "default"))
     }
-    return sorted(name for name in found if not name.endswith("/default"))
+    named = sorted(parts for parts in found if parts[-1] != "default")
+    return [(parts[0] if len(parts) == 3 else "", parts[-2], parts[-1]) for parts in named]
 
 
 def _looks_like_a_trial(folder: Path) -> bool:

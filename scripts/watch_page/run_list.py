@@ -10,6 +10,7 @@ from launcher.base.wording import some_of
 from launcher.reporting.current_status import read_now
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_search import names_in, runs_below
 from scripts.run_processes import is_live
 
 MOST = 200
@@ -17,7 +18,7 @@ MOST = 200
 
 def list_runs(fileroot: Path) -> list[dict[str, object]]:
     """The MOST whose files changed last, that one first; `live` as far as this machine can see."""
-    aged = sorted(((_changed(paths), paths) for paths in runs_below(fileroot)), key=lambda one: -one[0])
+    aged = sorted(((_changed(paths), paths) for paths in written_runs(fileroot)), key=lambda one: -one[0])
     return [
         {
             "run": name_of(paths),
@@ -31,25 +32,21 @@ def list_runs(fileroot: Path) -> list[dict[str, object]]:
     ]
 
 
-def runs_below(fileroot: Path) -> list[RunPaths]:
+def written_runs(fileroot: Path) -> list[RunPaths]:
     """Those that have written something."""
-    folders = {
-        file.parent for name in ("events.jsonl", "metrics.jsonl") for file in fileroot.glob(f"logs/*/*/*/{name}")
-    }
-    return [paths for folder in sorted(folders) if (paths := RunPaths.of_logs(folder)) is not None]
+    return [paths for paths in runs_below(fileroot) if paths.events.exists() or paths.metrics.exists()]
 
 
 def run_of(fileroot: Path, name: str) -> RunPaths:
     """Raises UsageError: there is no such run. A name is looked up and never made a path of."""
-    for paths in runs_below(fileroot):
-        if name_of(paths) == name:
-            return paths
-    known = [name_of(paths) for paths in runs_below(fileroot)]
-    raise UsageError(f"there is no run {name!r} below {fileroot}", f"there: {some_of(known)}")
+    known = {name_of(paths): paths for paths in written_runs(fileroot)}
+    if name not in known:
+        raise UsageError(f"there is no run {name!r} below {fileroot}", f"there: {some_of([*known])}")
+    return known[name]
 
 
 def name_of(paths: RunPaths) -> str:
-    return f"{paths.user}/{paths.experiment_name}/{paths.trial_name}"
+    return "/".join(names_in(paths))
 
 
 def _changed(paths: RunPaths) -> float:

@@ -223,7 +223,7 @@ def test_a_run_is_named_by_its_folder_by_a_name_with_a_slash_or_not_at_all(paths
         assert wanted(paths) is None
         (paths.logs.parent / "t2").mkdir()
         assert run_control.main(["stop", "--experiment-name", "e", *where]) == 2
-        assert "--trial-name is needed" in capsys.readouterr().err
+        assert "--trial-name is not given" in capsys.readouterr().err
         assert wanted(paths) is None, "of two trials none is stopped by accident"
 
 

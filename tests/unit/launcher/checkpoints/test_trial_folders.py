@@ -90,6 +90,12 @@ def test_the_only_trial_needs_no_name(tmp_path, user, experiment):
     assert find_trial(tmp_path, user, experiment, None).name == expected
 
 
+def test_one_that_lies_in_both_layouts_is_one(tmp_path):
+    place(tmp_path, "checkpoints/ann/exp/t1")
+    place(tmp_path, "checkpoints/exp/t1")
+    assert find_trial(tmp_path, "ann", None, None).root == tmp_path / "checkpoints/ann/exp/t1"
+
+
 def test_nothing_at_all_and_far_too_many(tmp_path):
     assert "it holds nothing" in refusal(tmp_path, "ann", "exp", "t1")
     for number in range(40):
