@@ -7,58 +7,76 @@ node as soon as one has room.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.cluster.node_identity import alive_nodes
+from actors.cluster.node_identity import OF_RAY, alive_nodes
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import RANK, SERVER, NodeResources, ProcessPlacement
-from launcher.resources.placement import Bundle, bundles, place, rank_name
+from launcher.resources.placement import (
+    RANK,
+    SERVER,
+    Bundle,
+    NodeResources,
+    Placement,
+    ProcessPlacement,
+    amounts,
+    no_room,
+    place,
+    rank_name,
+)
 
 POLL_S = 0.5
+INFEASIBLE, NO_RESOURCES = "INFEASIBLE", "NO_RESOURCES"
+"""Ray's words for a group of which one bundle is larger than any node, and for one that has no room now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlacement:
     """The reserved bundles: each is on a node, and stays this run's until its driver ends."""
 
-    placements: tuple[ProcessPlacement, ...]
     bundles: tuple[Bundle, ...]
     group: PlacementGroup
 
     @classmethod
     def book(cls, config: RunConfig, *, is_stopped: Callable[[], bool] = lambda: False) -> RunPlacement:
-        """Place the run on the existing nodes, and wait for them to be free.
+        """Have Ray place the run, and wait while others hold what it needs.
 
-        Raises ResourceError: what is missing and where; KeyboardInterrupt when `is_stopped` is true.
+        Raises ResourceError: what was asked for and what there is; KeyboardInterrupt when `is_stopped` is true.
         """
         nodes = cluster_nodes(config)
-        placements = _place(config, nodes)
-        booked = bundles(placements, strategy=config.cluster.placement)
-        group = placement_group([bundle.resources for bundle in booked], strategy=config.cluster.placement)
-        give_up_at = time.monotonic() + config.cluster.placement_timeout
-        while not group.wait(min(POLL_S, config.cluster.placement_timeout)):
+        placed, within_s = _place(config, nodes), config.cluster.placement_timeout
+        group = placement_group([one.resources for one in placed.bundles], strategy=config.cluster.placement)
+        give_up_at = time.monotonic() + within_s
+        while not group.wait(min(POLL_S, within_s)):
             if is_stopped():
                 raise KeyboardInterrupt
-            if time.monotonic() > give_up_at:
+            word = placement_group_table(group)["stats"]["scheduling_state"]
+            # Where the complete nodes have no room either, to wait would only delay the refusal.
+            is_hopeless = word == INFEASIBLE or (word == NO_RESOURCES and placed.shortage is not None)
+            if is_hopeless or time.monotonic() > give_up_at:
                 ray.util.remove_placement_group(group)
-                raise not_free(config, nodes)
-        return cls(placements=placements, bundles=booked, group=group)
+                when = "" if is_hopeless else f" within cluster.placement_timeout={within_s:g} s"
+                raise not_placed(config, placed.bundles, nodes, f"Ray has not placed the run{when} ({word})")
+        return cls(bundles=placed.bundles, group=group)
+
+    @property
+    def processes(self) -> tuple[ProcessPlacement, ...]:
+        return tuple(process for bundle in self.bundles for process in bundle.processes)
 
     def options(self, name: str) -> dict[str, Any]:
         """Ray's options for an actor: its name, its resources, its bundle."""
-        one = next(one for one in self.placements if one.name == name)
         index = next(index for index, bundle in enumerate(self.bundles) if name in bundle.names)
+        one = next(one for one in self.bundles[index].processes if one.name == name)
         strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=index)
-        gpus = len(one.gpus) * one.share
+        gpus = one.n_gpus * one.share
         return {"name": name, "num_cpus": one.cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
 
     def options_of_a_joining(self, name: str, config: RunConfig) -> dict[str, Any]:
@@ -81,14 +99,15 @@ class RunPlacement:
 
     def has(self, name: str) -> bool:
         """Whether an actor of that name has a placement; a server that joins later has none."""
-        return any(one.name == name for one in self.placements)
+        return any(name in bundle.names for bundle in self.bundles)
 
     def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
         """Options of the trainer's ranks from 1 on; rank 0 is the trainer itself.
 
         Without names: after a restart, those of the ranks before may still be taken.
         """
-        further = (self.options(one.name) for one in self.placements if one.kind == RANK and one.index > 0)
+        ranks = sorted(one.index for one in self.processes if one.kind == RANK)
+        further = (self.options(rank_name(rank)) for rank in ranks[1:])
         return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
 
     def further_ranks_of_standby(self, config: RunConfig) -> tuple[Mapping[str, Any], ...]:
@@ -97,16 +116,12 @@ class RunPlacement:
 
     @property
     def servers_on_gpu(self) -> bool:
-        return any(one.gpus for one in self.placements if one.kind == SERVER)
+        return any(one.n_gpus for one in self.processes if one.kind == SERVER)
 
     @property
     def shares_gpu(self) -> bool:
         """Whether a GPU holds a server and a trainer rank."""
-        servers, ranks = (
-            {(one.node, gpu) for one in self.placements if one.kind == kind for gpu in one.gpus}
-            for kind in (SERVER, RANK)
-        )
-        return bool(servers & ranks)
+        return any({one.kind for one in bundle.processes} == {SERVER, RANK} for bundle in self.bundles)
 
     def nodes(self) -> dict[str, str]:
         """Where each actor is now, according to Ray: the address of its node."""
@@ -126,45 +141,38 @@ def _nothing_reserved(config: RunConfig) -> dict[str, Any]:
 
 def cluster_nodes(config: RunConfig) -> tuple[NodeResources, ...]:
     """The total resources of the living nodes, free or not. Raises ResourceError where there are too few nodes."""
-    at_most = config.cluster.n_gpus_per_node
-    found = tuple(_node(node, node["Resources"], at_most) for node in alive_nodes())
+    at_most = math.inf if config.cluster.n_gpus_per_node is None else config.cluster.n_gpus_per_node
+    found = tuple(
+        NodeResources(
+            name=_name(node),
+            gpus=min(node["Resources"].get("GPU", 0.0), at_most),
+            cpus=node["Resources"].get("CPU", 0.0),
+        )
+        for node in alive_nodes()
+    )
     if len(found) < config.cluster.n_nodes:
         raise ResourceError(
             f"cluster.n_nodes={config.cluster.n_nodes}: the cluster has {len(found)}: "
-            + ", ".join(f"{node.name} with {node.gpus} GPUs and {node.cpus:g} CPUs" for node in found),
+            + ", ".join(f"{node.name} with {amounts(node.gpus, node.cpus)}" for node in found),
             "start Ray on the other ones (`ray start --address=…`), or lower cluster.n_nodes",
         )
     return found
 
 
-def not_free(config: RunConfig, nodes: tuple[NodeResources, ...]) -> ResourceError:
-    """The error for a cluster that is large enough, where others hold what is needed: what is missing."""
-    waited = f"not free within cluster.placement_timeout={config.cluster.placement_timeout:g} s"
-    by_id = available_resources_per_node()  # type: ignore[no-untyped-call]
-    free = tuple(_node(node, by_id.get(node["NodeID"], {})) for node in alive_nodes())
-    try:
-        _place(config, free, like=nodes)
-    except ResourceError as error:
-        return ResourceError(f"{waited}: {error.message}", f"end what holds it (`ray status`), or {error.hint}")
-    there = ", ".join(f"{node.name}: {node.gpus} GPUs and {node.cpus:g} CPUs free" for node in free)
-    return ResourceError(f"{waited}: Ray has not placed it on {there}", "`ray status` shows what it waits for")
+def not_placed(config: RunConfig, bundles: Sequence[Bundle], nodes: Sequence[NodeResources], why: str) -> ResourceError:
+    """What was asked for, by role, and what Ray says that the cluster has and has free."""
+    free = OF_RAY.available_resources()
+    left = NodeResources(name="free", gpus=free.get("GPU", 0.0), cpus=free.get("CPU", 0.0))
+    message = f"{why}: {no_room(config, bundles, nodes).message}, {amounts(left.gpus, left.cpus)} free"
+    return ResourceError(message, f"end what holds it (`ray status`), or {no_room(config, bundles, [left]).hint}")
 
 
-def _place(
-    config: RunConfig, nodes: tuple[NodeResources, ...], *, like: tuple[NodeResources, ...] = ()
-) -> tuple[ProcessPlacement, ...]:
-    """`like`: the complete nodes, which decide what `auto` means; `nodes` may be what is free of them."""
-    gpu = "cuda" if any(node.gpus for node in like or nodes) else "cpu"
+def _place(config: RunConfig, nodes: Sequence[NodeResources]) -> Placement:
+    gpu = "cuda" if any(node.gpus for node in nodes) else "cpu"
     servers_on, trainer_on = (
         gpu if device == "auto" else device for device in (config.sglang.device, config.actor.device)
     )
     return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=nodes)
-
-
-def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int | None = None) -> NodeResources:
-    gpus = int(resources.get("GPU", 0))
-    gpus = gpus if at_most is None else min(gpus, at_most)
-    return NodeResources(name=_name(node), gpus=gpus, cpus=resources.get("CPU", 0.0))
 
 
 def _name(node: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 
 from launcher.base.addresses import is_every_interface, url_problem
-from launcher.base.errors import ResourceError
 from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
 from launcher.config.foreign import OWN
 from launcher.config.lora import find_lora_problems
@@ -22,8 +21,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.settings import value_of
 from launcher.config.supervision_checks import find_contradictions
 from launcher.config.validation import NOT_SHOWN, ConfigProblem, refuse, validated
-from launcher.resources.capacity import NodeResources, node_name
-from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, may_share_gpus, place
+from launcher.resources.placement import NodeResources, are_cpus_short, may_share_gpus, node_name, place
 from launcher.resources.sglang_arguments import (
     BYPASSES,
     GPU_ARGUMENTS,
@@ -272,8 +270,7 @@ def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
 
 def _unplaceable(config: RunConfig) -> Iterator[tuple[str, str]]:
     """The key, and what would be allowed. Only where the number of GPUs or CPUs of a node is given."""
-    sglang, cluster = config.sglang, config.cluster
-    devices = (sglang.device, config.actor.device)
+    sglang, cluster, described = config.sglang, config.cluster, config.hardware.n_cpus_per_node
     over = sglang.tp_size * sglang.dp_size
     if over > 1 and sglang.gpu_fraction != 1:
         copies = f" × sglang.dp_size={sglang.dp_size}" if sglang.dp_size > 1 else ""
@@ -281,38 +278,20 @@ def _unplaceable(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "sglang.gpu_fraction", allowed
         return
     per_node = cluster.n_gpus_per_node
-    cpus_given = cluster.address != "local" and config.hardware.n_cpus_per_node is not None
-    if (per_node is None and not cpus_given) or (per_node == 0 and "cuda" not in devices and not cpus_given):
+    auto = "cpu" if per_node == 0 else "cuda"
+    servers_on, trainer_on = (auto if one == "auto" else one for one in (sglang.device, config.actor.device))
+    gpus = math.inf if per_node is None else per_node
+    cpus = math.inf if described is None or cluster.address == "local" else described
+    nodes = [NodeResources(name=node_name(number), gpus=gpus, cpus=cpus) for number in range(cluster.n_nodes)]
+    placed = place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=nodes)
+    if placed.shortage is None:
         return
-    if per_node is None:
-        per_node = ENDLESS
-    there = max(1, per_node * cluster.n_nodes)
-    of_nodes = f"cluster.n_gpus_per_node={per_node}" + (f" × {cluster.n_nodes} nodes" if cluster.n_nodes > 1 else "")
-    if sglang.device != "cpu" and over > there:
-        key, other = ("tp_size", sglang.dp_size) if sglang.tp_size > there else ("dp_size", sglang.tp_size)
-        each = f", with {other} GPUs for each" if other > 1 else ""
-        yield f"sglang.{key}", f"at most {of_nodes}{each}"
-    elif config.actor.device != "cpu" and config.actor.dp_size > there:
-        yield "actor.dp_size", f"at most {of_nodes}: one GPU a rank"
+    allowed = f"{placed.shortage.message}: {placed.shortage.hint}"
+    if are_cpus_short(placed.bundles, nodes):
+        yield "hardware.n_cpus_per_node", allowed
     else:
-        yield from _without_room(config, devices, per_node)
-
-
-def _without_room(config: RunConfig, devices: tuple[str, str], per_node: int) -> Iterator[tuple[str, str]]:
-    cluster = config.cluster
-    described = config.hardware.n_cpus_per_node if cluster.address != "local" else None
-    cpus = math.inf if described is None else float(described)
-    nodes = [NodeResources(name=node_name(number), gpus=per_node, cpus=cpus) for number in range(cluster.n_nodes)]
-    try:
-        place(config, servers_on=devices[0], trainer_on=devices[1], nodes=nodes)
-    except ResourceError as error:
-        if error.message.startswith("CPUs"):
-            yield "hardware.n_cpus_per_node", f"{error.message}: {error.hint}"
-            return
-        needed = gpus_needed(config, servers_on=devices[0], trainer_on=devices[1])
-        share = "; to share one, sglang.gpu_fraction and actor.gpu_fraction must sum to at most 1"
-        booked = f"{describe_booking(config)}{share if may_share_gpus(config) else ''}"
-        yield "cluster.n_gpus_per_node", f"{needed} GPUs are needed: {booked} ({error.message})"
+        share = "; to share one, the two shares must sum to at most 1" if may_share_gpus(config) else ""
+        yield "cluster.n_gpus_per_node", f"{allowed}{share}"
 
 
 # ── notes ──

@@ -18,9 +18,8 @@ import psutil
 import pynvml
 
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.gpus import Gpu, UnreadableGpu, find_gpus, gpu_of, nvml, read_text
-from launcher.resources.placement import gpus_needed
+from launcher.resources.placement import NodeResources, gpus_needed, node_name
 
 HOST_MEMORY = "host memory"
 CGROUP_ROOT = Path("/sys/fs/cgroup")

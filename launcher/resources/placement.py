@@ -1,147 +1,85 @@
-"""Decides which node and GPUs each server and trainer rank gets, and what Ray reserves for them. Pure, deterministic.
+"""What Ray reserves for a run: bundles of processes that belong on one node. Pure, deterministic.
 
-    settings ─► groups of processes, the largest first ─► the first node with room ─► placements ─► bundles
+    settings ─► processes ─► bundles ─► Ray's placement group, which decides the nodes
+                                    └─► the plan of the dry run: the first node with room
 
 Shares of a GPU are bookkeeping, Ray's as much as ours, and no limit on memory: what fits in memory is
-`launcher/resources/run_plan.py`'s. Names of nodes are the plan's; which machine Ray takes for each is
-recorded when the run is placed (`run.placed`).
+`launcher/resources/run_plan.py`'s. Nodes and GPU numbers here are the plan's; which ones Ray takes is recorded when the
+run is placed (`run.placed`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from launcher.base.errors import ResourceError
+from launcher.base.wording import counted
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import RANK, SERVER, FreeCapacity, NoCapacity, NodeResources, ProcessPlacement
 
-ENDLESS = 2**20
-ANYWHERE = (NodeResources(name="node 0", gpus=ENDLESS, cpus=math.inf),)
-"""For the question what a run needs, before anybody specifies what there is."""
-
+SERVER, RANK = "server", "trainer rank"
+ROUNDING = 1e-9
+"""Three shares of a third fill one GPU; as floats they are a little more."""
 LEAST_CPUS = 0.001
 """CPUs of a bundle whose processes reserve none: Ray allows no empty bundle."""
 
 
-def place(
-    config: RunConfig, *, servers_on: str, trainer_on: str, nodes: Sequence[NodeResources] = ANYWHERE
-) -> tuple[ProcessPlacement, ...]:
-    """Every process on its node, servers first. `servers_on` and `trainer_on` are `cpu`, or else a GPU.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResources:
+    """What one node of the cluster offers."""
 
-    The group that reserves most comes first: a server over several GPUs, or all ranks together. Each of its processes
-    takes the first node with room (`cluster.placement=PACK`), or the one with the fewest processes (SPREAD); ranks stay
-    on one node where one can hold them all, and no two of them share a GPU. Raises ResourceError: what is short, and
-    where.
+    name: str
+    gpus: float
+    cpus: float
+
+
+ANYWHERE = (NodeResources(name="node 0", gpus=math.inf, cpus=math.inf),)
+"""For the question what a run needs, before anybody specifies what there is."""
+
+
+def node_name(number: int) -> str:
+    """The name of a node that is only described."""
+    return f"node {number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlacement:
+    """One process tree of the run: a server, or a trainer rank, and where the plan has it.
+
+    `gpus` are numbers on its node, empty on the CPU, and `share` is of each of them. `index` is the server's, or the
+    rank.
     """
-    nodes = nodes or (NodeResources(name="no node", gpus=0, cpus=0),)
-    groups = [*_servers(config, servers_on, nodes), _ranks(config, trainer_on)]
-    left = [FreeCapacity(number, node) for number, node in enumerate(nodes)]
-    placed: dict[str, ProcessPlacement] = {}
-    try:
-        for group in sorted(groups, key=_booked, reverse=True):
-            placed |= {one.name: one for one in _place_group(config, group, left)}
-    except NoCapacity as shortage:
-        gpus = gpus_needed(config, servers_on=servers_on, trainer_on=trainer_on)
-        cpus = sum(one.cpus for group in groups for one in group)
-        share = may_share_gpus(config)
-        local = config.cluster.address == "local"
-        raise shortage.report(
-            gpus_booked=gpus, cpus_booked=cpus, nodes=nodes, may_share=share, is_local=local
-        ) from shortage
-    return tuple(placed[one.name] for group in groups for one in group)
 
-
-def _servers(config: RunConfig, device: str, nodes: Sequence[NodeResources]) -> list[list[ProcessPlacement]]:
-    sglang = config.sglang
-    gpus = 0 if device == "cpu" else sglang.tp_size * sglang.dp_size
-    return [
-        [
-            ProcessPlacement(
-                name=f"server-{index}",
-                kind=SERVER,
-                index=index,
-                share=sglang.gpu_fraction,
-                cpus=sglang.num_cpus,
-                n_gpus=gpus,
-            )
-        ]
-        for index in range(sglang.n_servers)
-    ]
-
-
-def _ranks(config: RunConfig, device: str) -> list[ProcessPlacement]:
-    actor, gpus = config.actor, 0 if device == "cpu" else 1
-    return [
-        ProcessPlacement(
-            name=rank_name(rank), kind=RANK, index=rank, share=actor.gpu_fraction, cpus=actor.num_cpus, n_gpus=gpus
-        )
-        for rank in range(actor.dp_size)
-    ]
-
-
-def rank_name(rank: int) -> str:
-    """Rank 0 is the trainer that everybody talks to."""
-    return "trainer" if rank == 0 else f"trainer-{rank}"
-
-
-def _booked(group: Sequence[ProcessPlacement]) -> tuple[int, float, float]:
-    gpus = sum(one.n_gpus for one in group)
-    return gpus, group[0].share if gpus else 0.0, sum(one.cpus for one in group)
-
-
-def _place_group(
-    config: RunConfig, group: Sequence[ProcessPlacement], left: Sequence[FreeCapacity]
-) -> Iterator[ProcessPlacement]:
-    order = sorted(left, key=lambda node: -node.holds(group[0], len(group))) if group[0].kind == RANK else left
-    for one in group:
-        open_nodes = list(order)
-        if config.cluster.placement == "SPREAD":
-            open_nodes.sort(key=lambda node: node.placed)
-        for node in open_nodes:
-            if (gpus := node.find(one)) is not None:
-                yield node.take(one, gpus)
-                break
-        else:
-            raise NoCapacity(one, open_nodes)
-
-
-def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str = "cuda") -> int:
-    """GPUs that servers and trainer reserve together."""
-    return gpus_of(place(config, servers_on=servers_on, trainer_on=trainer_on))
-
-
-def gpus_of(placements: Sequence[ProcessPlacement]) -> int:
-    """Different GPUs that are reserved."""
-    return len({(one.node, gpu) for one in placements for gpu in one.gpus})
-
-
-def may_share_gpus(config: RunConfig) -> bool:
-    """Whether a smaller `gpu_fraction` would be accepted: not of a server over several GPUs, nor of processes that
-    NCCL is to put into one group, which takes no two ranks on one GPU."""
-    return config.sglang.tp_size * config.sglang.dp_size == 1 and config.actor.weight_update_mode != "xccl"
-
-
-def describe_booking(config: RunConfig) -> str:
-    """Which process reserves which share of a GPU, for a message."""
-    sglang, actor = config.sglang, config.actor
-    servers = f"{sglang.n_servers} server{'s' if sglang.n_servers > 1 else ''}"
-    of_one = sglang.tp_size * sglang.dp_size
-    each = f"{of_one} GPUs" if of_one > 1 else f"sglang.gpu_fraction={sglang.gpu_fraction:g}"
-    ranks = f"{actor.dp_size} ranks of the trainer" if actor.dp_size > 1 else "the trainer"
-    booked = [] if sglang.device == "cpu" else [f"{servers} × {each}"]
-    booked += [] if actor.device == "cpu" else [f"{ranks} × actor.gpu_fraction={actor.gpu_fraction:g}"]
-    return " + ".join(booked)
+    name: str
+    kind: str
+    index: int
+    share: float
+    cpus: float
+    n_gpus: int
+    gpus: tuple[int, ...] = ()
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What Ray reserves at once, on one node. `names` are of the processes; `node` is the plan's."""
+    """What Ray reserves at once, on one node."""
 
-    names: tuple[str, ...]
-    node: int
-    gpus: int
-    cpus: float
+    processes: tuple[ProcessPlacement, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.processes)
+
+    @property
+    def gpus(self) -> int:
+        return math.ceil(sum(one.n_gpus * one.share for one in self.processes) - ROUNDING)
+
+    @property
+    def cpus(self) -> float:
+        return sum(one.cpus for one in self.processes)
 
     @property
     def resources(self) -> dict[str, float]:
@@ -149,28 +87,195 @@ class Bundle:
         amounts = {"GPU": float(self.gpus), "CPU": float(self.cpus)}
         return {kind: amount for kind, amount in amounts.items() if amount > 0} or {"CPU": LEAST_CPUS}
 
+    @property
+    def roles(self) -> str:
+        kinds = Counter(one.kind for one in self.processes)
+        return " and ".join(counted(number, kind) for kind, number in kinds.items())
 
-def bundles(placements: Sequence[ProcessPlacement], *, strategy: str) -> tuple[Bundle, ...]:
-    """Every process in exactly one bundle.
 
-    Together are: the processes that share a GPU, since Ray gives two halves of one GPU only within one bundle; and with
-    PACK the trainer ranks of one node, which talk to each other all the time. Everything else is a bundle of its own,
-    so that a server that has lost its node can come up wherever one server fits.
+class Placement(NamedTuple):
+    """`shortage`: why these nodes don't hold the bundles; those are then placed on a node without limits."""
+
+    bundles: tuple[Bundle, ...]
+    shortage: ResourceError | None
+
+    @property
+    def processes(self) -> tuple[ProcessPlacement, ...]:
+        """Servers first, each kind in order."""
+        found = (process for bundle in self.bundles for process in bundle.processes)
+        return tuple(sorted(found, key=lambda one: (one.kind != SERVER, one.index)))
+
+    @property
+    def gpus(self) -> int:
+        """That are reserved in all."""
+        return sum(bundle.gpus for bundle in self.bundles)
+
+
+def place(
+    config: RunConfig, *, servers_on: str = "cuda", trainer_on: str = "cuda", nodes: Sequence[NodeResources] = ANYWHERE
+) -> Placement:
+    """The run's bundles, each on a node of the plan. `servers_on` and `trainer_on` are `cpu`, or else a GPU.
+
+    With cluster.placement=PACK the trainer's ranks, which talk to each other all the time, are one bundle where that
+    leaves room for the rest; else each is its own.
     """
-    groups: dict[Hashable, list[ProcessPlacement]] = {}
-    for one in placements:
-        key: Hashable = one.name
-        if one.gpus and one.share < 1:
-            key = ("gpu", one.node, one.gpus[0])
-        elif one.kind == RANK and strategy == "PACK":
-            key = ("ranks", one.node)
-        groups.setdefault(key, []).append(one)
-    return tuple(
-        Bundle(
-            names=tuple(one.name for one in group),
-            node=group[0].node,
-            gpus=len({gpu for one in group for gpu in one.gpus}),
-            cpus=sum(one.cpus for one in group),
+    is_spread = config.cluster.placement == "SPREAD"
+    processes = _largest_first(config, servers_on, trainer_on)
+    together, apart = _bundled(processes, ranks_apart=False), _bundled(processes, ranks_apart=True)
+    for bundles in (apart,) if is_spread else (together, apart):
+        if (placed := _on_nodes(bundles, nodes, is_spread=is_spread)) is not None:
+            return Placement(placed, None)
+    return Placement(_on_nodes(apart, ANYWHERE, is_spread=False) or (), no_room(config, apart, nodes))
+
+
+def gpus_needed(config: RunConfig) -> int:
+    """GPUs that servers and trainer reserve together, where both are on GPUs."""
+    return place(config).gpus
+
+
+def rank_name(rank: int) -> str:
+    """Rank 0 is the trainer that everybody talks to."""
+    return "trainer" if rank == 0 else f"trainer-{rank}"
+
+
+def _largest_first(config: RunConfig, servers_on: str, trainer_on: str) -> list[ProcessPlacement]:
+    """The group that reserves most comes first: a server over several GPUs, or all ranks."""
+    sglang, actor = config.sglang, config.actor
+    of_server = 0 if servers_on == "cpu" else sglang.tp_size * sglang.dp_size
+    servers = [
+        ProcessPlacement(
+            name=f"server-{index}",
+            kind=SERVER,
+            index=index,
+            share=sglang.gpu_fraction,
+            cpus=sglang.num_cpus,
+            n_gpus=of_server,
         )
-        for group in groups.values()
-    )
+        for index in range(sglang.n_servers)
+    ]
+    ranks = [
+        ProcessPlacement(
+            name=rank_name(rank),
+            kind=RANK,
+            index=rank,
+            share=actor.gpu_fraction,
+            cpus=actor.num_cpus,
+            n_gpus=0 if trainer_on == "cpu" else 1,
+        )
+        for rank in range(actor.dp_size)
+    ]
+
+    def reserved(group: Sequence[ProcessPlacement]) -> tuple[int, float, float]:
+        gpus = sum(one.n_gpus for one in group)
+        return gpus, group[0].share if gpus else 0.0, sum(one.cpus for one in group)
+
+    groups = sorted([*([one] for one in servers), ranks], key=reserved, reverse=True)
+    return [one for group in groups for one in group]
+
+
+def _bundled(processes: Sequence[ProcessPlacement], *, ranks_apart: bool) -> tuple[Bundle, ...]:
+    """Every process in exactly one bundle: a server has its own, so that one that has lost its node can come up
+    wherever a server fits. Processes that share a GPU share a bundle, as Ray gives two halves of one GPU only there."""
+    found: list[list[ProcessPlacement]] = []
+    for one in processes:
+        with_room = (
+            bundle
+            for bundle in found
+            if _share_a_gpu(one, bundle) or (not ranks_apart and _are_whole_ranks([one, *bundle]))
+        )
+        joined = next(with_room, None)
+        if joined is None:
+            found.append([one])
+        else:
+            joined.append(one)
+    return tuple(Bundle(processes=tuple(bundle)) for bundle in found)
+
+
+def _share_a_gpu(one: ProcessPlacement, bundle: Sequence[ProcessPlacement]) -> bool:
+    """No two ranks do, however small their shares: NCCL takes no two of one group on one GPU."""
+    together = [one, *bundle]
+    is_one_gpu = all(process.n_gpus == 1 for process in together)
+    has_room = sum(process.share for process in together) <= 1 + ROUNDING
+    return is_one_gpu and has_room and sum(process.kind == RANK for process in together) < 2
+
+
+def _are_whole_ranks(processes: Sequence[ProcessPlacement]) -> bool:
+    return all(one.kind == RANK and (one.share == 1 or not one.n_gpus) for one in processes)
+
+
+def _on_nodes(
+    bundles: Sequence[Bundle], nodes: Sequence[NodeResources], *, is_spread: bool
+) -> tuple[Bundle, ...] | None:
+    """Each bundle on the first node with room, the largest first, or with `is_spread` on the one with the fewest; None
+    where one has no room."""
+    placed: list[list[Bundle]] = [[] for _ in nodes]
+    for bundle in sorted(bundles, key=lambda one: (one.gpus, one.cpus), reverse=True):
+        open_nodes = [
+            number
+            for number, node in enumerate(nodes)
+            if sum(one.gpus for one in placed[number]) + bundle.gpus <= node.gpus
+            and sum(one.cpus for one in placed[number]) + bundle.cpus <= node.cpus + ROUNDING
+        ]
+        if not open_nodes:
+            return None
+        number = min(open_nodes, key=lambda one: len(placed[one])) if is_spread else open_nodes[0]
+        first = sum(one.gpus for one in placed[number])
+        placed[number].append(Bundle(processes=tuple(_numbered(bundle, number, first))))
+    return tuple(bundle for on_node in placed for bundle in on_node)
+
+
+def _numbered(bundle: Bundle, node: int, first: int) -> Iterator[ProcessPlacement]:
+    for one in bundle.processes:
+        yield replace(one, node=node, gpus=tuple(range(first, first + one.n_gpus)))
+        first += one.n_gpus if one.share == 1 else 0
+
+
+# ── what is said where there is no room ──
+
+GPU_KEYS = "sglang.n_servers, sglang.tp_size, sglang.dp_size or actor.dp_size"
+CPU_KEYS = "sglang.num_cpus or actor.num_cpus"
+SHARE = ", let them share a GPU (sglang.gpu_fraction, actor.gpu_fraction)"
+JOIN = "join a cluster with more nodes (cluster.address, cluster.n_nodes)"
+ADD_NODES = "add nodes (cluster.n_nodes)"
+
+
+def no_room(config: RunConfig, bundles: Sequence[Bundle], nodes: Sequence[NodeResources]) -> ResourceError:
+    """What the run asks for, by role, what the nodes have in all, and the settings that ask for less."""
+    lower, share = CPU_KEYS, ""
+    if not are_cpus_short(bundles, nodes):
+        lower, share = GPU_KEYS, SHARE if may_share_gpus(config) else ""
+    more = JOIN if config.cluster.address == "local" else ADD_NODES
+    return ResourceError(f"{asked_for(bundles)}; {there_are(nodes)}", f"lower {lower}{share}, or {more}")
+
+
+def are_cpus_short(bundles: Sequence[Bundle], nodes: Sequence[NodeResources]) -> bool:
+    """Whether bundles without room on these nodes would have it with CPUs enough; else they lack GPUs."""
+    return _on_nodes(bundles, [replace(node, cpus=math.inf) for node in nodes], is_spread=False) is not None
+
+
+def asked_for(bundles: Sequence[Bundle]) -> str:
+    """`17 GPUs and 136 CPUs are asked for: 8 × 1 GPU and 8 CPUs (1 server), 9 GPUs and 72 CPUs (9 trainer ranks)`."""
+    alike = Counter((one.gpus, one.cpus, one.roles) for one in bundles)
+    parts = [
+        f"{f'{count} × ' if count > 1 else ''}{amounts(gpus, cpus)} ({roles})"
+        for (gpus, cpus, roles), count in alike.items()
+    ]
+    together = amounts(sum(one.gpus for one in bundles), sum(one.cpus for one in bundles))
+    return f"{together} are asked for: {', '.join(parts)}"
+
+
+def there_are(nodes: Sequence[NodeResources]) -> str:
+    gpus, cpus = sum(one.gpus for one in nodes), sum(one.cpus for one in nodes)
+    return f"{counted(len(nodes), 'node')} with {amounts(gpus, cpus)} in all"
+
+
+def amounts(gpus: float, cpus: float) -> str:
+    """Without what has no limit: a local cluster is given as many CPUs as the run reserves."""
+    known = [f"{amount:g} {kind}{'s' * (amount != 1)}" for amount, kind in ((gpus, "GPU"), (cpus, "CPU"))]
+    return " and ".join(word for word, amount in zip(known, (gpus, cpus), strict=True) if math.isfinite(amount))
+
+
+def may_share_gpus(config: RunConfig) -> bool:
+    """Whether a smaller `gpu_fraction` would be accepted: not of a server over several GPUs, nor of processes that
+    NCCL is to put into one group, which takes no two ranks on one GPU."""
+    return config.sglang.tp_size * config.sglang.dp_size == 1 and config.actor.weight_update_mode != "xccl"

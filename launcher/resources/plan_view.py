@@ -11,8 +11,8 @@ from rich.table import Table
 from launcher.base.wording import ranges
 from launcher.config.recipe import describe_recipe
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import RANK, node_name
 from launcher.resources.memory_estimate import GIB, MIB, learning
+from launcher.resources.placement import RANK, node_name
 from launcher.resources.run_plan import PlannedProcess, RunPlan, group_places, lacks
 
 WIDTH = 100

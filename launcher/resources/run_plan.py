@@ -15,11 +15,10 @@ from launcher.base.wording import ranges
 from launcher.checkpoints.model_shape import BYTES, ModelShape
 from launcher.config.schema import RunConfig
 from launcher.resources import memory_estimate
-from launcher.resources.capacity import RANK, ProcessPlacement, node_name
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware, device_for
 from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item, checkpoint_bytes
-from launcher.resources.placement import gpus_needed, gpus_of, place
+from launcher.resources.placement import RANK, ProcessPlacement, gpus_needed, node_name, place
 
 WEIGHT_FOLDERS = 3
 """Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
@@ -78,11 +77,8 @@ class RunPlan:
     shortage: UsageError | None
     is_described: bool
     notes: tuple[str, ...]
+    gpus_needed: int
     standby_trainers: int = 0
-
-    @property
-    def gpus_needed(self) -> int:
-        return gpus_of([process.placement for process in self.processes])
 
 
 def noted(plan: RunPlan, note: str) -> RunPlan:
@@ -111,10 +107,10 @@ def why_not_run(plan: RunPlan) -> str:
 def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
     """The plan of a configuration that passed its checks, on this hardware."""
     devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
-    placements, shortage = _place(config, hardware, devices)
+    placed = place(config, servers_on=devices[0], trainer_on=devices[1], nodes=hardware.nodes(config))
     processes = tuple(
         PlannedProcess(placement=one, items=() if shape is None else _items(config, hardware, shape, one))
-        for one in placements
+        for one in placed.processes
     )
     files = _weight_files(config, shape)
     return RunPlan(
@@ -126,20 +122,11 @@ def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -
         kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),
         weight_files_bytes=files,
         checkpoint_bytes=0 if shape is None else checkpoint_bytes(config.actor, shape),
-        shortage=shortage,
+        shortage=placed.shortage,
         is_described=hardware.is_described,
         notes=tuple(_notes(config, hardware, shape)),
+        gpus_needed=placed.gpus,
     )
-
-
-def _place(
-    config: RunConfig, hardware: Hardware, devices: tuple[str, str]
-) -> tuple[tuple[ProcessPlacement, ...], UsageError | None]:
-    servers_on, trainer_on = devices
-    try:
-        return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=hardware.nodes(config)), None
-    except UsageError as shortage:
-        return place(config, servers_on=servers_on, trainer_on=trainer_on), shortage
 
 
 def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, placement: ProcessPlacement) -> tuple[Item, ...]:

@@ -6,8 +6,8 @@ import dataclasses
 
 from launcher.config.schema import RunConfig
 from launcher.resources import memory_estimate
-from launcher.resources.capacity import RANK
 from launcher.resources.hardware import Hardware
+from launcher.resources.placement import RANK
 from launcher.resources.run_plan import MemoryPlace, PlannedProcess, RunPlan, noted
 
 STANDBY = "standby"

@@ -118,6 +118,7 @@ def main() -> None:
                 "killed": killed(),
                 "held": held_by_another(),
                 "too_large": placed("actor.dp_size=10"),
+                "larger_than_a_node": placed("sglang.n_servers=1", "sglang.tp_size=16"),
                 "too_few": placed("cluster.n_nodes=3", "cluster.n_gpus_per_node=null"),
             }
         )

@@ -56,15 +56,31 @@ def test_a_killed_actor_comes_back_into_its_bundle(came):
     assert len(came["killed"]["after"]["gpus"]) == 1
 
 
-def test_what_another_run_holds_is_said_with_what_is_short_where(came):
+def test_what_another_run_holds_is_waited_for_and_refused_with_what_is_free(came):
     said = came["held"]["said"]
-    assert said.startswith("not free within cluster.placement_timeout=2 s: GPUs: 16 are needed and 0 found")
-    assert "GPU short on" in said
-    assert "end what holds it (`ray status`)" in came["held"]["hint"]
+    assert said.startswith(
+        "Ray has not placed the run within cluster.placement_timeout=2 s (NO_RESOURCES): 16 GPUs and "
+    )
+    assert said.endswith("; 2 nodes with 16 GPUs and 384 CPUs in all, 0 GPUs and 256 CPUs free")
+    assert came["held"]["hint"].startswith("end what holds it (`ray status`), or lower sglang.n_servers")
 
 
-def test_what_the_cluster_can_not_hold_is_said_before_anything_is_booked(came):
-    assert "GPUs: 18 are needed and 16 found" in came["too_large"]["said"]
-    assert came["too_large"]["hint"].startswith("lower sglang.n_servers"), "ranks are placed first, here"
+@pytest.mark.parametrize(
+    ("run", "word", "asked"),
+    [
+        (
+            "too_large",
+            "NO_RESOURCES",
+            "18 GPUs and 144 CPUs are asked for: 10 × 1 GPU and 8 CPUs (1 trainer rank)",
+        ),
+        ("larger_than_a_node", "INFEASIBLE", "24 GPUs and 72 CPUs are asked for: 16 GPUs and 8 CPUs (1 server), "),
+    ],
+)
+def test_what_the_cluster_can_not_hold_is_refused_by_what_ray_says_without_a_wait(came, run, word, asked):
+    assert came[run]["said"].startswith(f"Ray has not placed the run ({word}): {asked}")
+    assert came[run]["said"].endswith("; 2 nodes with 16 GPUs and 384 CPUs in all, 16 GPUs and 384 CPUs free")
+
+
+def test_too_few_nodes_are_refused(came):
     assert "cluster.n_nodes=3: the cluster has 2" in came["too_few"]["said"]
     assert "with 8 GPUs and 192 CPUs" in came["too_few"]["said"]

@@ -160,7 +160,10 @@ def test_what_can_not_be_placed_is_refused_with_and_without_a_dry_run(command):
     for more in ([], ["dry_run=true"]):
         code, out, err = command("conf=gsm8k_h200_cluster", "actor.dp_size=9", *more)
         assert (code, out) == (2, "")
-        assert "17 GPUs are needed: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer" in err
+        assert (
+            "17 GPUs and 136 CPUs are asked for: 9 × 1 GPU and 8 CPUs (1 trainer rank), 8 × 1 GPU and 8 CPUs (1 server)"
+            in err
+        )
 
 
 @pytest.mark.slow

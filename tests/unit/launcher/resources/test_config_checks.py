@@ -189,10 +189,10 @@ def test_out_of_range(settings, said):
         (
             GSM8K,
             {"cluster__n_gpus_per_node": 1, "sglang__gpu_fraction": 0.6},
-            "sglang.gpu_fraction=0.6 + the trainer × actor.gpu_fraction=0.5; to share one, ",
+            "; to share one, the two shares must sum to at most 1",
         ),
-        (GSM8K, {"cluster__n_gpus_per_node": 0}, "cluster.n_gpus_per_node=0: 1 GPUs are needed"),
-        (GSM8K, {"cluster__n_gpus_per_node": 1, "sglang__n_servers": 2}, "2 servers × sglang.gpu_fraction=0.5"),
+        (GSM8K, {"cluster__n_gpus_per_node": 0}, "cluster.n_gpus_per_node=0: 1 GPU and 2 CPUs are asked for: "),
+        (GSM8K, {"cluster__n_gpus_per_node": 1, "sglang__n_servers": 2}, "1 GPU and 2 CPUs (2 servers)"),
         (GSM8K, {"sglang__tp_size": 2}, "sglang.gpu_fraction=0.5: 1 with sglang.tp_size=2"),
         (
             ARITHMETIC,
@@ -202,7 +202,7 @@ def test_out_of_range(settings, said):
         (
             GSM8K,
             {"sglang__tp_size": 4, "sglang__gpu_fraction": 1.0, "cluster__n_gpus_per_node": 2},
-            "sglang.tp_size=4: at most cluster.n_gpus_per_node=2",
+            "cluster.n_gpus_per_node=2: 5 GPUs and 2 CPUs are asked for: 4 GPUs and 1 CPU (1 server)",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_checkpointing_keeps_less():
         ({"sglang__n_servers": 2}, {"server-0": (0,), "server-1": (0,), "trainer": (1,)}),
         (
             {"sglang__n_servers": 3, "sglang__gpu_fraction": 1 / 3, "actor__gpu_fraction": 1.0},
-            {"server-0": (1,), "server-1": (1,), "server-2": (1,), "trainer": (0,)},
+            {"server-0": (0,), "server-1": (0,), "server-2": (0,), "trainer": (1,)},
         ),
         (
             {"sglang__n_servers": 2, "sglang__tp_size": 2, "sglang__gpu_fraction": 1.0},
@@ -118,12 +118,12 @@ def test_checkpointing_keeps_less():
 )
 def test_shares_are_packed(settings, gpus):
     config = changed(GSM8K, **settings)
-    assert {b.name: b.gpus for b in place(config, servers_on="cuda", trainer_on="cuda")} == gpus
+    assert {b.name: b.gpus for b in place(config).processes} == gpus
     assert gpus_needed(config) == 1 + max(max(numbers) for numbers in gpus.values())
 
 
 def test_on_the_cpu_nothing_is_booked():
-    assert gpus_needed(ARITHMETIC, servers_on="cpu", trainer_on="cpu") == 0
+    assert place(ARITHMETIC, servers_on="cpu", trainer_on="cpu").gpus == 0
 
 
 # ── memory ──
