@@ -259,7 +259,7 @@ def test_settings_are_found_for_a_card_and_what_was_typed_stays(command):
     code, _, err = command(*auto[:-1], "hardware.gpu_memory_gib=23.5")
     assert code == 2
     assert "does not fit GPUs of 23.5 GiB" in err
-    assert "actor.path=Qwen/Qwen2.5-0.5B-Instruct fits here" in err
+    assert "take more or larger GPUs (actor.dp_size), " in err
 
 
 def test_notes_are_said(command):

@@ -175,7 +175,7 @@ def test_a_gpu_is_asked_for_and_there_is_none(config):
 def test_fewer_gpus_than_are_booked(config):
     config.sglang.device = config.actor.device = "cuda"
     config.sglang.n_servers = 2
-    assert "GPUs: 3 are needed and 1 found" in the_one(config, ResourceError, WITH_GPU)
+    assert "3 GPUs and 3 CPUs are asked for: " in the_one(config, ResourceError, WITH_GPU)
 
 
 def test_devices_that_are_found_may_leave_no_way_for_tensors(config):
