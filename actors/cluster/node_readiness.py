@@ -10,19 +10,19 @@ import ray
 
 from actors.cluster.node_answers import NodeAnswer, ask_each_node
 from launcher.base.errors import ResourceError
+from launcher.base.findings import Finding
 from launcher.config.schema import RunConfig
-from launcher.resources.gpu_checks import NodeCheck
 from launcher.resources.node_checks import LEAST_OF_A_NODE, check_node, missing_on_node
 
 
 @ray.remote
-def _look() -> tuple[NodeCheck, ...]:
+def _look() -> tuple[Finding, ...]:
     """On one node, where Ray runs already."""
     return check_node(least_threads=LEAST_OF_A_NODE)
 
 
 def ask_nodes() -> list[NodeAnswer]:
-    """The checks of every node; an answer is a tuple of NodeCheck."""
+    """The checks of every node; an answer is a tuple of Finding."""
     return ask_each_node(_look)
 
 

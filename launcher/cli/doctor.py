@@ -19,8 +19,8 @@ from rich import box
 from rich.table import Table
 
 from launcher.base.errors import LauncherError, ResourceError, UsageError
+from launcher.base.findings import Finding, Level
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
-from launcher.resources.gpu_checks import NodeCheck, Stops
 from launcher.resources.node_checks import check_node
 
 COMMAND = "doctor"
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     return NEITHER if NEITHER in codes else max(codes)
 
 
-def _of_cluster(address: str) -> dict[str, Sequence[NodeCheck]]:
+def _of_cluster(address: str) -> dict[str, Sequence[Finding]]:
     """Raises LauncherError where the cluster, or one of its nodes, does not answer."""
     import ray
 
@@ -77,28 +77,28 @@ def _of_cluster(address: str) -> dict[str, Sequence[NodeCheck]]:
     return {f"node {one.address}": one.answer for one in answers}
 
 
-def _code_of(checks: Sequence[NodeCheck]) -> int:
-    stopped = {check.stops for check in checks}
-    return NEITHER if Stops.EVERY in stopped else CPU_ONLY if Stops.GPU in stopped else GPU_AND_CPU
+def _code_of(checks: Sequence[Finding]) -> int:
+    stopped = {check.level for check in checks}
+    return NEITHER if Level.BAD in stopped else CPU_ONLY if Level.GPU in stopped else GPU_AND_CPU
 
 
-def _show(node: str, checks: Sequence[NodeCheck]) -> None:
+def _show(node: str, checks: Sequence[Finding]) -> None:
     """The table, and what follows from it."""
     console = console_of_width(WIDTH)
     table = Table(title=node, title_justify="left", box=box.SIMPLE, pad_edge=False)
     for column in ("", "what", "seen", "remedy"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        table.add_row(_mark(check), check.name, check.seen, check.remedy)
+        table.add_row(_mark(check), check.subject, check.text, check.hint)
     console.print(table)
-    stopped = {stops: [check.name for check in checks if check.stops is stops] for stops in Stops}
-    on_cpu, on_gpu = stopped[Stops.EVERY], [*stopped[Stops.EVERY], *stopped[Stops.GPU]]
+    stopped = {stops: [check.subject for check in checks if check.level is stops] for stops in Level}
+    on_cpu, on_gpu = stopped[Level.BAD], [*stopped[Level.BAD], *stopped[Level.GPU]]
     for what, because in (("a run on the CPU", on_cpu), ("a run on a GPU", on_gpu)):
         console.print(f"{what} can't start: {', '.join(dict.fromkeys(because))}" if because else f"{what} can start")
-    for stops in (Stops.SHARED, Stops.SEVERAL):
+    for stops in (Level.SHARED, Level.SEVERAL):
         if stopped[stops] and not on_gpu:
             console.print(f"but not {stops}: {', '.join(dict.fromkeys(stopped[stops]))}")
 
 
-def _mark(check: NodeCheck) -> str:
-    return "missing" if check.stops else "note" if check.remedy else "ok"
+def _mark(check: Finding) -> str:
+    return "missing" if check.stops else str(check.level)

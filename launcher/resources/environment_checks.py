@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.base.findings import Finding, Level
 from launcher.base.private_folders import parent_of_rays_folder
-from launcher.resources.gpu_checks import NodeCheck, Stops
 from launcher.resources.hardware import usable_cpus
 
 VARIABLES = ("TMPDIR", "TEMP", "TMP")
@@ -25,13 +25,13 @@ OF_A_SERVER = len("/sgl-0123456789ab/pymp-01234567/listener-01234567")
 """Below TMPDIR: the folder of a server's temporary files, and in it a socket of Python's multiprocessing."""
 
 
-def check_temporary_folders() -> Iterator[NodeCheck]:
+def check_temporary_folders() -> Iterator[Finding]:
     """Ray's folder, and that of the servers where it is another."""
     try:
         usual, of_ray = Path(tempfile.gettempdir()), parent_of_rays_folder()
     except FileNotFoundError as error:
         remedy = "set TMPDIR to a folder that is there, may be written and has room"
-        yield NodeCheck(name="TMPDIR", seen=str(error), stops=Stops.EVERY, remedy=remedy)
+        yield Finding(subject="TMPDIR", text=str(error), level=Level.BAD, hint=remedy)
         return
     named = {name: value for name in VARIABLES if (value := os.environ.get(name))}
     taken = next((name for name, value in named.items() if Path(value).resolve() == usual.resolve()), "")
@@ -49,26 +49,26 @@ def check_temporary_folders() -> Iterator[NodeCheck]:
         yield _folder(name, folder, longest)
 
 
-def _relative(name: str) -> NodeCheck:
+def _relative(name: str) -> Finding:
     """Ray's processes and the servers have working folders of their own."""
     seen = f"{name}={os.environ[name]} is a relative path: each process would take another folder"
     remedy = f"set {name} to an absolute path: {name}=/tmp"
-    return NodeCheck(name=name, seen=seen, stops=Stops.EVERY, remedy=remedy)
+    return Finding(subject=name, text=seen, level=Level.BAD, hint=remedy)
 
 
-def _folder(name: str, folder: Path, longest: int) -> NodeCheck:
+def _folder(name: str, folder: Path, longest: int) -> Finding:
     """`longest`: bytes of its path."""
     length = len(os.fsencode(folder))
     if length > longest:
         seen = f"{folder} has {length} bytes: the path of a socket in it would be longer than {SOCKET_PATH}"
         remedy = f"set {name} to a folder with a path of at most {longest} bytes: {name}=/tmp"
-        return NodeCheck(name=name, seen=seen, stops=Stops.EVERY, remedy=remedy)
+        return Finding(subject=name, text=seen, level=Level.BAD, hint=remedy)
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         remedy = f"set {name} to a folder that is there and may be written: {name}=/tmp"
-        return NodeCheck(name=name, seen=f"{folder} is no folder that may be written", stops=Stops.EVERY, remedy=remedy)
-    return NodeCheck(name=name, seen=str(folder))
+        return Finding(subject=name, text=f"{folder} is no folder that may be written", level=Level.BAD, hint=remedy)
+    return Finding(subject=name, text=str(folder))
 
 
-def check_cpus() -> NodeCheck:
+def check_cpus() -> Finding:
     count, limit = usable_cpus()
-    return NodeCheck(name="CPUs", seen=f"{count} ({limit})" if limit else f"{count}, no limit")
+    return Finding(subject="CPUs", text=f"{count} ({limit})" if limit else f"{count}, no limit")

@@ -13,11 +13,11 @@ from launcher.adapters.command_adapter import missing_program, reward_check
 from launcher.adapters.foreign_health import NOT_OURS, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
+from launcher.base.findings import Level
 from launcher.config.foreign import SERVERS
 from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.environment_checks import check_temporary_folders
-from launcher.resources.gpu_checks import Stops
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.missing_machine import missing_login, missing_webhook, missing_writer
 from launcher.resources.node_checks import check_packages
@@ -106,7 +106,7 @@ def find_missing_for_command(config: RunConfig) -> list[UsageError]:
 
 
 def _unusable_sglang() -> Iterator[UsageError]:
-    return (check.error() for check in check_packages() if check.stops is Stops.EVERY)
+    return (check.error() for check in check_packages() if check.level is Level.BAD)
 
 
 def _model(config: RunConfig) -> Iterator[UsageError]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
-from launcher.base.errors import ResourceError
+from launcher.base.findings import Finding, Level
 from launcher.base.wording import ranges
 from launcher.resources import gpus
 from launcher.resources.memory_estimate import GIB
@@ -34,31 +32,7 @@ BUSY = 0.02
 """Of its memory, held by others; the driver itself keeps less."""
 
 
-class Stops(enum.StrEnum):
-    """Which runs can't start because of a finding: SHARED, where two processes share a GPU; SEVERAL, where a server or
-    the trainer is on several."""
-
-    NONE = ""
-    EVERY = "every run"
-    GPU = "runs on a GPU"
-    SHARED = "runs that share a GPU"
-    SEVERAL = "runs with several GPUs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCheck:
-    """One thing that was looked at. `remedy` is empty where nothing has to be done."""
-
-    name: str
-    seen: str
-    stops: Stops = Stops.NONE
-    remedy: str = ""
-
-    def error(self) -> ResourceError:
-        return ResourceError(f"{self.name}: {self.seen}", self.remedy)
-
-
-def check_gpus(torch_cuda: str | None) -> Iterator[NodeCheck]:
+def check_gpus(torch_cuda: str | None) -> Iterator[Finding]:
     """`torch_cuda`: the version that torch was built for."""
     try:
         with gpus.nvml() as count:
@@ -66,13 +40,13 @@ def check_gpus(torch_cuda: str | None) -> Iterator[NodeCheck]:
             positions = gpus.visible(gpus.names_of_gpus(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
             yield from _each(positions)
             if not positions:
-                yield NodeCheck(name=NO_GPU, seen=gpus.find_gpus().none, stops=Stops.GPU, remedy=_why_hidden(count))
+                yield Finding(subject=NO_GPU, text=gpus.find_gpus().none, level=Level.GPU, hint=_why_hidden(count))
     except pynvml.NVMLError as error:
         found = gpus.find_gpus()
         remedy = NVML_REMEDIES.get(error.value, NO_DRIVER)
         if found.is_unusable:
             remedy = f"{gpus.SUPPORTED}: run it elsewhere, or on this machine's CPU"
-        yield NodeCheck(name=NO_GPU, seen=found.none, stops=Stops.GPU, remedy=remedy)
+        yield Finding(subject=NO_GPU, text=found.none, level=Level.GPU, hint=remedy)
 
 
 def _why_hidden(count: int) -> str:
@@ -82,22 +56,22 @@ def _why_hidden(count: int) -> str:
     return "unset CUDA_VISIBLE_DEVICES" if count else NO_DRIVER
 
 
-def _driver(torch_cuda: str | None) -> NodeCheck:
+def _driver(torch_cuda: str | None) -> Finding:
     driver, version = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
     seen = f"{driver}, for CUDA {version // 1000}.{version % 1000 // 10}"
     major = int(torch_cuda.partition(".")[0]) if torch_cuda else 0
     if version // 1000 >= major:
-        return NodeCheck(name="driver", seen=seen)
+        return Finding(subject="driver", text=seen)
     branch = DRIVERS.get(major, "")
-    return NodeCheck(
-        name="driver",
-        seen=f"{seen}: too old for torch, which is built for CUDA {torch_cuda}",
-        stops=Stops.GPU,
-        remedy=f"install a driver of branch {branch} or newer on this node" if branch else "install a newer driver",
+    return Finding(
+        subject="driver",
+        text=f"{seen}: too old for torch, which is built for CUDA {torch_cuda}",
+        level=Level.GPU,
+        hint=f"install a driver of branch {branch} or newer on this node" if branch else "install a newer driver",
     )
 
 
-def _each(positions: list[int]) -> Iterator[NodeCheck]:
+def _each(positions: list[int]) -> Iterator[Finding]:
     """Those that are alike and have no fault in one row; a row for each fault."""
     sound: dict[str, list[int]] = {}
     for index in positions:
@@ -108,7 +82,7 @@ def _each(positions: list[int]) -> Iterator[NodeCheck]:
             remedy = f"see the kernel's log (dmesg | grep Xid) and reset it: nvidia-smi -i {index} -r; {_hide(index)}"
             if error.is_unsupported:
                 remedy = "GPUs that share the host's memory are not supported, as no plan can be made of them"
-            yield NodeCheck(name=f"GPU {index}", seen=str(error), stops=Stops.GPU, remedy=remedy)
+            yield Finding(subject=f"GPU {index}", text=str(error), level=Level.GPU, hint=remedy)
             continue
         yield from faults
         used = gpu.memory - gpu.free
@@ -116,25 +90,27 @@ def _each(positions: list[int]) -> Iterator[NodeCheck]:
         if used > BUSY * gpu.memory:
             holders = ", ".join(str(pid) for pid in _holders(index)) or "not known"
             held = f"{seen}, of which {used / GIB:.1f} are held (pids: {holders})"
-            yield NodeCheck(name=f"GPU {index}", seen=held, remedy="end those processes, or choose another GPU")
+            yield Finding(
+                subject=f"GPU {index}", text=held, level=Level.NOTE, hint="end those processes, or choose another GPU"
+            )
         elif not faults:
             sound.setdefault(seen, []).append(index)
     for seen, alike in sound.items():
-        yield NodeCheck(name=f"GPU {ranges(alike)}", seen=seen)
+        yield Finding(subject=f"GPU {ranges(alike)}", text=seen)
 
 
-def _faults(index: int, handle: Any) -> Iterator[NodeCheck]:
+def _faults(index: int, handle: Any) -> Iterator[Finding]:
     name, command = f"GPU {index}", f"nvidia-smi -i {index}"
     if (_asked(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
-        yield NodeCheck(
-            name=name, seen="divided by MIG, which no run can use", stops=Stops.GPU, remedy=f"{command} -mig 0"
+        yield Finding(
+            subject=name, text="divided by MIG, which no run can use", level=Level.GPU, hint=f"{command} -mig 0"
         )
     mode = _asked(pynvml.nvmlDeviceGetComputeMode, handle)
     if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
-        yield NodeCheck(name=name, seen="compute mode PROHIBITED", stops=Stops.GPU, remedy=f"{command} -c DEFAULT")
+        yield Finding(subject=name, text="compute mode PROHIBITED", level=Level.GPU, hint=f"{command} -c DEFAULT")
     elif mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
         seen = "compute mode EXCLUSIVE_PROCESS: a server and the trainer can't share it"
-        yield NodeCheck(name=name, seen=seen, stops=Stops.SHARED, remedy=f"{command} -c DEFAULT")
+        yield Finding(subject=name, text=seen, level=Level.SHARED, hint=f"{command} -c DEFAULT")
     yield from _defects(index, handle)
 
 
@@ -152,19 +128,21 @@ def faults_of_gpus(numbers: Sequence[str]) -> list[str]:
 def _defect_of(index: int) -> str:
     """What is wrong with the GPU itself, "" for nothing."""
     try:
-        return "; ".join(check.seen for check in _defects(index, gpus.handle_of(index)))
+        return "; ".join(check.text for check in _defects(index, gpus.handle_of(index)))
     except gpus.UnreadableGpu as error:
         return str(error)
 
 
-def _defects(index: int, handle: Any) -> Iterator[NodeCheck]:
+def _defects(index: int, handle: Any) -> Iterator[Finding]:
     name, command = f"GPU {index}", f"nvidia-smi -i {index}"
     rows = _asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
     if rows[3]:
         seen = "a defect of its memory could not be remapped"
-        yield NodeCheck(name=name, seen=seen, stops=Stops.GPU, remedy=f"have it replaced; {_hide(index)}")
+        yield Finding(subject=name, text=seen, level=Level.GPU, hint=f"have it replaced; {_hide(index)}")
     elif rows[2]:
-        yield NodeCheck(name=name, seen="a defect of its memory waits to be remapped", remedy=f"{command} -r")
+        yield Finding(
+            subject=name, text="a defect of its memory waits to be remapped", level=Level.NOTE, hint=f"{command} -r"
+        )
     errors = _asked(
         lambda one: pynvml.nvmlDeviceGetTotalEccErrors(
             one, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
@@ -173,7 +151,9 @@ def _defects(index: int, handle: Any) -> Iterator[NodeCheck]:
     )
     if errors:
         seen = f"{errors} uncorrectable memory (ECC) errors since the driver was loaded"
-        yield NodeCheck(name=name, seen=seen, remedy=f"{command} -r; where they come back: {_hide(index)}")
+        yield Finding(
+            subject=name, text=seen, level=Level.NOTE, hint=f"{command} -r; where they come back: {_hide(index)}"
+        )
 
 
 def _asked(question: Callable[[Any], Any], handle: Any) -> Any:

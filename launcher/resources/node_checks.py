@@ -19,11 +19,12 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from launcher.base.errors import ResourceError
+from launcher.base.findings import Finding, Level
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
 from launcher.resources import toolchain
 from launcher.resources.environment_checks import check_cpus, check_temporary_folders
-from launcher.resources.gpu_checks import NodeCheck, Stops, check_gpus
+from launcher.resources.gpu_checks import check_gpus
 from launcher.resources.hardware import room_for_processes
 from launcher.resources.memory_estimate import GIB
 
@@ -51,7 +52,7 @@ OFF = frozenset({"", "0", "false", "False"})
 AGAIN = "pip install -c constraints.txt -e ."
 
 
-def check_node(*, least_threads: int = LEAST_THREADS) -> tuple[NodeCheck, ...]:
+def check_node(*, least_threads: int = LEAST_THREADS) -> tuple[Finding, ...]:
     """All of them, of this machine as this process may use it. `least_threads`: what will be started here takes."""
     return (
         *check_packages(),
@@ -66,40 +67,42 @@ def check_node(*, least_threads: int = LEAST_THREADS) -> tuple[NodeCheck, ...]:
     )
 
 
-def missing_on_node(config: RunConfig, devices: Sequence[str], checks: Sequence[NodeCheck]) -> Iterator[ResourceError]:
+def missing_on_node(config: RunConfig, devices: Sequence[str], checks: Sequence[Finding]) -> Iterator[ResourceError]:
     """What stops this run. `devices`: the servers' and the trainer's."""
-    stops = {Stops.EVERY}
+    stops = {Level.BAD}
     if "cuda" in devices:
-        stops.add(Stops.GPU)
+        stops.add(Level.GPU)
         if min(config.sglang.gpu_fraction, config.actor.gpu_fraction) < 1:
-            stops.add(Stops.SHARED)
+            stops.add(Level.SHARED)
         if max(config.sglang.tp_size * config.sglang.dp_size, config.actor.dp_size) > 1:
-            stops.add(Stops.SEVERAL)
-    return (check.error() for check in checks if check.stops in stops)
+            stops.add(Level.SEVERAL)
+    return (check.error() for check in checks if check.level in stops)
 
 
 # ── packages ──
 
 
-def check_packages() -> Iterator[NodeCheck]:
+def check_packages() -> Iterator[Finding]:
     """SGLang and torch: there, and of the versions that belong together."""
     sglang, torch = _version("sglang"), _version("torch")
     if sglang is None or torch is None:
         absent = " and ".join(name for name, version in (("sglang", sglang), ("torch", torch)) if version is None)
-        yield NodeCheck(name="packages", seen=f"{absent} not installed", stops=Stops.EVERY, remedy=AGAIN)
+        yield Finding(subject="packages", text=f"{absent} not installed", level=Level.BAD, hint=AGAIN)
         return
     cuda, rocm = torch_build()
     build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "no CUDA"
     pair = f"sglang {sglang} with torch {torch} ({build}), Python {'.'.join(map(str, sys.version_info[:3]))}"
     if not SGLANG.contains(sglang, prereleases=True):
         seen = f"{pair}: the launcher works with sglang{SGLANG} alone"
-        yield NodeCheck(name="packages", seen=seen, stops=Stops.EVERY, remedy=AGAIN)
+        yield Finding(subject="packages", text=seen, level=Level.BAD, hint=AGAIN)
     elif cuda is None:
-        yield NodeCheck(name="packages", seen=f"{pair}: not a build for CUDA", stops=Stops.GPU, remedy=AGAIN)
+        yield Finding(subject="packages", text=f"{pair}: not a build for CUDA", level=Level.GPU, hint=AGAIN)
     elif wanted := _not_met("sglang", "torch", torch):
-        yield NodeCheck(name="packages", seen=f"{pair}: this SGLang requires torch{wanted}", remedy=AGAIN)
+        yield Finding(
+            subject="packages", text=f"{pair}: this SGLang requires torch{wanted}", level=Level.NOTE, hint=AGAIN
+        )
     else:
-        yield NodeCheck(name="packages", seen=pair)
+        yield Finding(subject="packages", text=pair)
 
 
 def torch_build() -> tuple[str | None, str | None]:
@@ -133,16 +136,16 @@ def _not_met(package: str, other: str, version: str) -> str:
 # ── what compiles ──
 
 
-def check_tools(inherited: Mapping[str, str]) -> Iterator[NodeCheck]:
+def check_tools(inherited: Mapping[str, str]) -> Iterator[Finding]:
     """SGLang's, FlashInfer's and Triton's kernels are compiled on the machine where they run, at their first use."""
     found = toolchain.find_toolkit(inherited)
     if why := toolchain.why_no_toolkit(inherited):
         given = next((f"unset {name}" for name in toolchain.VARIABLES if inherited.get(name)), "")
         remedy = f"{given}{' or ' if given else ''}pip install -c constraints.txt nvidia-cuda-nvcc"
-        yield NodeCheck(name="CUDA toolkit", seen=why, stops=Stops.GPU, remedy=remedy)
+        yield Finding(subject="CUDA toolkit", text=why, level=Level.GPU, hint=remedy)
     else:
         seen = str(found) if found else "none installed; the pip packages' own is used"
-        yield NodeCheck(name="CUDA toolkit", seen=seen)
+        yield Finding(subject="CUDA toolkit", text=seen)
     header = toolchain.python_header()
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     for name, program, remedy in (
@@ -152,22 +155,22 @@ def check_tools(inherited: Mapping[str, str]) -> Iterator[NodeCheck]:
         ("Python.h", str(header) if header.exists() else None, f"apt-get install python{version}-dev"),
     ):
         if program is None:
-            yield NodeCheck(name=name, seen="not found", stops=Stops.GPU, remedy=remedy)
+            yield Finding(subject=name, text="not found", level=Level.GPU, hint=remedy)
         else:
-            yield NodeCheck(name=name, seen=program)
+            yield Finding(subject=name, text=program)
 
 
-def check_caches(inherited: Mapping[str, str]) -> NodeCheck:
+def check_caches(inherited: Mapping[str, str]) -> Finding:
     """Without a place to write, a server ends in a PermissionError of one of the five at its first kernel."""
     folders = [_cache_folder(ways, inherited) for ways in CACHES]
     refused = [f"{folder}: can't be made" for folder in folders if not _may_be_made(folder)]
     if not refused:
-        return NodeCheck(name="kernel caches", seen=", ".join(sorted({str(folder.parent) for folder in folders})))
-    return NodeCheck(
-        name="kernel caches",
-        seen="; ".join(refused),
-        stops=Stops.GPU,
-        remedy="set HOME (docker -e HOME=/work/outputs), or TRITON_HOME and its like, to a folder that may be written",
+        return Finding(subject="kernel caches", text=", ".join(sorted({str(folder.parent) for folder in folders})))
+    return Finding(
+        subject="kernel caches",
+        text="; ".join(refused),
+        level=Level.GPU,
+        hint="set HOME (docker -e HOME=/work/outputs), or TRITON_HOME and its like, to a folder that may be written",
     )
 
 
@@ -184,22 +187,22 @@ def _may_be_made(folder: Path) -> bool:
 # ── the surroundings ──
 
 
-def check_variables(inherited: Mapping[str, str]) -> Iterator[NodeCheck]:
+def check_variables(inherited: Mapping[str, str]) -> Iterator[Finding]:
     """Variables that other launchers set, under which a process takes another GPU than Ray has given it."""
     if (value := inherited.get(KEEPS_GPUS, "")) not in OFF:
         seen = f"{KEEPS_GPUS}={value}: Ray leaves each process all GPUs, so that two take the same one"
         remedy = f"unset {KEEPS_GPUS}; on a cluster before `ray start`, on each node"
-        yield NodeCheck(name="variables", seen=seen, stops=Stops.GPU, remedy=remedy)
+        yield Finding(subject="variables", text=seen, level=Level.GPU, hint=remedy)
     if (order := inherited.get(DEVICE_ORDER, AS_NVML)) != AS_NVML:
         seen = f"{DEVICE_ORDER}={order}: CUDA numbers the GPUs otherwise than NVML, by which memory is planned"
-        yield NodeCheck(name="variables", seen=seen, stops=Stops.GPU, remedy=f"unset {DEVICE_ORDER}")
+        yield Finding(subject="variables", text=seen, level=Level.GPU, hint=f"unset {DEVICE_ORDER}")
     if (rank := inherited.get(LOCAL_RANK)) is not None:
         seen = f"{LOCAL_RANK}={rank}, as under torchrun: each trainer rank would take GPU {rank}, which it may not see"
         remedy = f"unset {LOCAL_RANK}; start the launcher by itself, not under torchrun or srun --ntasks"
-        yield NodeCheck(name="variables", seen=seen, stops=Stops.GPU, remedy=remedy)
+        yield Finding(subject="variables", text=seen, level=Level.GPU, hint=remedy)
 
 
-def check_shared_memory(folder: Path = MEMORY_BACKED) -> NodeCheck:
+def check_shared_memory(folder: Path = MEMORY_BACKED) -> Finding:
     """Through it NCCL's processes of one node talk. What the weights need there is the run's own (missing_machine)."""
     try:
         room = shutil.disk_usage(folder)
@@ -209,19 +212,19 @@ def check_shared_memory(folder: Path = MEMORY_BACKED) -> NodeCheck:
         free = room.free
         seen = f"{free / GIB:.2f} of {room.total / GIB:.2f} GiB free"
     if free >= LEAST_SHARED_MEMORY:
-        return NodeCheck(name=str(folder), seen=seen)
+        return Finding(subject=str(folder), text=seen)
     remedy = "docker: --shm-size=16g or --ipc=host; Kubernetes: an emptyDir with medium: Memory; else free some of it"
     need = f"{seen}; NCCL needs {LEAST_SHARED_MEMORY / GIB:g} GiB"
-    return NodeCheck(name=str(folder), seen=need, stops=Stops.SEVERAL, remedy=remedy)
+    return Finding(subject=str(folder), text=need, level=Level.SEVERAL, hint=remedy)
 
 
-def check_processes(room: float, limit: str, *, least: int = LEAST_THREADS) -> NodeCheck:
+def check_processes(room: float, limit: str, *, least: int = LEAST_THREADS) -> Finding:
     """Where no thread can be started, Ray aborts, each process of its own with a page of addresses."""
     if not limit:
-        return NodeCheck(name="processes", seen="no limit")
+        return Finding(subject="processes", text="no limit")
     seen = f"room for {room:.0f} more processes and threads ({limit})"
     if room >= least:
-        return NodeCheck(name="processes", seen=seen)
+        return Finding(subject="processes", text=seen)
     need = f"{seen}; {least} are needed"
     remedy = "raise it (ulimit -u 8192; docker: --pids-limit=-1), or end other processes of this account"
-    return NodeCheck(name="processes", seen=need, stops=Stops.EVERY, remedy=remedy)
+    return Finding(subject="processes", text=need, level=Level.BAD, hint=remedy)

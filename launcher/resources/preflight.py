@@ -18,12 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.base.errors import ConfigError, RewardImportError, UnsupportedSetting, UsageError
+from launcher.base.findings import Finding
 from launcher.checkpoints.uploads import remote_of
 from launcher.config.foreign import OWN
 from launcher.config.lora import INSTALL_PEFT
 from launcher.config.optimizer import ADAMW
 from launcher.config.schema import RunConfig
-from launcher.resources.gpu_checks import NO_GPU, NodeCheck
+from launcher.resources.gpu_checks import NO_GPU
 from launcher.resources.hardware import Hardware
 from launcher.resources.missing_files import missing_data, missing_models
 from launcher.resources.missing_machine import (
@@ -97,7 +98,7 @@ print(json.dumps(answer))
 ARGUMENTS_OF_SGLANG = "`python -m sglang.launch_server --help` lists its arguments"
 
 
-def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[NodeCheck] = ()) -> None:
+def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[Finding] = ()) -> None:
     """Raises the one UsageError there is, or a UsageError that lists all."""
     refuse(find_missing(config, hardware, plan, checks))
 
@@ -116,7 +117,7 @@ def refuse(missing: Sequence[UsageError]) -> None:
 
 
 def find_missing(
-    config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[NodeCheck] = ()
+    config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[Finding] = ()
 ) -> list[UsageError]:
     """Everything that keeps this run from starting here, each with what to change. `plan` is of this hardware.
 
@@ -142,9 +143,9 @@ def find_missing(
     ]
 
 
-def _of_none(checks: Sequence[NodeCheck]) -> str:
+def _of_none(checks: Sequence[Finding]) -> str:
     """The remedy where this machine has no GPU that can be used."""
-    return next((check.remedy for check in checks if check.name == NO_GPU), "")
+    return next((check.hint for check in checks if check.subject == NO_GPU), "")
 
 
 def _missing_imports(config: RunConfig) -> Iterator[UsageError]:

@@ -28,10 +28,10 @@ from statistics import median
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import RunError, UsageError, printed_error
+from launcher.base.findings import Level
 from launcher.checkpoints.model_shape import KNOWN_SHAPES
 from launcher.config.compose import compose
 from launcher.config.supervision import GateConfig
-from launcher.resources.gpu_checks import Stops
 from launcher.resources.gpus import find_gpus
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.node_checks import check_node
@@ -141,7 +141,7 @@ def _run(given: argparse.Namespace, words: Sequence[str]) -> int:
         cells = chosen(smoke.large_cells() if given.large else smoke.cells(), given.parts, "--parts")
         budget_s = begin(given.output, given.minutes, cells)
         facts = about("gpu_smoke", words) | {"model": f"{name}, random weights", "preset": settings[0]}
-        facts |= {check.name: check.seen for check in check_node()}
+        facts |= {check.subject: check.text for check in check_node()}
         try:
             if given.large:
                 make_problems(problems)
@@ -319,8 +319,8 @@ def skipping(reason: str) -> Way:
 
 
 def nvml(place: Workplace) -> Points:
-    if stopping := [check for check in check_node() if check.stops in (Stops.EVERY, Stops.GPU, Stops.SHARED)]:
-        raise RunError(f"{stopping[0].name}: {stopping[0].seen}", stopping[0].remedy)
+    if stopping := [check for check in check_node() if check.level in (Level.BAD, Level.GPU, Level.SHARED)]:
+        raise RunError(f"{stopping[0].subject}: {stopping[0].text}", stopping[0].hint)
     gpus = find_gpus().gpus
     return {"memory_gib": [gpu.memory / GIB for gpu in gpus], "free_gib": [gpu.free / GIB for gpu in gpus]}
 

@@ -2,14 +2,14 @@
 
 from actors.cluster.node_answers import NodeAnswer
 from actors.cluster.node_readiness import _look, node_problems
+from launcher.base.findings import Finding, Level
 from launcher.config.compose import compose
 from launcher.resources import node_checks
-from launcher.resources.gpu_checks import NodeCheck, Stops
 from launcher.resources.node_checks import check_node
 
-OLD = NodeCheck(name="driver", seen="550.1", stops=Stops.GPU, remedy="install another")
-ABSENT = NodeCheck(name="packages", seen="sglang not installed", stops=Stops.EVERY, remedy="pip install it")
-NOTE = NodeCheck(name="GPU 0", seen="busy", remedy="end it")
+OLD = Finding(subject="driver", text="550.1", level=Level.GPU, hint="install another")
+ABSENT = Finding(subject="packages", text="sglang not installed", level=Level.BAD, hint="pip install it")
+NOTE = Finding(subject="GPU 0", text="busy", level=Level.NOTE, hint="end it")
 ON_GPUS = compose(["conf=gsm8k_h200_cluster"])
 ON_CPUS = compose(["conf=arithmetic_cpu"])
 
@@ -45,7 +45,7 @@ def test_a_node_that_ray_runs_on_already_needs_room_for_a_server_alone(monkeypat
     def processes(room):
         monkeypatch.setattr(node_checks, "room_for_processes", lambda: (room, "pids.max is 800"))
         both = (*check_node(), *_look._function())
-        return [one.stops for one in both if one.name == "processes"]
+        return [one.level for one in both if one.subject == "processes"]
 
-    assert processes(350) == [Stops.EVERY, Stops.NONE]
-    assert processes(84) == [Stops.EVERY, Stops.EVERY]
+    assert processes(350) == [Level.BAD, Level.OK]
+    assert processes(84) == [Level.BAD, Level.BAD]

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from launcher.__main__ import main
+from launcher.base.findings import Finding, Level
 from launcher.cli import doctor
-from launcher.resources.gpu_checks import NodeCheck, Stops
 from tests.support.machine import scaled
 
 
@@ -47,14 +47,14 @@ def test_with_an_old_driver_only_the_cpu_is_left(nvml_library):
 @pytest.mark.parametrize(
     ("stops", "code", "said"),
     [
-        (Stops.EVERY, doctor.NEITHER, "a run on the CPU can't start: x"),
-        (Stops.GPU, doctor.CPU_ONLY, "a run on a GPU can't start: x"),
-        (Stops.SHARED, doctor.GPU_AND_CPU, "but not runs that share a GPU: x"),
-        (Stops.NONE, doctor.GPU_AND_CPU, "a run on a GPU can start"),
+        (Level.BAD, doctor.NEITHER, "a run on the CPU can't start: x"),
+        (Level.GPU, doctor.CPU_ONLY, "a run on a GPU can't start: x"),
+        (Level.SHARED, doctor.GPU_AND_CPU, "but not runs that share a GPU: x"),
+        (Level.OK, doctor.GPU_AND_CPU, "a run on a GPU can start"),
     ],
 )
 def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said):
-    checks = (NodeCheck(name="x", seen="bad", stops=stops, remedy="mend"),)
+    checks = (Finding(subject="x", text="bad", level=stops, hint="mend"),)
     monkeypatch.setattr(doctor, "check_node", lambda: checks)
     assert doctor.run([]) == code
     assert said in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said)
 @pytest.mark.parametrize(("place", "code", "said"), [("pipe", doctor.CPU_ONLY, ""), ("/dev/full", 2, "No space left")])
 def test_a_table_that_nobody_reads_or_no_disk_takes(monkeypatch, capfd, place, code, said):
     """`doctor | head -1` was a traceback."""
-    checks = (NodeCheck(name="x", seen="bad", stops=Stops.GPU, remedy="mend"),)
+    checks = (Finding(subject="x", text="bad", level=Level.GPU, hint="mend"),)
     monkeypatch.setattr(doctor, "check_node", lambda: checks)
     monkeypatch.setattr(sys, "argv", ["launcher", "doctor"])
     if place == "pipe":

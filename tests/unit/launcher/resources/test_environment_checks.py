@@ -6,8 +6,8 @@ import tempfile
 
 import pytest
 
+from launcher.base.findings import Level
 from launcher.resources.environment_checks import OF_A_SERVER, OF_RAY, VARIABLES, check_temporary_folders
-from launcher.resources.gpu_checks import Stops
 from launcher.resources.node_checks import check_node
 
 
@@ -33,7 +33,7 @@ def folder(monkeypatch):
 
 
 def stops():
-    return {check.name: check for check in check_temporary_folders() if check.stops}
+    return {check.subject: check for check in check_temporary_folders() if check.stops}
 
 
 ROOM = 107 - len(f"/grpo-ray-{os.geteuid()}/ray") - OF_RAY
@@ -45,7 +45,7 @@ def test_a_folder_too_long_for_rays_sockets_is_refused(folder, length, is_refuse
     assert bool(stops()) is is_refused
     if is_refused:
         check = stops()["TMPDIR"]
-        assert (check.stops, path in check.seen, "TMPDIR=/tmp" in check.remedy) == (Stops.EVERY, True, True)
+        assert (check.level, path in check.text, "TMPDIR=/tmp" in check.hint) == (Level.BAD, True, True)
         assert check in check_node()
 
 
@@ -66,7 +66,7 @@ def test_the_variable_that_names_the_folder_is_the_one_told(folder, monkeypatch,
 
 def test_a_folder_of_rays_that_is_not_there(monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
-    assert stops()["RAY_TMPDIR"].seen == "/nowhere is no folder that may be written"
+    assert stops()["RAY_TMPDIR"].text == "/nowhere is no folder that may be written"
 
 
 @pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", "TMP", "RAY_TMPDIR"])
@@ -80,9 +80,9 @@ def test_a_relative_folder_is_another_one_in_each_process(tmp_path, monkeypatch,
     monkeypatch.setenv(variable, value)
     monkeypatch.setattr(tempfile, "tempdir", None)
     (check,) = (one for one in check_temporary_folders() if one.stops)
-    assert (check.name, check.stops) == (variable, Stops.EVERY)
-    assert check.seen == f"{variable}={value} is a relative path: each process would take another folder"
-    assert check.remedy == f"set {variable} to an absolute path: {variable}=/tmp"
+    assert (check.subject, check.level) == (variable, Level.BAD)
+    assert check.text == f"{variable}={value} is a relative path: each process would take another folder"
+    assert check.hint == f"set {variable} to an absolute path: {variable}=/tmp"
 
 
 def test_a_relative_folder_that_another_variable_hides_stops_nothing(monkeypatch):
@@ -98,7 +98,7 @@ def test_no_folder_takes_temporary_files(monkeypatch):
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    assert "No usable temporary directory" in stops()["TMPDIR"].seen
+    assert "No usable temporary directory" in stops()["TMPDIR"].text
 
 
 def test_the_kernel_draws_the_line_there(folder):

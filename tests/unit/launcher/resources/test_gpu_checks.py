@@ -3,8 +3,9 @@
 import pytest
 
 from launcher.base.errors import ResourceError
+from launcher.base.findings import Level
 from launcher.config.compose import compose
-from launcher.resources.gpu_checks import Stops, check_gpus
+from launcher.resources.gpu_checks import check_gpus
 from launcher.resources.gpus import find_gpus, other_accelerators
 from launcher.resources.hardware import find_hardware, memory_in_use
 from launcher.resources.missing_files import find_shape
@@ -15,12 +16,12 @@ from tests.support.preflight_parts import missing, the_one
 
 
 def rows():
-    return {check.name: check for check in check_gpus("13.0")}
+    return {check.subject: check for check in check_gpus("13.0")}
 
 
 def test_eight_sound_gpus_are_one_row(gpus):
     gpus(gpus=8)
-    assert {name: check.seen for name, check in rows().items()} == {
+    assert {name: check.text for name, check in rows().items()} == {
         "driver": "580.95.05, for CUDA 13.0",
         "GPU 0-7": "NVIDIA H200, 140.0 GiB",
     }
@@ -33,38 +34,36 @@ def test_eight_sound_gpus_are_one_row(gpus):
         (
             {"cuda": 12080, "driver": "570.86.10"},
             "driver",
-            Stops.GPU,
+            Level.GPU,
             "570.86.10, for CUDA 12.8: too old for torch, which is built for CUDA 13.0",
             "branch 580 or newer",
         ),
-        ({"mig": "3"}, "GPU 3", Stops.GPU, "divided by MIG", "nvidia-smi -i 3 -mig 0"),
-        ({"exclusive": "1"}, "GPU 1", Stops.SHARED, "EXCLUSIVE_PROCESS", "nvidia-smi -i 1 -c DEFAULT"),
-        ({"prohibited": "1"}, "GPU 1", Stops.GPU, "PROHIBITED", "nvidia-smi -i 1 -c DEFAULT"),
-        ({"lost": "2"}, "GPU 2", Stops.GPU, "GPU 2 can't be read (GPU is lost)", "nvidia-smi -i 2 -r"),
-        ({"remap_failed": "0"}, "GPU 0", Stops.GPU, "could not be remapped", "have it replaced"),
-        ({"remap_pending": "0"}, "GPU 0", Stops.NONE, "waits to be remapped", "nvidia-smi -i 0 -r"),
-        ({"ecc": "5"}, "GPU 5", Stops.NONE, "3 uncorrectable memory (ECC) errors", "where they come back"),
-        ({"busy": "4"}, "GPU 4", Stops.NONE, "of which 100.0 are held (pids: 4242)", "end those processes"),
+        ({"mig": "3"}, "GPU 3", Level.GPU, "divided by MIG", "nvidia-smi -i 3 -mig 0"),
+        ({"exclusive": "1"}, "GPU 1", Level.SHARED, "EXCLUSIVE_PROCESS", "nvidia-smi -i 1 -c DEFAULT"),
+        ({"prohibited": "1"}, "GPU 1", Level.GPU, "PROHIBITED", "nvidia-smi -i 1 -c DEFAULT"),
+        ({"lost": "2"}, "GPU 2", Level.GPU, "GPU 2 can't be read (GPU is lost)", "nvidia-smi -i 2 -r"),
+        ({"remap_failed": "0"}, "GPU 0", Level.GPU, "could not be remapped", "have it replaced"),
+        ({"remap_pending": "0"}, "GPU 0", Level.NOTE, "waits to be remapped", "nvidia-smi -i 0 -r"),
+        ({"ecc": "5"}, "GPU 5", Level.NOTE, "3 uncorrectable memory (ECC) errors", "where they come back"),
+        ({"busy": "4"}, "GPU 4", Level.NOTE, "of which 100.0 are held (pids: 4242)", "end those processes"),
     ],
 )
 def test_a_fault_is_one_row_with_its_command(gpus, answers, name, stops, seen, remedy):
     gpus(gpus=8, **answers)
     check = rows()[name]
-    assert (check.stops, seen in check.seen, remedy in check.remedy) == (stops, True, True), check
+    assert (check.level, seen in check.text, remedy in check.hint) == (stops, True, True), check
 
 
 def test_a_driver_is_asked_for_the_version_that_torch_was_built_for(gpus):
     gpus(gpus=1, cuda=12080)
-    assert [check.stops for check in check_gpus("12.4")] == [Stops.NONE, Stops.NONE], "any 12.x will do"
-    assert [check.stops for check in check_gpus(None)] == [Stops.NONE, Stops.NONE], (
-        "no CUDA in torch: nothing to compare"
-    )
+    assert [check.level for check in check_gpus("12.4")] == [Level.OK, Level.OK], "any 12.x will do"
+    assert [check.level for check in check_gpus(None)] == [Level.OK, Level.OK], "no CUDA in torch: nothing to compare"
 
 
 def test_a_driver_without_its_kernel_module(gpus):
     gpus(no_driver=1)
-    assert "NVML finds no driver (Driver Not Loaded)" in rows()["GPU"].seen
-    assert rows()["GPU"].stops is Stops.GPU
+    assert "NVML finds no driver (Driver Not Loaded)" in rows()["GPU"].text
+    assert rows()["GPU"].level is Level.GPU
 
 
 @pytest.mark.parametrize(
@@ -79,14 +78,14 @@ def test_a_driver_without_its_kernel_module(gpus):
 )
 def test_a_driver_that_is_there_and_does_not_answer_is_not_called_missing(gpus, error, seen, remedy):
     gpus(gpus=2, init=error)
-    assert (rows()["GPU"].stops, rows()["GPU"].seen, remedy in rows()["GPU"].remedy) == (Stops.GPU, seen, True)
+    assert (rows()["GPU"].level, rows()["GPU"].text, remedy in rows()["GPU"].hint) == (Level.GPU, seen, True)
 
 
 def test_a_gpu_that_shares_the_hosts_memory_is_not_called_broken(gpus):
     gpus(gpus=1, no_memory="0")
-    assert rows()["GPU 0"].seen == "GPU 0 can't be read (Not Supported)"
-    assert "nvidia-smi" not in rows()["GPU 0"].remedy
-    assert "share the host's memory" in rows()["GPU 0"].remedy
+    assert rows()["GPU 0"].text == "GPU 0 can't be read (Not Supported)"
+    assert "nvidia-smi" not in rows()["GPU 0"].hint
+    assert "share the host's memory" in rows()["GPU 0"].hint
 
 
 def test_a_fault_of_a_hidden_gpu_stops_nothing(gpus, monkeypatch):
@@ -99,7 +98,7 @@ def test_a_fault_of_a_hidden_gpu_stops_nothing(gpus, monkeypatch):
 def test_a_part_of_a_gpu_is_named(gpus, monkeypatch):
     gpus(gpus=1, mig="0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a2b")
-    assert "CUDA_VISIBLE_DEVICES=MIG-1a2b is a part of a GPU (MIG)" in rows()["GPU"].seen
+    assert "CUDA_VISIBLE_DEVICES=MIG-1a2b is a part of a GPU (MIG)" in rows()["GPU"].text
     assert find_hardware().gpus == ()
 
 
@@ -196,4 +195,4 @@ def test_a_machine_with_another_accelerator_says_what_is_supported(gpus, config,
     config.sglang.device = config.actor.device = setting
     message = the_one(config, ResourceError, find_hardware())
     assert "here is an AMD GPU: only NVIDIA GPUs (CUDA) and the CPU are supported" in message
-    assert rows()["GPU"].remedy.startswith("only NVIDIA GPUs (CUDA) and the CPU are supported")
+    assert rows()["GPU"].hint.startswith("only NVIDIA GPUs (CUDA) and the CPU are supported")

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from packaging.requirements import Requirement
 
+from launcher.base.findings import Level
 from launcher.config.compose import REPOSITORY, compose
 from launcher.resources import hardware, node_checks, toolchain
-from launcher.resources.gpu_checks import Stops
 from launcher.resources.hardware import room_for_processes
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.node_checks import (
@@ -31,13 +31,13 @@ from launcher.resources.node_checks import (
 
 
 def of(checks):
-    return {check.name: check for check in checks}
+    return {check.subject: check for check in checks}
 
 
 def test_the_installed_pair_is_named_and_fits():
     (packages,) = check_packages()
-    assert packages.seen.startswith("sglang 0.")
-    assert (packages.stops, packages.remedy) == (Stops.NONE, "")
+    assert packages.text.startswith("sglang 0.")
+    assert (packages.level, packages.hint) == (Level.OK, "")
     assert torch_build()[1] is None
 
 
@@ -48,27 +48,27 @@ def test_the_installed_pair_is_named_and_fits():
 def test_a_torch_for_other_devices_stops_runs_on_a_gpu(monkeypatch, build, said):
     monkeypatch.setattr(node_checks, "torch_build", lambda: build)
     (packages,) = check_packages()
-    assert (packages.stops, said in packages.seen) == (Stops.GPU, True)
+    assert (packages.level, said in packages.text) == (Level.GPU, True)
 
 
 def test_packages_that_are_not_there(monkeypatch):
     monkeypatch.setattr(node_checks, "_version", lambda package: None if package == "sglang" else "2.0")
     (packages,) = check_packages()
-    assert (packages.stops, packages.seen) == (Stops.EVERY, "sglang not installed")
+    assert (packages.level, packages.text) == (Level.BAD, "sglang not installed")
 
 
 def test_versions_that_do_not_belong_together(monkeypatch):
     monkeypatch.setattr(node_checks, "_version", {"sglang": "0.5.17", "torch": "2.5.0"}.get)
     (packages,) = check_packages()
-    assert "this SGLang requires torch==" in packages.seen
-    assert packages.remedy
+    assert "this SGLang requires torch==" in packages.text
+    assert packages.hint
 
 
 @pytest.mark.parametrize(
     ("installed", "stops"),
     [
-        *((version, Stops.EVERY) for version in ("0.5.16", "0.5.18", "0.5.23", "0.6.0")),
-        *((version, Stops.NONE) for version in ("0.5.17", "0.5.17.post1", "0.5.17+cu130")),
+        *((version, Level.BAD) for version in ("0.5.16", "0.5.18", "0.5.23", "0.6.0")),
+        *((version, Level.OK) for version in ("0.5.17", "0.5.17.post1", "0.5.17+cu130")),
     ],
 )
 def test_a_run_starts_with_the_sglang_that_it_was_written_for_alone(installed, stops, monkeypatch):
@@ -76,11 +76,11 @@ def test_a_run_starts_with_the_sglang_that_it_was_written_for_alone(installed, s
     own_torch = importlib.metadata.version("torch")
     monkeypatch.setattr(node_checks, "_version", {"sglang": installed, "torch": own_torch}.get)
     (packages,) = check_packages()
-    assert packages.stops is stops
-    if stops:
-        assert f"sglang {installed} with torch" in packages.seen
-        assert packages.seen.endswith(f": the launcher works with sglang{SGLANG} alone")
-        assert packages.remedy == "pip install -c constraints.txt -e ."
+    assert packages.level is stops
+    if packages.stops:
+        assert f"sglang {installed} with torch" in packages.text
+        assert packages.text.endswith(f": the launcher works with sglang{SGLANG} alone")
+        assert packages.hint == "pip install -c constraints.txt -e ."
 
 
 def test_the_package_requires_the_sglang_that_a_run_is_started_with():
@@ -106,21 +106,21 @@ def test_a_slim_image_lacks_compilers(bare, monkeypatch, tmp_path):
     (environment / "ninja").touch(mode=0o755)
     monkeypatch.setattr(toolchain.sys, "executable", str(environment / "python"))
     checks = of(check_tools(bare))
-    assert {name for name, check in checks.items() if check.stops is Stops.GPU} == {
+    assert {name for name, check in checks.items() if check.level is Level.GPU} == {
         "C++ compiler",
         "C compiler",
         "Python.h",
     }
-    assert checks["Python.h"].remedy.startswith("apt-get install python3.")
-    assert checks["ninja"].seen.endswith("environment/ninja"), "this environment's own, which need not be activated"
+    assert checks["Python.h"].hint.startswith("apt-get install python3.")
+    assert checks["ninja"].text.endswith("environment/ninja"), "this environment's own, which need not be activated"
     (environment / "ninja").unlink()
     assert of(check_tools(bare))["ninja"].remedy == "pip install ninja"
 
 
 def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):
     check = of(check_tools({**bare, "CUDA_HOME": str(tmp_path / "cuda")}))["CUDA toolkit"]
-    assert (check.stops, check.seen) == (Stops.GPU, f"CUDA_HOME={tmp_path / 'cuda'} has no bin/nvcc")
-    assert check.remedy.startswith("unset CUDA_HOME")
+    assert (check.level, check.text) == (Level.GPU, f"CUDA_HOME={tmp_path / 'cuda'} has no bin/nvcc")
+    assert check.hint.startswith("unset CUDA_HOME")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):
 )
 def test_a_home_that_may_not_be_written_has_no_place_for_kernels(tmp_path, variables, refused):
     check = check_caches({name: value.format(tmp_path) for name, value in variables.items()})
-    assert check.stops is (Stops.GPU if refused else Stops.NONE)
-    assert check.seen.count("can't be made") == refused
+    assert check.level is (Level.GPU if refused else Level.OK)
+    assert check.text.count("can't be made") == refused
     assert list(tmp_path.iterdir()) == [], "looking makes nothing"
 
 
@@ -161,8 +161,8 @@ def test_triton_itself_stops_where_the_check_does(monkeypatch, tmp_path):
 )
 def test_variables_of_other_launchers(variables, said):
     (check,) = check_variables(variables)
-    assert (check.stops, said in check.seen) == (Stops.GPU, True)
-    assert check.remedy.startswith("unset ")
+    assert (check.level, said in check.text) == (Level.GPU, True)
+    assert check.hint.startswith("unset ")
 
 
 def test_variables_that_do_no_harm():
@@ -173,7 +173,7 @@ def test_variables_that_do_no_harm():
 def test_room_for_nccl(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=GIB // 16, free=GIB // 16))
     check = check_shared_memory()
-    assert (check.stops, check.seen) == (Stops.SEVERAL, "0.06 of 0.06 GiB free; NCCL needs 1 GiB")
+    assert (check.level, check.text) == (Level.SEVERAL, "0.06 of 0.06 GiB free; NCCL needs 1 GiB")
     one = compose(["conf=gsm8k_h200"])
     several = compose(["conf=gsm8k_h200_cluster"])
     assert list(missing_on_node(one, ("cuda", "cuda"), [check])) == []
@@ -181,7 +181,7 @@ def test_room_for_nccl(monkeypatch, tmp_path):
 
 
 def test_no_shared_memory_at_all(tmp_path):
-    assert check_shared_memory(tmp_path / "shm").stops is Stops.SEVERAL
+    assert check_shared_memory(tmp_path / "shm").level is Level.SEVERAL
 
 
 def test_looking_makes_nothing(tmp_path, monkeypatch):
@@ -199,16 +199,16 @@ def test_looking_makes_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("room", "limit", "stops"),
     [
-        (float("inf"), "", Stops.NONE),
-        (400, "ulimit -u is 4096", Stops.NONE),
-        (399, "ulimit -u is 4096", Stops.EVERY),
+        (float("inf"), "", Level.OK),
+        (400, "ulimit -u is 4096", Level.OK),
+        (399, "ulimit -u is 4096", Level.BAD),
     ],
 )
 def test_room_for_the_processes_of_a_run(room, limit, stops):
     """Without it Ray aborts, with a page of addresses and no word for a person."""
     check = check_processes(room, limit)
-    assert (check.stops, limit in check.seen) == (stops, True)
-    assert bool(check.remedy) is (stops is Stops.EVERY)
+    assert (check.level, limit in check.text) == (stops, True)
+    assert bool(check.hint) is (stops is Level.BAD)
 
 
 def test_the_tightest_limit_of_processes_is_found(tmp_path, monkeypatch):

@@ -1,0 +1,46 @@
+"""What a check found, in the one form that all of them have: of the settings, of a machine, of a run."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from launcher.base.errors import ResourceError
+
+
+class Level(enum.StrEnum):
+    """How much a finding stops, as a word of a message.
+
+    ABSENT: nothing is there that could be ill. UNKNOWN: it could not be seen. SEVERAL: only where a server or the
+    trainer is on several GPUs; SHARED: where two processes share one. BAD stops all.
+    """
+
+    OK = "ok"
+    NOTE = "note"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+    SEVERAL = "runs with several GPUs"
+    SHARED = "runs that share a GPU"
+    GPU = "runs on a GPU"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """`subject`: what it is about, with the value that was found; `hint`: what to do, "" where nothing has to be."""
+
+    subject: str
+    text: str
+    level: Level = Level.OK
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.text}" if self.text else self.subject
+
+    @property
+    def stops(self) -> bool:
+        """Whether it keeps anything from going on; what could not be seen does."""
+        return self.level not in (Level.OK, Level.NOTE, Level.ABSENT)
+
+    def error(self) -> ResourceError:
+        return ResourceError(str(self), self.hint)
