@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.base.errors import ResourceError
 
 
-class Level(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How much a finding stops, as a word of a message.
 
     ABSENT: nothing is there that could be ill. UNKNOWN: it could not be seen. SEVERAL: only where a server or the
@@ -31,7 +31,7 @@ class Finding:
 
     subject: str
     text: str
-    level: Level = Level.OK
+    level: Severity = Severity.OK
     hint: str = ""
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Finding:
     @property
     def stops(self) -> bool:
         """Whether it keeps anything from going on; what could not be seen does."""
-        return self.level not in (Level.OK, Level.NOTE, Level.ABSENT)
+        return self.level not in (Severity.OK, Severity.NOTE, Severity.ABSENT)
 
     def error(self) -> ResourceError:
         return ResourceError(str(self), self.hint)

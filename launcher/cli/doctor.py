@@ -19,7 +19,7 @@ from rich import box
 from rich.table import Table
 
 from launcher.base.errors import LauncherError, ResourceError, UsageError
-from launcher.base.findings import Finding, Level
+from launcher.base.findings import Finding, Severity
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
 from launcher.resources.node_checks import check_node
 
@@ -79,7 +79,7 @@ def _of_cluster(address: str) -> dict[str, Sequence[Finding]]:
 
 def _code_of(checks: Sequence[Finding]) -> int:
     stopped = {check.level for check in checks}
-    return NEITHER if Level.BAD in stopped else CPU_ONLY if Level.GPU in stopped else GPU_AND_CPU
+    return NEITHER if Severity.BAD in stopped else CPU_ONLY if Severity.GPU in stopped else GPU_AND_CPU
 
 
 def _show(node: str, checks: Sequence[Finding]) -> None:
@@ -91,11 +91,11 @@ def _show(node: str, checks: Sequence[Finding]) -> None:
     for check in checks:
         table.add_row(_mark(check), check.subject, check.text, check.hint)
     console.print(table)
-    stopped = {stops: [check.subject for check in checks if check.level is stops] for stops in Level}
-    on_cpu, on_gpu = stopped[Level.BAD], [*stopped[Level.BAD], *stopped[Level.GPU]]
+    stopped = {stops: [check.subject for check in checks if check.level is stops] for stops in Severity}
+    on_cpu, on_gpu = stopped[Severity.BAD], [*stopped[Severity.BAD], *stopped[Severity.GPU]]
     for what, because in (("a run on the CPU", on_cpu), ("a run on a GPU", on_gpu)):
         console.print(f"{what} can't start: {', '.join(dict.fromkeys(because))}" if because else f"{what} can start")
-    for stops in (Level.SHARED, Level.SEVERAL):
+    for stops in (Severity.SHARED, Severity.SEVERAL):
         if stopped[stops] and not on_gpu:
             console.print(f"but not {stops}: {', '.join(dict.fromkeys(stopped[stops]))}")
 

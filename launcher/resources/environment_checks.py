@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.base.findings import Finding, Level
+from launcher.base.findings import Finding, Severity
 from launcher.base.private_folders import parent_of_rays_folder
 from launcher.resources.hardware import usable_cpus
 
@@ -31,7 +31,7 @@ def check_temporary_folders() -> Iterator[Finding]:
         usual, of_ray = Path(tempfile.gettempdir()), parent_of_rays_folder()
     except FileNotFoundError as error:
         remedy = "set TMPDIR to a folder that is there, may be written and has room"
-        yield Finding(subject="TMPDIR", text=str(error), level=Level.BAD, hint=remedy)
+        yield Finding(subject="TMPDIR", text=str(error), level=Severity.BAD, hint=remedy)
         return
     named = {name: value for name in VARIABLES if (value := os.environ.get(name))}
     taken = next((name for name, value in named.items() if Path(value).resolve() == usual.resolve()), "")
@@ -53,7 +53,7 @@ def _relative(name: str) -> Finding:
     """Ray's processes and the servers have working folders of their own."""
     seen = f"{name}={os.environ[name]} is a relative path: each process would take another folder"
     remedy = f"set {name} to an absolute path: {name}=/tmp"
-    return Finding(subject=name, text=seen, level=Level.BAD, hint=remedy)
+    return Finding(subject=name, text=seen, level=Severity.BAD, hint=remedy)
 
 
 def _folder(name: str, folder: Path, longest: int) -> Finding:
@@ -62,10 +62,10 @@ def _folder(name: str, folder: Path, longest: int) -> Finding:
     if length > longest:
         seen = f"{folder} has {length} bytes: the path of a socket in it would be longer than {SOCKET_PATH}"
         remedy = f"set {name} to a folder with a path of at most {longest} bytes: {name}=/tmp"
-        return Finding(subject=name, text=seen, level=Level.BAD, hint=remedy)
+        return Finding(subject=name, text=seen, level=Severity.BAD, hint=remedy)
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         remedy = f"set {name} to a folder that is there and may be written: {name}=/tmp"
-        return Finding(subject=name, text=f"{folder} is no folder that may be written", level=Level.BAD, hint=remedy)
+        return Finding(subject=name, text=f"{folder} is no folder that may be written", level=Severity.BAD, hint=remedy)
     return Finding(subject=name, text=str(folder))
 
 

@@ -13,7 +13,7 @@ from launcher.adapters.command_adapter import missing_program, reward_check
 from launcher.adapters.foreign_health import NOT_OURS, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
-from launcher.base.findings import Level
+from launcher.base.findings import Severity
 from launcher.config.foreign import SERVERS
 from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
@@ -106,7 +106,7 @@ def find_missing_for_command(config: RunConfig) -> list[UsageError]:
 
 
 def _unusable_sglang() -> Iterator[UsageError]:
-    return (check.error() for check in check_packages() if check.level is Level.BAD)
+    return (check.error() for check in check_packages() if check.level is Severity.BAD)
 
 
 def _model(config: RunConfig) -> Iterator[UsageError]:

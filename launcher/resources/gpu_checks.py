@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from launcher.base.findings import Finding, Level
+from launcher.base.findings import Finding, Severity
 from launcher.base.wording import ranges
 from launcher.resources import gpus
 from launcher.resources.memory_estimate import GIB
@@ -40,13 +40,13 @@ def check_gpus(torch_cuda: str | None) -> Iterator[Finding]:
             positions = gpus.visible(gpus.names_of_gpus(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
             yield from _each(positions)
             if not positions:
-                yield Finding(subject=NO_GPU, text=gpus.find_gpus().none, level=Level.GPU, hint=_why_hidden(count))
+                yield Finding(subject=NO_GPU, text=gpus.find_gpus().none, level=Severity.GPU, hint=_why_hidden(count))
     except pynvml.NVMLError as error:
         found = gpus.find_gpus()
         remedy = NVML_REMEDIES.get(error.value, NO_DRIVER)
         if found.is_unusable:
             remedy = f"{gpus.SUPPORTED}: run it elsewhere, or on this machine's CPU"
-        yield Finding(subject=NO_GPU, text=found.none, level=Level.GPU, hint=remedy)
+        yield Finding(subject=NO_GPU, text=found.none, level=Severity.GPU, hint=remedy)
 
 
 def _why_hidden(count: int) -> str:
@@ -66,7 +66,7 @@ def _driver(torch_cuda: str | None) -> Finding:
     return Finding(
         subject="driver",
         text=f"{seen}: too old for torch, which is built for CUDA {torch_cuda}",
-        level=Level.GPU,
+        level=Severity.GPU,
         hint=f"install a driver of branch {branch} or newer on this node" if branch else "install a newer driver",
     )
 
@@ -82,7 +82,7 @@ def _each(positions: list[int]) -> Iterator[Finding]:
             remedy = f"see the kernel's log (dmesg | grep Xid) and reset it: nvidia-smi -i {index} -r; {_hide(index)}"
             if error.is_unsupported:
                 remedy = "GPUs that share the host's memory are not supported, as no plan can be made of them"
-            yield Finding(subject=f"GPU {index}", text=str(error), level=Level.GPU, hint=remedy)
+            yield Finding(subject=f"GPU {index}", text=str(error), level=Severity.GPU, hint=remedy)
             continue
         yield from faults
         used = gpu.memory - gpu.free
@@ -91,7 +91,10 @@ def _each(positions: list[int]) -> Iterator[Finding]:
             holders = ", ".join(str(pid) for pid in _holders(index)) or "not known"
             held = f"{seen}, of which {used / GIB:.1f} are held (pids: {holders})"
             yield Finding(
-                subject=f"GPU {index}", text=held, level=Level.NOTE, hint="end those processes, or choose another GPU"
+                subject=f"GPU {index}",
+                text=held,
+                level=Severity.NOTE,
+                hint="end those processes, or choose another GPU",
             )
         elif not faults:
             sound.setdefault(seen, []).append(index)
@@ -103,14 +106,14 @@ def _faults(index: int, handle: Any) -> Iterator[Finding]:
     name, command = f"GPU {index}", f"nvidia-smi -i {index}"
     if (_asked(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
         yield Finding(
-            subject=name, text="divided by MIG, which no run can use", level=Level.GPU, hint=f"{command} -mig 0"
+            subject=name, text="divided by MIG, which no run can use", level=Severity.GPU, hint=f"{command} -mig 0"
         )
     mode = _asked(pynvml.nvmlDeviceGetComputeMode, handle)
     if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
-        yield Finding(subject=name, text="compute mode PROHIBITED", level=Level.GPU, hint=f"{command} -c DEFAULT")
+        yield Finding(subject=name, text="compute mode PROHIBITED", level=Severity.GPU, hint=f"{command} -c DEFAULT")
     elif mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
         seen = "compute mode EXCLUSIVE_PROCESS: a server and the trainer can't share it"
-        yield Finding(subject=name, text=seen, level=Level.SHARED, hint=f"{command} -c DEFAULT")
+        yield Finding(subject=name, text=seen, level=Severity.SHARED, hint=f"{command} -c DEFAULT")
     yield from _defects(index, handle)
 
 
@@ -138,10 +141,10 @@ def _defects(index: int, handle: Any) -> Iterator[Finding]:
     rows = _asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
     if rows[3]:
         seen = "a defect of its memory could not be remapped"
-        yield Finding(subject=name, text=seen, level=Level.GPU, hint=f"have it replaced; {_hide(index)}")
+        yield Finding(subject=name, text=seen, level=Severity.GPU, hint=f"have it replaced; {_hide(index)}")
     elif rows[2]:
         yield Finding(
-            subject=name, text="a defect of its memory waits to be remapped", level=Level.NOTE, hint=f"{command} -r"
+            subject=name, text="a defect of its memory waits to be remapped", level=Severity.NOTE, hint=f"{command} -r"
         )
     errors = _asked(
         lambda one: pynvml.nvmlDeviceGetTotalEccErrors(
@@ -152,7 +155,7 @@ def _defects(index: int, handle: Any) -> Iterator[Finding]:
     if errors:
         seen = f"{errors} uncorrectable memory (ECC) errors since the driver was loaded"
         yield Finding(
-            subject=name, text=seen, level=Level.NOTE, hint=f"{command} -r; where they come back: {_hide(index)}"
+            subject=name, text=seen, level=Severity.NOTE, hint=f"{command} -r; where they come back: {_hide(index)}"
         )
 
 

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from launcher.base.errors import ResourceError
-from launcher.base.findings import Finding, Level
+from launcher.base.findings import Finding, Severity
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
 from launcher.resources import toolchain
@@ -69,13 +69,13 @@ def check_node(*, least_threads: int = LEAST_THREADS) -> tuple[Finding, ...]:
 
 def missing_on_node(config: RunConfig, devices: Sequence[str], checks: Sequence[Finding]) -> Iterator[ResourceError]:
     """What stops this run. `devices`: the servers' and the trainer's."""
-    stops = {Level.BAD}
+    stops = {Severity.BAD}
     if "cuda" in devices:
-        stops.add(Level.GPU)
+        stops.add(Severity.GPU)
         if min(config.sglang.gpu_fraction, config.actor.gpu_fraction) < 1:
-            stops.add(Level.SHARED)
+            stops.add(Severity.SHARED)
         if max(config.sglang.tp_size * config.sglang.dp_size, config.actor.dp_size) > 1:
-            stops.add(Level.SEVERAL)
+            stops.add(Severity.SEVERAL)
     return (check.error() for check in checks if check.level in stops)
 
 
@@ -87,19 +87,19 @@ def check_packages() -> Iterator[Finding]:
     sglang, torch = _version("sglang"), _version("torch")
     if sglang is None or torch is None:
         absent = " and ".join(name for name, version in (("sglang", sglang), ("torch", torch)) if version is None)
-        yield Finding(subject="packages", text=f"{absent} not installed", level=Level.BAD, hint=AGAIN)
+        yield Finding(subject="packages", text=f"{absent} not installed", level=Severity.BAD, hint=AGAIN)
         return
     cuda, rocm = torch_build()
     build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "no CUDA"
     pair = f"sglang {sglang} with torch {torch} ({build}), Python {'.'.join(map(str, sys.version_info[:3]))}"
     if not SGLANG.contains(sglang, prereleases=True):
         seen = f"{pair}: the launcher works with sglang{SGLANG} alone"
-        yield Finding(subject="packages", text=seen, level=Level.BAD, hint=AGAIN)
+        yield Finding(subject="packages", text=seen, level=Severity.BAD, hint=AGAIN)
     elif cuda is None:
-        yield Finding(subject="packages", text=f"{pair}: not a build for CUDA", level=Level.GPU, hint=AGAIN)
+        yield Finding(subject="packages", text=f"{pair}: not a build for CUDA", level=Severity.GPU, hint=AGAIN)
     elif wanted := _not_met("sglang", "torch", torch):
         yield Finding(
-            subject="packages", text=f"{pair}: this SGLang requires torch{wanted}", level=Level.NOTE, hint=AGAIN
+            subject="packages", text=f"{pair}: this SGLang requires torch{wanted}", level=Severity.NOTE, hint=AGAIN
         )
     else:
         yield Finding(subject="packages", text=pair)
@@ -142,7 +142,7 @@ def check_tools(inherited: Mapping[str, str]) -> Iterator[Finding]:
     if why := toolchain.why_no_toolkit(inherited):
         given = next((f"unset {name}" for name in toolchain.VARIABLES if inherited.get(name)), "")
         remedy = f"{given}{' or ' if given else ''}pip install -c constraints.txt nvidia-cuda-nvcc"
-        yield Finding(subject="CUDA toolkit", text=why, level=Level.GPU, hint=remedy)
+        yield Finding(subject="CUDA toolkit", text=why, level=Severity.GPU, hint=remedy)
     else:
         seen = str(found) if found else "none installed; the pip packages' own is used"
         yield Finding(subject="CUDA toolkit", text=seen)
@@ -155,7 +155,7 @@ def check_tools(inherited: Mapping[str, str]) -> Iterator[Finding]:
         ("Python.h", str(header) if header.exists() else None, f"apt-get install python{version}-dev"),
     ):
         if program is None:
-            yield Finding(subject=name, text="not found", level=Level.GPU, hint=remedy)
+            yield Finding(subject=name, text="not found", level=Severity.GPU, hint=remedy)
         else:
             yield Finding(subject=name, text=program)
 
@@ -169,7 +169,7 @@ def check_caches(inherited: Mapping[str, str]) -> Finding:
     return Finding(
         subject="kernel caches",
         text="; ".join(refused),
-        level=Level.GPU,
+        level=Severity.GPU,
         hint="set HOME (docker -e HOME=/work/outputs), or TRITON_HOME and its like, to a folder that may be written",
     )
 
@@ -192,14 +192,14 @@ def check_variables(inherited: Mapping[str, str]) -> Iterator[Finding]:
     if (value := inherited.get(KEEPS_GPUS, "")) not in OFF:
         seen = f"{KEEPS_GPUS}={value}: Ray leaves each process all GPUs, so that two take the same one"
         remedy = f"unset {KEEPS_GPUS}; on a cluster before `ray start`, on each node"
-        yield Finding(subject="variables", text=seen, level=Level.GPU, hint=remedy)
+        yield Finding(subject="variables", text=seen, level=Severity.GPU, hint=remedy)
     if (order := inherited.get(DEVICE_ORDER, AS_NVML)) != AS_NVML:
         seen = f"{DEVICE_ORDER}={order}: CUDA numbers the GPUs otherwise than NVML, by which memory is planned"
-        yield Finding(subject="variables", text=seen, level=Level.GPU, hint=f"unset {DEVICE_ORDER}")
+        yield Finding(subject="variables", text=seen, level=Severity.GPU, hint=f"unset {DEVICE_ORDER}")
     if (rank := inherited.get(LOCAL_RANK)) is not None:
         seen = f"{LOCAL_RANK}={rank}, as under torchrun: each trainer rank would take GPU {rank}, which it may not see"
         remedy = f"unset {LOCAL_RANK}; start the launcher by itself, not under torchrun or srun --ntasks"
-        yield Finding(subject="variables", text=seen, level=Level.GPU, hint=remedy)
+        yield Finding(subject="variables", text=seen, level=Severity.GPU, hint=remedy)
 
 
 def check_shared_memory(folder: Path = MEMORY_BACKED) -> Finding:
@@ -215,7 +215,7 @@ def check_shared_memory(folder: Path = MEMORY_BACKED) -> Finding:
         return Finding(subject=str(folder), text=seen)
     remedy = "docker: --shm-size=16g or --ipc=host; Kubernetes: an emptyDir with medium: Memory; else free some of it"
     need = f"{seen}; NCCL needs {LEAST_SHARED_MEMORY / GIB:g} GiB"
-    return Finding(subject=str(folder), text=need, level=Level.SEVERAL, hint=remedy)
+    return Finding(subject=str(folder), text=need, level=Severity.SEVERAL, hint=remedy)
 
 
 def check_processes(room: float, limit: str, *, least: int = LEAST_THREADS) -> Finding:
@@ -227,4 +227,4 @@ def check_processes(room: float, limit: str, *, least: int = LEAST_THREADS) -> F
         return Finding(subject="processes", text=seen)
     need = f"{seen}; {least} are needed"
     remedy = "raise it (ulimit -u 8192; docker: --pids-limit=-1), or end other processes of this account"
-    return Finding(subject="processes", text=need, level=Level.BAD, hint=remedy)
+    return Finding(subject="processes", text=need, level=Severity.BAD, hint=remedy)

@@ -27,7 +27,7 @@ OK, NOTE, ABSENT, UNKNOWN, BAD = CheckResult
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """`facts` are for machines; `said` is the text for people, with the figures that matter."""
 
     check: str
@@ -37,6 +37,7 @@ class Finding:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
+Finding = HealthFinding
 Check = Callable[[], list[Finding]]
 
 

@@ -28,7 +28,7 @@ from statistics import median
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import RunError, UsageError, printed_error
-from launcher.base.findings import Level
+from launcher.base.findings import Severity
 from launcher.checkpoints.model_shape import KNOWN_SHAPES
 from launcher.config.compose import compose
 from launcher.config.supervision import GateConfig
@@ -319,7 +319,7 @@ def skipping(reason: str) -> Way:
 
 
 def nvml(place: Workplace) -> Points:
-    if stopping := [check for check in check_node() if check.level in (Level.BAD, Level.GPU, Level.SHARED)]:
+    if stopping := [check for check in check_node() if check.level in (Severity.BAD, Severity.GPU, Severity.SHARED)]:
         raise RunError(f"{stopping[0].subject}: {stopping[0].text}", stopping[0].hint)
     gpus = find_gpus().gpus
     return {"memory_gib": [gpu.memory / GIB for gpu in gpus], "free_gib": [gpu.free / GIB for gpu in gpus]}

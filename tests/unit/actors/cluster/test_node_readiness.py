@@ -2,14 +2,14 @@
 
 from actors.cluster.node_answers import NodeAnswer
 from actors.cluster.node_readiness import _look, node_problems
-from launcher.base.findings import Finding, Level
+from launcher.base.findings import Finding, Severity
 from launcher.config.compose import compose
 from launcher.resources import node_checks
 from launcher.resources.node_checks import check_node
 
-OLD = Finding(subject="driver", text="550.1", level=Level.GPU, hint="install another")
-ABSENT = Finding(subject="packages", text="sglang not installed", level=Level.BAD, hint="pip install it")
-NOTE = Finding(subject="GPU 0", text="busy", level=Level.NOTE, hint="end it")
+OLD = Finding(subject="driver", text="550.1", level=Severity.GPU, hint="install another")
+ABSENT = Finding(subject="packages", text="sglang not installed", level=Severity.BAD, hint="pip install it")
+NOTE = Finding(subject="GPU 0", text="busy", level=Severity.NOTE, hint="end it")
 ON_GPUS = compose(["conf=gsm8k_h200_cluster"])
 ON_CPUS = compose(["conf=arithmetic_cpu"])
 
@@ -47,5 +47,5 @@ def test_a_node_that_ray_runs_on_already_needs_room_for_a_server_alone(monkeypat
         both = (*check_node(), *_look._function())
         return [one.level for one in both if one.subject == "processes"]
 
-    assert processes(350) == [Level.BAD, Level.OK]
-    assert processes(84) == [Level.BAD, Level.BAD]
+    assert processes(350) == [Severity.BAD, Severity.OK]
+    assert processes(84) == [Severity.BAD, Severity.BAD]

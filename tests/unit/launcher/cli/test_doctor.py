@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from launcher.__main__ import main
-from launcher.base.findings import Finding, Level
+from launcher.base.findings import Finding, Severity
 from launcher.cli import doctor
 from tests.support.machine import scaled
 
@@ -47,10 +47,10 @@ def test_with_an_old_driver_only_the_cpu_is_left(nvml_library):
 @pytest.mark.parametrize(
     ("stops", "code", "said"),
     [
-        (Level.BAD, doctor.NEITHER, "a run on the CPU can't start: x"),
-        (Level.GPU, doctor.CPU_ONLY, "a run on a GPU can't start: x"),
-        (Level.SHARED, doctor.GPU_AND_CPU, "but not runs that share a GPU: x"),
-        (Level.OK, doctor.GPU_AND_CPU, "a run on a GPU can start"),
+        (Severity.BAD, doctor.NEITHER, "a run on the CPU can't start: x"),
+        (Severity.GPU, doctor.CPU_ONLY, "a run on a GPU can't start: x"),
+        (Severity.SHARED, doctor.GPU_AND_CPU, "but not runs that share a GPU: x"),
+        (Severity.OK, doctor.GPU_AND_CPU, "a run on a GPU can start"),
     ],
 )
 def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said):
@@ -63,7 +63,7 @@ def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said)
 @pytest.mark.parametrize(("place", "code", "said"), [("pipe", doctor.CPU_ONLY, ""), ("/dev/full", 2, "No space left")])
 def test_a_table_that_nobody_reads_or_no_disk_takes(monkeypatch, capfd, place, code, said):
     """`doctor | head -1` was a traceback."""
-    checks = (Finding(subject="x", text="bad", level=Level.GPU, hint="mend"),)
+    checks = (Finding(subject="x", text="bad", level=Severity.GPU, hint="mend"),)
     monkeypatch.setattr(doctor, "check_node", lambda: checks)
     monkeypatch.setattr(sys, "argv", ["launcher", "doctor"])
     if place == "pipe":

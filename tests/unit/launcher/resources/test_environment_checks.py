@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from launcher.base.findings import Level
+from launcher.base.findings import Severity
 from launcher.resources.environment_checks import OF_A_SERVER, OF_RAY, VARIABLES, check_temporary_folders
 from launcher.resources.node_checks import check_node
 
@@ -45,7 +45,7 @@ def test_a_folder_too_long_for_rays_sockets_is_refused(folder, length, is_refuse
     assert bool(stops()) is is_refused
     if is_refused:
         check = stops()["TMPDIR"]
-        assert (check.level, path in check.text, "TMPDIR=/tmp" in check.hint) == (Level.BAD, True, True)
+        assert (check.level, path in check.text, "TMPDIR=/tmp" in check.hint) == (Severity.BAD, True, True)
         assert check in check_node()
 
 
@@ -80,7 +80,7 @@ def test_a_relative_folder_is_another_one_in_each_process(tmp_path, monkeypatch,
     monkeypatch.setenv(variable, value)
     monkeypatch.setattr(tempfile, "tempdir", None)
     (check,) = (one for one in check_temporary_folders() if one.stops)
-    assert (check.subject, check.level) == (variable, Level.BAD)
+    assert (check.subject, check.level) == (variable, Severity.BAD)
     assert check.text == f"{variable}={value} is a relative path: each process would take another folder"
     assert check.hint == f"set {variable} to an absolute path: {variable}=/tmp"
 

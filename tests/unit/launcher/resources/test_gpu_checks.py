@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.base.errors import ResourceError
-from launcher.base.findings import Level
+from launcher.base.findings import Severity
 from launcher.config.compose import compose
 from launcher.resources.gpu_checks import check_gpus
 from launcher.resources.gpus import find_gpus, other_accelerators
@@ -34,18 +34,18 @@ def test_eight_sound_gpus_are_one_row(gpus):
         (
             {"cuda": 12080, "driver": "570.86.10"},
             "driver",
-            Level.GPU,
+            Severity.GPU,
             "570.86.10, for CUDA 12.8: too old for torch, which is built for CUDA 13.0",
             "branch 580 or newer",
         ),
-        ({"mig": "3"}, "GPU 3", Level.GPU, "divided by MIG", "nvidia-smi -i 3 -mig 0"),
-        ({"exclusive": "1"}, "GPU 1", Level.SHARED, "EXCLUSIVE_PROCESS", "nvidia-smi -i 1 -c DEFAULT"),
-        ({"prohibited": "1"}, "GPU 1", Level.GPU, "PROHIBITED", "nvidia-smi -i 1 -c DEFAULT"),
-        ({"lost": "2"}, "GPU 2", Level.GPU, "GPU 2 can't be read (GPU is lost)", "nvidia-smi -i 2 -r"),
-        ({"remap_failed": "0"}, "GPU 0", Level.GPU, "could not be remapped", "have it replaced"),
-        ({"remap_pending": "0"}, "GPU 0", Level.NOTE, "waits to be remapped", "nvidia-smi -i 0 -r"),
-        ({"ecc": "5"}, "GPU 5", Level.NOTE, "3 uncorrectable memory (ECC) errors", "where they come back"),
-        ({"busy": "4"}, "GPU 4", Level.NOTE, "of which 100.0 are held (pids: 4242)", "end those processes"),
+        ({"mig": "3"}, "GPU 3", Severity.GPU, "divided by MIG", "nvidia-smi -i 3 -mig 0"),
+        ({"exclusive": "1"}, "GPU 1", Severity.SHARED, "EXCLUSIVE_PROCESS", "nvidia-smi -i 1 -c DEFAULT"),
+        ({"prohibited": "1"}, "GPU 1", Severity.GPU, "PROHIBITED", "nvidia-smi -i 1 -c DEFAULT"),
+        ({"lost": "2"}, "GPU 2", Severity.GPU, "GPU 2 can't be read (GPU is lost)", "nvidia-smi -i 2 -r"),
+        ({"remap_failed": "0"}, "GPU 0", Severity.GPU, "could not be remapped", "have it replaced"),
+        ({"remap_pending": "0"}, "GPU 0", Severity.NOTE, "waits to be remapped", "nvidia-smi -i 0 -r"),
+        ({"ecc": "5"}, "GPU 5", Severity.NOTE, "3 uncorrectable memory (ECC) errors", "where they come back"),
+        ({"busy": "4"}, "GPU 4", Severity.NOTE, "of which 100.0 are held (pids: 4242)", "end those processes"),
     ],
 )
 def test_a_fault_is_one_row_with_its_command(gpus, answers, name, stops, seen, remedy):
@@ -56,14 +56,16 @@ def test_a_fault_is_one_row_with_its_command(gpus, answers, name, stops, seen, r
 
 def test_a_driver_is_asked_for_the_version_that_torch_was_built_for(gpus):
     gpus(gpus=1, cuda=12080)
-    assert [check.level for check in check_gpus("12.4")] == [Level.OK, Level.OK], "any 12.x will do"
-    assert [check.level for check in check_gpus(None)] == [Level.OK, Level.OK], "no CUDA in torch: nothing to compare"
+    assert [check.level for check in check_gpus("12.4")] == [Severity.OK, Severity.OK], "any 12.x will do"
+    assert [check.level for check in check_gpus(None)] == [Severity.OK, Severity.OK], (
+        "no CUDA in torch: nothing to compare"
+    )
 
 
 def test_a_driver_without_its_kernel_module(gpus):
     gpus(no_driver=1)
     assert "NVML finds no driver (Driver Not Loaded)" in rows()["GPU"].text
-    assert rows()["GPU"].level is Level.GPU
+    assert rows()["GPU"].level is Severity.GPU
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_a_driver_without_its_kernel_module(gpus):
 )
 def test_a_driver_that_is_there_and_does_not_answer_is_not_called_missing(gpus, error, seen, remedy):
     gpus(gpus=2, init=error)
-    assert (rows()["GPU"].level, rows()["GPU"].text, remedy in rows()["GPU"].hint) == (Level.GPU, seen, True)
+    assert (rows()["GPU"].level, rows()["GPU"].text, remedy in rows()["GPU"].hint) == (Severity.GPU, seen, True)
 
 
 def test_a_gpu_that_shares_the_hosts_memory_is_not_called_broken(gpus):

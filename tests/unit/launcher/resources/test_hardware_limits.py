@@ -73,7 +73,7 @@ def test_plans_sweeps_and_the_doctor_know_it(cgroup, monkeypatch):
     root, own = cgroup(V2, pod__cpu_dot_max="200000 100000")
     monkeypatch.setattr(usable_cpus, "__defaults__", (root, own))
     assert find_hardware().cpus == 2
-    assert check_cpus().seen == f"2 ({root}/pod/cpu.max allows the time of 2 CPUs)"
+    assert check_cpus().text == f"2 ({root}/pod/cpu.max allows the time of 2 CPUs)"
 
 
 def test_memory_above_which_the_kernel_slows_down_is_a_limit(cgroup):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.requirements import Requirement
 
-from launcher.base.findings import Level
+from launcher.base.findings import Severity
 from launcher.config.compose import REPOSITORY, compose
 from launcher.resources import hardware, node_checks, toolchain
 from launcher.resources.hardware import room_for_processes
@@ -37,7 +37,7 @@ def of(checks):
 def test_the_installed_pair_is_named_and_fits():
     (packages,) = check_packages()
     assert packages.text.startswith("sglang 0.")
-    assert (packages.level, packages.hint) == (Level.OK, "")
+    assert (packages.level, packages.hint) == (Severity.OK, "")
     assert torch_build()[1] is None
 
 
@@ -48,13 +48,13 @@ def test_the_installed_pair_is_named_and_fits():
 def test_a_torch_for_other_devices_stops_runs_on_a_gpu(monkeypatch, build, said):
     monkeypatch.setattr(node_checks, "torch_build", lambda: build)
     (packages,) = check_packages()
-    assert (packages.level, said in packages.text) == (Level.GPU, True)
+    assert (packages.level, said in packages.text) == (Severity.GPU, True)
 
 
 def test_packages_that_are_not_there(monkeypatch):
     monkeypatch.setattr(node_checks, "_version", lambda package: None if package == "sglang" else "2.0")
     (packages,) = check_packages()
-    assert (packages.level, packages.text) == (Level.BAD, "sglang not installed")
+    assert (packages.level, packages.text) == (Severity.BAD, "sglang not installed")
 
 
 def test_versions_that_do_not_belong_together(monkeypatch):
@@ -67,8 +67,8 @@ def test_versions_that_do_not_belong_together(monkeypatch):
 @pytest.mark.parametrize(
     ("installed", "stops"),
     [
-        *((version, Level.BAD) for version in ("0.5.16", "0.5.18", "0.5.23", "0.6.0")),
-        *((version, Level.OK) for version in ("0.5.17", "0.5.17.post1", "0.5.17+cu130")),
+        *((version, Severity.BAD) for version in ("0.5.16", "0.5.18", "0.5.23", "0.6.0")),
+        *((version, Severity.OK) for version in ("0.5.17", "0.5.17.post1", "0.5.17+cu130")),
     ],
 )
 def test_a_run_starts_with_the_sglang_that_it_was_written_for_alone(installed, stops, monkeypatch):
@@ -106,7 +106,7 @@ def test_a_slim_image_lacks_compilers(bare, monkeypatch, tmp_path):
     (environment / "ninja").touch(mode=0o755)
     monkeypatch.setattr(toolchain.sys, "executable", str(environment / "python"))
     checks = of(check_tools(bare))
-    assert {name for name, check in checks.items() if check.level is Level.GPU} == {
+    assert {name for name, check in checks.items() if check.level is Severity.GPU} == {
         "C++ compiler",
         "C compiler",
         "Python.h",
@@ -114,12 +114,12 @@ def test_a_slim_image_lacks_compilers(bare, monkeypatch, tmp_path):
     assert checks["Python.h"].hint.startswith("apt-get install python3.")
     assert checks["ninja"].text.endswith("environment/ninja"), "this environment's own, which need not be activated"
     (environment / "ninja").unlink()
-    assert of(check_tools(bare))["ninja"].remedy == "pip install ninja"
+    assert of(check_tools(bare))["ninja"].hint == "pip install ninja"
 
 
 def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):
     check = of(check_tools({**bare, "CUDA_HOME": str(tmp_path / "cuda")}))["CUDA toolkit"]
-    assert (check.level, check.text) == (Level.GPU, f"CUDA_HOME={tmp_path / 'cuda'} has no bin/nvcc")
+    assert (check.level, check.text) == (Severity.GPU, f"CUDA_HOME={tmp_path / 'cuda'} has no bin/nvcc")
     assert check.hint.startswith("unset CUDA_HOME")
 
 
@@ -134,7 +134,7 @@ def test_a_toolkit_that_is_named_and_not_there(bare, tmp_path):
 )
 def test_a_home_that_may_not_be_written_has_no_place_for_kernels(tmp_path, variables, refused):
     check = check_caches({name: value.format(tmp_path) for name, value in variables.items()})
-    assert check.level is (Level.GPU if refused else Level.OK)
+    assert check.level is (Severity.GPU if refused else Severity.OK)
     assert check.text.count("can't be made") == refused
     assert list(tmp_path.iterdir()) == [], "looking makes nothing"
 
@@ -143,7 +143,7 @@ def test_triton_itself_stops_where_the_check_does(monkeypatch, tmp_path):
     made_by = pytest.importorskip("triton.runtime.cache").FileCacheManager  # comes with torch, where there is one
     for home, holds in (("/dev/null/nobody", False), (str(tmp_path), True)):
         monkeypatch.setenv("TRITON_HOME", home)
-        assert (".triton" in check_caches(os.environ).seen) is not holds
+        assert (".triton" in check_caches(os.environ).text) is not holds
         with contextlib.nullcontext() if holds else pytest.raises(OSError, match="nobody"):
             made_by("0123abcd")
 
@@ -161,7 +161,7 @@ def test_triton_itself_stops_where_the_check_does(monkeypatch, tmp_path):
 )
 def test_variables_of_other_launchers(variables, said):
     (check,) = check_variables(variables)
-    assert (check.level, said in check.text) == (Level.GPU, True)
+    assert (check.level, said in check.text) == (Severity.GPU, True)
     assert check.hint.startswith("unset ")
 
 
@@ -173,7 +173,7 @@ def test_variables_that_do_no_harm():
 def test_room_for_nccl(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=GIB // 16, free=GIB // 16))
     check = check_shared_memory()
-    assert (check.level, check.text) == (Level.SEVERAL, "0.06 of 0.06 GiB free; NCCL needs 1 GiB")
+    assert (check.level, check.text) == (Severity.SEVERAL, "0.06 of 0.06 GiB free; NCCL needs 1 GiB")
     one = compose(["conf=gsm8k_h200"])
     several = compose(["conf=gsm8k_h200_cluster"])
     assert list(missing_on_node(one, ("cuda", "cuda"), [check])) == []
@@ -181,7 +181,7 @@ def test_room_for_nccl(monkeypatch, tmp_path):
 
 
 def test_no_shared_memory_at_all(tmp_path):
-    assert check_shared_memory(tmp_path / "shm").level is Level.SEVERAL
+    assert check_shared_memory(tmp_path / "shm").level is Severity.SEVERAL
 
 
 def test_looking_makes_nothing(tmp_path, monkeypatch):
@@ -199,16 +199,16 @@ def test_looking_makes_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("room", "limit", "stops"),
     [
-        (float("inf"), "", Level.OK),
-        (400, "ulimit -u is 4096", Level.OK),
-        (399, "ulimit -u is 4096", Level.BAD),
+        (float("inf"), "", Severity.OK),
+        (400, "ulimit -u is 4096", Severity.OK),
+        (399, "ulimit -u is 4096", Severity.BAD),
     ],
 )
 def test_room_for_the_processes_of_a_run(room, limit, stops):
     """Without it Ray aborts, with a page of addresses and no word for a person."""
     check = check_processes(room, limit)
     assert (check.level, limit in check.text) == (stops, True)
-    assert bool(check.hint) is (stops is Level.BAD)
+    assert bool(check.hint) is (stops is Severity.BAD)
 
 
 def test_the_tightest_limit_of_processes_is_found(tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def test_parts_of_a_run_that_did_not_start_say_so(tmp_path):
 
 
 def test_a_gpu_that_no_run_can_use_fails_by_its_name(monkeypatch):
-    broken = gpu_smoke.check_node()[0].__class__(subject="GPU 0", text="MIG", level=gpu_smoke.Level.GPU, hint="off")
+    broken = gpu_smoke.check_node()[0].__class__(subject="GPU 0", text="MIG", level=gpu_smoke.Severity.GPU, hint="off")
     monkeypatch.setattr(gpu_smoke, "check_node", lambda: (broken,))
     with pytest.raises(gpu_smoke.RunError, match="GPU 0: MIG"):
         gpu_smoke.nvml(PLACE)
