@@ -22,13 +22,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from launcher.base.errors import ConfigError
+from launcher.base.findings import Finding
 from launcher.config import hydra_plugin
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
 from launcher.config.hydra_messages import deleted, explain, file_of, no_settings, without_classes
 from launcher.config.retired import report_retired, without_retired
 from launcher.config.schema import RunConfig
 from launcher.config.settings import DURATION, MISSING, Setting, default_values, value_of, with_values
-from launcher.config.validation import ConfigProblem, known_keys, refuse, setting_at, validated, wrong_value
+from launcher.config.validation import config_problem, known_keys, refuse, setting_at, validated, wrong_value
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG_FOLDER = REPOSITORY / "conf"
@@ -184,22 +185,22 @@ def to_run_config(composed: DictConfig, overrides: Sequence[str] = ()) -> RunCon
                 values[key][name] = OmegaConf.merge(default_values(FurtherConfig), given)
     if raw["valid_dataset"] == default_values(HeldOutConfig):  # nothing of it was given: none is meant
         values.valid_dataset = None
-    problems: list[ConfigProblem] = []
+    problems: dict[str, Finding] = {}
     raw = cast("dict[str, Any]", OmegaConf.to_container(values))
     resolved = _resolved(values, raw, "", problems)
     for key in without_retired(resolved):
         report_retired(key)
     config, wrong = validated(resolved)
-    found = {one.key: one for one in (*wrong, *problems)}
+    found = {**wrong, **problems}
     if any(key.partition(".")[0] == "conf" for key in found):  # below the name of its group
         raise no_settings(overrides)
-    causes = [one for one in found.values() if not _follows(raw, one.key)] or list(found.values())
-    refuse([_with_place(one, overrides) for one in causes])
+    causes = {key: one for key, one in found.items() if not _follows(raw, key)} or found
+    refuse([_with_place(key, one, overrides) for key, one in causes.items()])
     assert config is not None, "pydantic refused nothing, and made nothing"
     return _completed(config)
 
 
-def _resolved(node: DictConfig, raw: Mapping[str, Any], prefix: str, problems: list[ConfigProblem]) -> dict[str, Any]:
+def _resolved(node: DictConfig, raw: Mapping[str, Any], prefix: str, problems: dict[str, Finding]) -> dict[str, Any]:
     """The plain values of a section whose values before they are resolved are `raw`. One that is missing or can't be
     resolved is left out, and is a problem."""
     found: dict[str, Any] = {}
@@ -208,7 +209,7 @@ def _resolved(node: DictConfig, raw: Mapping[str, Any], prefix: str, problems: l
         setting = setting_at(key)
         if OmegaConf.is_missing(node, name):
             meaning, hint = setting.meaning if setting else "unknown", f"set it in the preset, or here: {key}=…"
-            problems.append(ConfigProblem(key=key, given=MISSING, allowed=meaning, hint=hint))
+            problems[key] = config_problem(key, MISSING, meaning, hint)
             continue
         try:
             value = node[name]
@@ -218,10 +219,10 @@ def _resolved(node: DictConfig, raw: Mapping[str, Any], prefix: str, problems: l
                 plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
                 found[name] = _as_meant(plain, setting)
                 if isinstance(plain, float) and setting is not None and setting.type in WHOLE:
-                    problems.append(wrong_value(key, plain))
+                    problems.update([wrong_value(key, plain)])
         except (OmegaConfBaseException, RecursionError) as error:
             what = without_classes(" ".join(str(error).splitlines()[0].split()))
-            problems.append(ConfigProblem(key=key, given=raw[name], allowed=what, hint=RESOLVERS))
+            problems[key] = config_problem(key, raw[name], what, RESOLVERS)
     return found
 
 
@@ -239,14 +240,15 @@ def _as_meant(value: Any, setting: Setting | None) -> Any:
     return SWITCHES[value] if SWITCHES[value] in setting.allowed.split(", ") else str(value)
 
 
-def _with_place(problem: ConfigProblem, overrides: Sequence[str]) -> ConfigProblem:
+def _with_place(key: str, problem: Finding, overrides: Sequence[str]) -> Finding:
     """With the preset that it comes from."""
     given = {one.partition("=")[0].lstrip("+~"): one.partition("=")[2] for one in overrides}
     preset = given.pop("conf", None)
-    of_command_line = any(f"{problem.key}.".startswith(f"{key}.") or key.startswith(f"{problem.key}.") for key in given)
-    if of_command_line or problem.given == MISSING or preset is None:
+    of_command_line = any(f"{key}.".startswith(f"{typed}.") or typed.startswith(f"{key}.") for typed in given)
+    is_missing = "=" not in problem.subject
+    if of_command_line or is_missing or preset is None:
         return problem
-    return dataclasses.replace(problem, where=f" (in {file_of(f'conf/{preset}')})")
+    return dataclasses.replace(problem, subject=f"{problem.subject} (in {file_of(f'conf/{preset}')})")
 
 
 def _completed(config: RunConfig) -> RunConfig:

@@ -1,7 +1,7 @@
 """Checks values against what the settings allow, by pydantic: every wrong value and every unknown key is found at once.
 
-Pydantic reads types and limits from the dataclasses of `schema` and `settings`. Its errors become `ConfigProblem`s,
-each with the key, the value that was found, and what is allowed. Contradictions between values are in
+Pydantic reads types and limits from the dataclasses of `schema` and `settings`. Its errors become findings, each
+with the key, the value that was found, and what is allowed. Contradictions between values are in
 `launcher/resources/config_checks.py`, which reports them in the same form.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.base.errors import ConfigError
+from launcher.base.findings import Finding, Severity
 from launcher.config.data import FURTHER, FurtherConfig
 from launcher.config.other_names import name_here
 from launcher.config.schema import RunConfig
@@ -34,30 +34,19 @@ OUT_OF_RANGE = (
 UNKNOWN = "unexpected_keyword_argument"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigProblem:
-    """One setting that can't be used: its key, the given value, what would be allowed ("": there is no such setting),
-    and what to do. `where`: the preset, where the value was not given on the command line.
-    """
-
-    key: str
-    given: object
-    allowed: str
-    hint: str = ""
-    where: str = ""
-
-    def __str__(self) -> str:
-        if self.given == MISSING:
-            return f"no value for {self.key}{self.where}: {self.allowed}"
-        given = f"{self.key}={'null' if self.given is None else self.given}{self.where}"
-        return f"{given}: {self.allowed}" if self.allowed else f"unknown key {given}"
+def config_problem(key: str, given: object, allowed: str, hint: str = "") -> Finding:
+    """One setting that can't be used: `allowed` is what would be, "" where there is no such setting."""
+    if given == MISSING:
+        return Finding(subject=f"no value for {key}", text=allowed, level=Severity.BAD, hint=hint)
+    subject = f"{'' if allowed else 'unknown key '}{key}={'null' if given is None else given}"
+    return Finding(subject=subject, text=allowed, level=Severity.BAD, hint=hint)
 
 
-def refuse(problems: Sequence[ConfigProblem]) -> None:
+def refuse(problems: Sequence[Finding]) -> None:
     """Raises ConfigError with every problem there is."""
-    every_key = EVERY_KEY if any(not one.allowed for one in problems) else ""
+    every_key = EVERY_KEY if any(not one.text for one in problems) else ""
     if len(problems) == 1:
-        hint = problems[0].hint or ("" if every_key else f"change {problems[0].key}")
+        hint = problems[0].hint or ("" if every_key else f"change {problems[0].subject.partition('=')[0]}")
         raise ConfigError(str(problems[0]), f"{hint} {every_key}".strip())
     if problems:
         listed = "".join(f"\n  {one}{f'; {one.hint}' if one.hint else ''}" for one in problems)
@@ -70,42 +59,42 @@ def _adapter() -> TypeAdapter[RunConfig]:
     return TypeAdapter(RunConfig)
 
 
-def validated(values: Mapping[str, Any]) -> tuple[RunConfig | None, list[ConfigProblem]]:
-    """The settings of `values` (by sections), or what is wrong with them."""
+def validated(values: Mapping[str, Any]) -> tuple[RunConfig | None, dict[str, Finding]]:
+    """The settings of `values` (by sections), or what is wrong with them, by key."""
     try:
-        return _adapter().validate_python(values), []
+        return _adapter().validate_python(values), {}
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
-        found = [problem for one in errors for problem in _problems(one["type"], _key(one["loc"]), one["input"])]
-        return None, list({one.key: one for one in found}.values())  # each wrong entry of a list is an error
+        found = (problem for one in errors for problem in _problems(one["type"], _key(one["loc"]), one["input"]))
+        return None, dict(found)  # each wrong entry of a list is an error
 
 
 def _key(place: tuple[int | str, ...]) -> str:
     return ".".join(map(str, place))
 
 
-def _problems(kind: str, key: str, given: Any) -> Iterator[ConfigProblem]:
+def _problems(kind: str, key: str, given: Any) -> Iterator[tuple[str, Finding]]:
     if kind != UNKNOWN:
         yield wrong_value(key, given, is_out_of_range=kind in OUT_OF_RANGE)
     elif isinstance(given, Mapping) and given:  # of an unknown section: each of its keys, as it was given
         for name, value in given.items():
             yield from _problems(kind, f"{key}.{name}", value)
     else:
-        yield unknown_key(key, given)
+        yield key, unknown_key(key, given)
 
 
-def wrong_value(key: str, given: object, *, is_out_of_range: bool = False) -> ConfigProblem:
+def wrong_value(key: str, given: object, *, is_out_of_range: bool = False) -> tuple[str, Finding]:
     """`is_out_of_range`: its type is right."""
     setting = setting_at(key)
     if setting is None:
         inside = next((one for one in known_keys() if one.startswith(f"{key}.")), f"{key}.path")
         hint = f"set one of its keys, e.g. {inside}=…, or leave it out"
-        return ConfigProblem(key=key, given=given, allowed="a section of settings, not a value", hint=hint)
+        return key, config_problem(key, given, "a section of settings, not a value", hint)
     allowed = f"allowed: {setting.allowed}" if setting.allowed else ""
     if not is_out_of_range:
         allowed = ", ".join(one for one in (f"of type {setting.type}", allowed) if one)
     given = NOT_SHOWN if setting.key in SECRET else given
-    return ConfigProblem(key=setting.key, given=given, allowed=f"{allowed} ({setting.meaning})")
+    return setting.key, config_problem(setting.key, given, f"{allowed} ({setting.meaning})")
 
 
 def setting_at(key: str) -> Setting | None:
@@ -135,7 +124,7 @@ def known_keys() -> Sequence[str]:
     return list(_settings())
 
 
-def unknown_key(key: str, given: object) -> ConfigProblem:
+def unknown_key(key: str, given: object) -> Finding:
     """No setting has this key; what it is called here, else the nearest ones, by spelling or by their last name, are
     offered, else those of its section."""
     if (instead := name_here(key)) is not None:
@@ -144,7 +133,7 @@ def unknown_key(key: str, given: object) -> ConfigProblem:
         hint = f"did you mean {' or '.join(near)}?"
     else:
         hint = _section_of(key)
-    return ConfigProblem(key=key, given=given, allowed="", hint=hint)
+    return config_problem(key, given, "", hint)
 
 
 def _section_of(key: str) -> str:

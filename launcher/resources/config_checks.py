@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from launcher.base.addresses import is_every_interface, url_problem
+from launcher.base.findings import Finding
 from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
 from launcher.config.foreign import OWN
 from launcher.config.lora import find_lora_problems
@@ -20,7 +21,7 @@ from launcher.config.recipe import find_recipe_problems
 from launcher.config.schema import RunConfig
 from launcher.config.settings import value_of
 from launcher.config.supervision_checks import find_contradictions
-from launcher.config.validation import NOT_SHOWN, ConfigProblem, refuse, validated
+from launcher.config.validation import NOT_SHOWN, config_problem, refuse, validated
 from launcher.resources.placement import NodeResources, are_cpus_short, may_share_gpus, node_name, place
 from launcher.resources.sglang_arguments import (
     BYPASSES,
@@ -45,10 +46,10 @@ def check(config: RunConfig) -> None:
     refuse(find_problems(config))
 
 
-def find_problems(config: RunConfig) -> list[ConfigProblem]:
+def find_problems(config: RunConfig) -> list[Finding]:
     """Everything that `check` refuses. Contradictions are looked for only among values that are in their range."""
     if out_of_range := validated(dataclasses.asdict(config))[1]:
-        return out_of_range
+        return list(out_of_range.values())
     of_our_trainer = (
         ()
         if config.trainer.adapter != OWN
@@ -62,7 +63,7 @@ def find_problems(config: RunConfig) -> list[ConfigProblem]:
         )
     )
     contradictions = (*_unsupported(config), *of_our_trainer, *find_contradictions(config))
-    listed = [ConfigProblem(key=key, given=_given(config, key), allowed=allowed) for key, allowed in contradictions]
+    listed = [config_problem(key, _given(config, key), allowed) for key, allowed in contradictions]
     return [*listed, *_addresses(config), *_extra_args(config)]
 
 
@@ -228,41 +229,38 @@ def _longest_sequence(config: RunConfig) -> int:
     return (config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
 
 
-def _addresses(config: RunConfig) -> Iterator[ConfigProblem]:
+def _addresses(config: RunConfig) -> Iterator[Finding]:
     host, url = config.sglang.host, config.recover.url
     if is_every_interface(host):
-        yield ConfigProblem(
-            key="sglang.host",
-            given=repr(host),
-            allowed="127.0.0.1, or this machine's address in the cluster's own network (this is every interface)",
-        )
+        allowed = "127.0.0.1, or this machine's address in the cluster's own network (this is every interface)"
+        yield config_problem("sglang.host", repr(host), allowed)
     if url is not None and (allowed := url_problem(url)):
-        yield ConfigProblem(key="recover.url", given=NOT_SHOWN, allowed=allowed)
+        yield config_problem("recover.url", NOT_SHOWN, allowed)
 
 
-def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
+def _extra_args(config: RunConfig) -> Iterator[Finding]:
     """SGLang's entry point checks the address and the keys again, as SGLang understood its arguments."""
     for name, value in config.sglang.extra_args.items():
         key, ours = f"sglang.extra_args.{name}", meant(name)
         plain = plain_name(name)
         if len(plain) > 1 and MAY_BE_CUT.startswith(plain) and is_every_interface(str(value)):
-            yield ConfigProblem(key=key, given=value, allowed="one address, not every interface")
+            yield config_problem(key, value, "one address, not every interface")
         if ours in SECRET_ARGUMENTS:
             allowed = "nothing: each run makes its own keys, and arguments are visible in the process list"
-            yield ConfigProblem(key=key, given=NOT_SHOWN, allowed=allowed)
+            yield config_problem(key, NOT_SHOWN, allowed)
         elif ours in BYPASSES:
             must_be, why = BYPASSES[ours]
             if value not in (must_be, None, False):  # neither None nor False is handed on
-                yield ConfigProblem(key=key, given=value, allowed=f"leave it out: {why}")
+                yield config_problem(key, value, f"leave it out: {why}")
         elif ours in GPU_ARGUMENTS:
             allowed = (
                 "nothing: a server has the first sglang.tp_size × sglang.dp_size GPUs that Ray gives it, and the plan "
                 "counts no others; for more of them raise sglang.tp_size"
             )
-            yield ConfigProblem(key=key, given=value, allowed=allowed)
+            yield config_problem(key, value, allowed)
         elif ours:
             allowed = f"set sglang.{ours} instead" if hasattr(config.sglang, ours) else "the launcher sets it itself"
-            yield ConfigProblem(key=key, given=value, allowed=allowed)
+            yield config_problem(key, value, allowed)
 
 
 # ── settings that no machine of the described size can place ──

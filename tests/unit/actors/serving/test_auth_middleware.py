@@ -151,7 +151,7 @@ def problems(**sglang):
     config = compose(["conf=arithmetic_cpu"])
     for key, value in sglang.items():
         setattr(config.sglang, key, value)
-    return [str(problem) for problem in find_problems(config) if problem.key.startswith("sglang.")]
+    return [str(problem) for problem in find_problems(config) if problem.subject.startswith("sglang.")]
 
 
 @pytest.mark.slow

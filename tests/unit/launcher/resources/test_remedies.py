@@ -36,7 +36,7 @@ def machine(gpus):
 
 def of_the_settings(settings):
     """The problems by themselves."""
-    return [(str(problem), problem.allowed) for problem in find_problems(compose(settings))]
+    return [(str(problem), problem.text) for problem in find_problems(compose(settings))]
 
 
 def of_the_machine(settings, hardware):
