@@ -26,7 +26,7 @@ from launcher.resources.config_checks import (
 )
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
-from launcher.resources.run_plan import HELD, RunPlan, lacks, smallest_gpu_gib
+from launcher.resources.run_plan import RunPlan, lacks, smallest_gpu_gib
 from launcher.resources.weight_way_checks import KEY as WAY
 from launcher.resources.weight_way_checks import accepted_ways, other_ways
 from launcher.run_files.run_keys import webhook_url
@@ -88,17 +88,8 @@ def _of_size(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:
 
 def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
     """GPU or host memory that the plan needs and the machine has not."""
-    held = [note for note in plan.notes if note.startswith(HELD)]
     for problem in lacks(plan):
-        is_held = held and problem.startswith("GPU")
-        holders = f"; {', '.join(held)} (`python -m launcher doctor` has their pids)" if is_held else ""
-        yield ResourceError(
-            f"memory: {problem}{holders}",
-            "a GPU's: sglang.mem_fraction_static, actor.mb_spec.max_tokens_per_mb, actor.gradient_checkpointing; "
-            "the host's: sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers, "
-            "rollout.max_head_offpolicyness (completions that wait, and weights, for each batch ahead); "
-            "the trainer's is divided by actor.dp_size",
-        )
+        yield ResourceError(f"memory: {problem}", problem.hint)
 
 
 def missing_room(config: RunConfig, plan: RunPlan) -> Iterator[UsageError]:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.base.errors import UsageError
+from launcher.base.findings import Finding, Severity
 from launcher.base.wording import ranges
 from launcher.checkpoints.model_shape import BYTES, ModelShape
 from launcher.config.schema import RunConfig
@@ -24,11 +25,19 @@ WEIGHT_FOLDERS = 3
 """Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
 
 HELD_BY_OTHERS = 2 * GIB
-HELD = "other processes hold"
 """The driver itself keeps a little of every GPU."""
 
 LARGEST_GPU_GIB = 512
 ANY_MEMORY = 2**60
+
+LESS_OF_A_GPU = (
+    "lower sglang.mem_fraction_static or actor.mb_spec.max_tokens_per_mb, set actor.gradient_checkpointing=true; "
+    "the trainer's part is divided by actor.dp_size"
+)
+LESS_OF_THE_HOST = (
+    "lower sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers or rollout.max_head_offpolicyness "
+    "(completions that wait, and weights, for each batch ahead); the trainer's part is divided by actor.dp_size"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +54,15 @@ class PlannedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlace:
-    """One GPU or a node's host memory, in bytes: what it has, and what the plan puts there."""
+    """One GPU or a node's host memory, in bytes: what it has, and what the plan puts there. `held`: what other
+    processes hold of a GPU, where that is more than the driver keeps."""
 
     name: str
     node: int
     gpu: int | None
     capacity: int
     planned: int
+    held: int = 0
 
     @property
     def headroom(self) -> int:
@@ -101,7 +112,7 @@ def recommend_server(config: RunConfig, hardware: Hardware, plan: RunPlan) -> st
 
 def why_not_run(plan: RunPlan) -> str:
     """What the hardware lacks for the plan, in one sentence; "" where it fits."""
-    return "; ".join([*([] if plan.shortage is None else [plan.shortage.message]), *lacks(plan)])
+    return "; ".join([*([] if plan.shortage is None else [plan.shortage.message]), *map(str, lacks(plan))])
 
 
 def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
@@ -152,12 +163,19 @@ def _places(
             planned = [process.bytes for process in here if number in process.placement.gpus]
             if planned:
                 name = f"{where}GPU {number} ({gpu.name})"
-                yield MemoryPlace(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
+                yield MemoryPlace(
+                    name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned), held=_held(gpu)
+                )
         processes_here = sum(_host_bytes(process, kept, sent) for process in here)
         planned_here = RAY_HOST_BYTES + processes_here + (files if node == first else 0)
         yield MemoryPlace(
             name=f"{where}host memory", node=node, gpu=None, capacity=hardware.memory, planned=planned_here
         )
+
+
+def _held(gpu: Gpu) -> int:
+    held = gpu.memory - gpu.free
+    return held if held > HELD_BY_OTHERS else 0
 
 
 def _host_bytes(process: PlannedProcess, kept: int, sent: int) -> int:
@@ -208,8 +226,8 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
         )
         yield f"planned for {hardware.n_nodes} nodes of {per_node} {source}"
     for number, gpu in enumerate(hardware.gpus):
-        if gpu.memory - gpu.free > HELD_BY_OTHERS:
-            yield f"{HELD} {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
+        if held := _held(gpu):
+            yield f"other processes hold {held / GIB:.1f} GiB of GPU {number}"
     if shape is not None and config.cluster.n_nodes > 1 and config.actor.weight_update_mode == "disk":
         files = f"{_versions(config, shape) / GIB:.1f} GiB, {WEIGHT_FOLDERS} versions"
         yield f"new weights go to the servers as files below cluster.fileroot: {files}"
@@ -229,15 +247,21 @@ def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -
     return None
 
 
-def lacks(plan: RunPlan) -> list[str]:
-    """Memory that the plan needs and its hardware has not, one sentence each; empty where it fits."""
+def lacks(plan: RunPlan) -> list[Finding]:
+    """Memory that the plan needs and its hardware has not; empty where it fits."""
     problems = []
     if plan.shape is not None and plan.kv_tokens is not None and plan.kv_tokens < 1:
-        problems.append("a server's weights leave no room for its KV cache: raise sglang.mem_fraction_static")
+        no_cache = "its weights leave no room for its KV cache"
+        raise_it = "raise sglang.mem_fraction_static"
+        problems.append(Finding(subject="a server", text=no_cache, level=Severity.BAD, hint=raise_it))
     for name, memory in group_places(plan.places):
         if memory.headroom < 0:
-            planned, there = memory.planned / GIB, memory.capacity / GIB
-            problems.append(f"{name}: {planned:.1f} GiB are planned and {there:.1f} GiB are there")
+            text = f"{memory.planned / GIB:.1f} GiB are planned and {memory.capacity / GIB:.1f} GiB are there"
+            if memory.held:
+                holders = "(`python -m launcher doctor` has their pids)"
+                text += f"; other processes hold {memory.held / GIB:.1f} GiB of it {holders}"
+            hint = LESS_OF_THE_HOST if memory.gpu is None else LESS_OF_A_GPU
+            problems.append(Finding(subject=name, text=text, level=Severity.BAD, hint=hint))
     return problems
 
 
@@ -246,7 +270,7 @@ def group_places(places: Sequence[MemoryPlace]) -> list[tuple[str, MemoryPlace]]
     groups: dict[Hashable, list[MemoryPlace]] = {}
     for one in places:
         kind = one.name.rpartition("(")[2] if one.gpu is not None else ""
-        groups.setdefault((one.node, one.gpu is None, kind, one.capacity, one.planned), []).append(one)
+        groups.setdefault((one.node, one.gpu is None, kind, one.capacity, one.planned, one.held), []).append(one)
     return [(_group_name(group), group[0]) for group in groups.values()]
 
 

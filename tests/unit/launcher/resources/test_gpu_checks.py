@@ -136,7 +136,7 @@ def test_a_run_for_which_others_left_too_little_is_told_so(gpus, config):
     config.sglang.device = config.actor.device = "cuda"
     config.sglang.gpu_fraction = config.actor.gpu_fraction = 0.5
     message = the_one(config, ResourceError, find_hardware())
-    assert "1.0 GiB are there; other processes hold 100.0 GiB of GPU 0 (`python -m launcher doctor` has" in message
+    assert "1.0 GiB are there; other processes hold 100.0 GiB of it (`python -m launcher doctor` has" in message
 
 
 def stopped(config, devices=("cuda", "cuda")):

@@ -33,7 +33,7 @@ def test_a_preset_fits_the_cards_that_it_is_for(preset):
     check(config)
     plan = make_plan(config, planned_hardware(config, find_hardware()), find_shape(config))
     assert plan.shortage is None
-    assert [problem for problem in lacks(plan) if "host memory" not in problem] == []
+    assert [problem for problem in lacks(plan) if "host memory" not in problem.subject] == []
     at_once = config.rollout.max_concurrent_rollouts / config.sglang.n_servers * config.gconfig.n_samples
     longest = (config.train_dataset.max_length or 0) + config.gconfig.max_new_tokens
     assert plan.kv_tokens is not None

@@ -100,7 +100,7 @@ def test_the_cluster_preset_fits_its_cluster():
 
 def test_one_gpu_could_not_train_it():
     alone = changed(CLUSTER, actor__dp_size=1)
-    assert any("GPU 0" in problem for problem in lacks(plan_of(alone)))
+    assert any("GPU 0" in problem.subject for problem in lacks(plan_of(alone)))
 
 
 def test_both_presets_are_planned_on_a_machine_without_gpus():
@@ -113,7 +113,7 @@ def test_a_described_node_has_its_own_memory_and_cpus():
     assert (described.n_nodes, len(described.gpus), described.cpus) == (2, 8, 192)
     assert described.memory == 2000 * GIB
     host = planned_hardware(changed(GSM8K, hardware__memory_gib_per_node=8.0), NO_GPU)
-    assert any("host memory" in problem for problem in lacks(make_plan(GSM8K, host, SMALL)))
+    assert any("host memory" in problem.subject for problem in lacks(make_plan(GSM8K, host, SMALL)))
 
 
 @pytest.mark.slow

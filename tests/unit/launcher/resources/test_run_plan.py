@@ -148,12 +148,12 @@ def test_states_are_sixteen_bytes_for_each_parameter_and_two_for_the_copy():
 
 def test_a_gpu_that_is_too_small_is_named():
     small = replace(LARGE, gpus=(Gpu(name="L4", memory=23 * GIB, free=22 * GIB),))
-    assert ["GPU 0 (L4)" in problem for problem in lacks(make_plan(GSM8K, small, QWEN))] == [True]
+    assert ["GPU 0 (L4)" in problem.subject for problem in lacks(make_plan(GSM8K, small, QWEN))] == [True]
 
 
 def test_weights_alone_can_be_too_much():
     problems = lacks(make_plan(changed(GSM8K, sglang__mem_fraction_static=0.01), LARGE, QWEN))
-    assert any("raise sglang.mem_fraction_static" in problem for problem in problems)
+    assert any("raise sglang.mem_fraction_static" in problem.hint for problem in problems)
 
 
 def test_the_smallest_gpu_is_where_it_begins_to_fit():
@@ -182,7 +182,7 @@ def test_on_the_cpu_the_pool_is_what_was_asked_for():
     assert [place.name for place in plan.places] == ["host memory"]
     assert lacks(plan) == []
     huge = changed(ARITHMETIC, sglang__max_total_tokens=100_000_000)
-    assert any("host memory" in problem for problem in lacks(make_plan(huge, NO_GPU, shape)))
+    assert any("host memory" in problem.subject for problem in lacks(make_plan(huge, NO_GPU, shape)))
 
 
 def test_of_an_unknown_model_nothing_is_guessed():
