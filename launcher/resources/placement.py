@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -117,14 +117,15 @@ def place(
     """The run's bundles, each on a node of the plan. `servers_on` and `trainer_on` are `cpu`, or else a GPU.
 
     With cluster.placement=PACK the trainer's ranks, which talk to each other all the time, are one bundle where that
-    leaves room for the rest; else each is its own.
+    leaves room for the rest, else one on each node.
     """
     is_spread = config.cluster.placement == "SPREAD"
     processes = _largest_first(config, servers_on, trainer_on)
     together, apart = _bundled(processes, ranks_apart=False), _bundled(processes, ranks_apart=True)
-    for bundles in (apart,) if is_spread else (together, apart):
-        if (placed := _on_nodes(bundles, nodes, is_spread=is_spread)) is not None:
-            return Placement(placed, None)
+    if not is_spread and (placed := _on_nodes(together, nodes, is_spread=False)) is not None:
+        return Placement(placed, None)
+    if (placed := _on_nodes(apart, nodes, is_spread=is_spread)) is not None:
+        return Placement(placed if is_spread else _with_ranks_joined(placed), None)
     return Placement(_on_nodes(apart, ANYWHERE, is_spread=False) or (), no_room(config, apart, nodes))
 
 
@@ -222,6 +223,16 @@ def _on_nodes(
         first = sum(one.gpus for one in placed[number])
         placed[number].append(Bundle(processes=tuple(_numbered(bundle, number, first))))
     return tuple(bundle for on_node in placed for bundle in on_node)
+
+
+def _with_ranks_joined(bundles: Sequence[Bundle]) -> tuple[Bundle, ...]:
+    """The ranks of a node in one bundle: apart, Ray would mix them with servers, and more of them would talk between
+    nodes."""
+    joined: dict[Hashable, tuple[ProcessPlacement, ...]] = {}
+    for one in bundles:
+        key = one.processes[0].node if _are_whole_ranks(one.processes) else one.names
+        joined[key] = (*joined.get(key, ()), *one.processes)
+    return tuple(Bundle(processes=processes) for processes in joined.values())
 
 
 def _numbered(bundle: Bundle, node: int, first: int) -> Iterator[ProcessPlacement]:

@@ -79,6 +79,12 @@ def test_ranks_are_apart_where_together_they_leave_no_room_for_a_server():
     assert sorted(node for name, (node, _) in found.items() if "trainer" in name) == [0, 0, 1, 1, 1]
 
 
+def test_ranks_over_several_nodes_are_one_bundle_on_each_and_mix_with_no_server():
+    found = placed(alone(actor__dp_size=16, sglang__n_servers=8), nodes(8, 8, 8))
+    assert sorted(bundle.gpus for bundle in found.bundles) == [1] * 8 + [8, 8]
+    assert {one.node for one in found.processes if one.kind == RANK} == {0, 1}
+
+
 def test_spread_uses_every_node():
     config = changed(ARITHMETIC, cluster__placement="SPREAD", sglang__n_servers=2, actor__dp_size=2)
     found = placed(config, nodes(0, 0, 0, 0), device="cpu")
