@@ -70,7 +70,9 @@ class DoorActor:
         keys = await asyncio.to_thread(ServerKeys.read, paths.keys)
         kept = await asyncio.to_thread(_kept, paths.kept_weights(self._attempt))
         servers = DoorServers(config, keys, kept)
-        requests = DoorRequests(servers, config.rollout, paused=bool(kept.state.paused))
+        requests = DoorRequests(
+            servers, config.rollout, lambda event, server, reason: journal.record(event, subject=server, reason=reason)
+        )
         told: set[str] = set()
 
         def tell(path: str) -> None:
@@ -99,7 +101,7 @@ class DoorActor:
         the model's own weights, and so must the servers."""
         made = await self._begun()
         made.kept.note(paused="")
-        made.requests.resume()
+        await made.requests.resume()
         if from_first and made.servers.version > 0:
             self._tasks.start(self._give_first_weights(made))
 

@@ -198,7 +198,7 @@ class DoorHttp:
 
     async def _continue(self, *_: object) -> Reply:
         self._kept.note(paused="")
-        self._requests.resume()
+        await self._requests.resume()
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update(self, asked: dict[str, object], _: bytes) -> Reply:

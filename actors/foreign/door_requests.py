@@ -1,9 +1,10 @@
 """Requests of another project's trainer: parked while no server can take them, moved where one is lost.
 
     request ─► (paused: waits) ─► a server with the newest weights ─► answer
-                    ▲                       │ lost, hung, or loads other weights
+                    ▲                       │ lost, silent, or loads other weights
                     └───────────────────────┘ with the tokens that had arrived, where they can be continued
 
+How a request is asked and moved is in actors/rollout/request_loop.py, as for the launcher's own trainer.
 What the trainer ordered itself, a pause or an abort, ends a completion with what there is of it, as SGLang does: its
 client continues it by itself. A pause is the door's alone and no server's: a server that is restarted needs none, and
 the HealthMonitor's probes are answered meanwhile.
@@ -12,9 +13,7 @@ the HealthMonitor's probes are answered meanwhile.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -24,8 +23,8 @@ import orjson
 from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.partial_answer import PartialAnswer, can_be_continued
-from actors.rollout.rollout_engine import NOBODY_THERE
-from actors.rollout.server_pool import RequestMigrated
+from actors.rollout.request_loop import NOBODY_THERE, RequestLoop, Told
+from actors.rollout.server_request import ServerRequest
 from actors.serving.completions import DONE, END, PREFIX, malformed, refusal
 from actors.serving.sglang_client import RequestFailed
 from launcher.base.messages import ServerInfo
@@ -52,20 +51,6 @@ class RefusedByServer(Exception):
         self.reply = reply
 
 
-Ask = Callable[[ServerInfo], Coroutine[Any, Any, Reply | None]]
-
-
-class _Turn:
-    """A request at a server, or waiting for one. `limit`, cut short, ends it; then `ended` is set. In the task of its
-    request: a task for each turn would cost as much as the rest of the door."""
-
-    def __init__(self, ends_at_abort: bool) -> None:
-        self.limit = asyncio.timeout(None)
-        self.ended = asyncio.Event()
-        self.ends_at_abort = ends_at_abort
-        self.is_asking = False
-
-
 @dataclass(slots=True, kw_only=True)
 class DoorCounts:
     """`moved`: asked of another server, or again; `continued`: those of them that had tokens, which were kept."""
@@ -76,68 +61,49 @@ class DoorCounts:
 
 
 class DoorRequests:
-    """Used on one asyncio loop."""
+    """Used on one asyncio loop. `told`: of servers whose requests were moved, as they were silent."""
 
-    def __init__(self, servers: DoorServers, config: RolloutConfig, *, paused: bool) -> None:
-        self._servers = servers
-        self._config = config
-        self._open = asyncio.Event()
-        self._turns: set[_Turn] = set()
+    def __init__(self, servers: DoorServers, config: RolloutConfig, told: Told) -> None:
+        self.servers = servers
+        self.config = config
+        self._loop = RequestLoop(servers.pool, config, told)
         self.aborts = 0
         self.counts = DoorCounts()
         self.completions = CompletionCounts()
-        if not paused:
-            self._open.set()
 
     # ── what the trainer orders ──
 
     async def pause(self, *, aborts: bool) -> None:
         """No request reaches a server until `resume`. Those under way end with what there is of them, or, without
         `aborts`, are cut and continued then."""
-        self._open.clear()
+        pool = self.servers.pool
+        pool.pause()
         if aborts:
-            await self.abort_all()
-        asking = self._asking()
-        for turn in asking:
-            _cut(turn.limit)
-        for turn in asking:
-            await turn.ended.wait()
+            self.note_abort()
+            if any(turn.server is not None for turn in pool.turns):
+                await self.tell_all("/abort_request", b'{"abort_all":true}')
+        await pool.clear("", within_s=ABORT_S if aborts else 0.0)
 
-    def _asking(self) -> list[_Turn]:
-        return [turn for turn in self._turns if turn.is_asking]
-
-    def resume(self) -> None:
-        self._open.set()
+    async def resume(self) -> None:
+        await self.servers.pool.resume()
 
     def note_abort(self) -> None:
         """The trainer has ordered an end of requests: one that a server reports is its own wish."""
         self.aborts += 1
-        for turn in self._turns:
-            if turn.ends_at_abort:
-                _cut(turn.limit, ABORT_S if turn.is_asking else 0.0)
-
-    async def abort_all(self) -> None:
-        """Returns when the servers have ended what they generated for the trainer, or had their time."""
-        self.note_abort()
-        asking = self._asking()
-        if not asking:
-            return
-        await self.tell_all("/abort_request", b'{"abort_all":true}')
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ABORT_S):
-                for turn in asking:
-                    await turn.ended.wait()
+        for turn in self.servers.pool.turns:
+            if turn.request.continues:
+                turn.move(0.0 if turn.server is None else ABORT_S)
 
     async def tell_all(self, path: str, body: bytes) -> Reply:
         """An order for every server; one that is lost has nothing that it would be for."""
         answers = await asyncio.gather(
-            *(self._tell(server, path, body) for server in self._servers.pool.servers() if server.url)
+            *(self._tell(server, path, body) for server in self.servers.pool.servers() if server.url)
         )
         return next((answer for answer in answers if answer is not None), Reply(body=b""))
 
     async def _tell(self, server: ServerInfo, path: str, body: bytes) -> Reply | None:
         try:
-            return await self._forward(server, method="POST", path=path, body=body, timeout_s=ABORT_S, admin=True)
+            return await self.exchange(server, method="POST", path=path, body=body, timeout_s=ABORT_S, admin=True)
         except RequestFailed:
             return None
 
@@ -145,13 +111,15 @@ class DoorRequests:
 
     async def generate(self, asked: Mapping[str, Any], body: bytes) -> Reply:
         """One request to /generate."""
-        self.counts.requests += 1
         if not can_be_continued(asked):
             whole = body if not asked.get("stream") else orjson.dumps({**asked, "stream": False})
-            reply = await self._once_there("POST", "/generate", whole)
+            reply = await self.forward("POST", "/generate", whole)
         else:
+            self.counts.requests += 1
+            completion = _Completion(self, PartialAnswer(asked, stream_interval=self.config.stream_interval))
             try:
-                answer = await self._completion(asked)
+                await self._loop.ask(completion, self.servers.newest)
+                answer = completion.made.answer()
                 self.completions = self.completions.plus(answer)
                 reply = Reply(body=orjson.dumps(answer))
             except RefusedByServer as refused:
@@ -163,97 +131,105 @@ class DoorRequests:
     async def forward(self, method: str, path: str, body: bytes) -> Reply:
         """Any other request, once a server is there; one that is cut is asked again from its beginning."""
         self.counts.requests += 1
-        return await self._once_there(method, path, body)
+        whole = _Whole(self, method, path, body)
+        await self._loop.ask(whole, self.servers.newest)
+        assert whole.reply is not None
+        return whole.reply
 
-    async def _completion(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        made, fruitless = PartialAnswer(asked, stream_interval=self._config.stream_interval), 0
-        while True:
-            aborts, kept = self.aborts, len(made.tokens)
-            with contextlib.suppress(RequestFailed):  # what had arrived counts
-                await self._turn(functools.partial(self._read, made=made), ends_at_abort=True)
-            fruitless = 0 if len(made.tokens) > kept else fruitless + 1
-            is_wished = aborts != self.aborts
-            if made.is_aborted and not is_wished and fruitless <= self._config.request_retries:
-                made.cut()
-            elif made.finish is None:
-                made.cut()
-                if is_wished and made.tokens and made.finish is None:
-                    made.abort()
-            if made.finish is not None:
-                return made.answer()
-            self.counts.moved += 1
-            self.counts.continued += bool(made.tokens)
-
-    async def _once_there(self, method: str, path: str, body: bytes) -> Reply:
-        failures, timeout_s = 0, self._config.request_timeout
-        ask = functools.partial(self._forward, method=method, path=path, body=body, timeout_s=timeout_s)
-        while True:
-            reply = None
-            with contextlib.suppress(RequestFailed):
-                reply = await self._turn(ask)
-            if reply is not None and (reply.status < 500 or failures >= self._config.request_retries):
-                return reply
-            failures += reply is not None
-            self.counts.moved += 1
-
-    async def _turn(self, ask: Ask, *, ends_at_abort: bool = False) -> Reply | None:
-        """Wait until requests may go to a server and one is there, and ask it. None where nothing came of it."""
-        turn = _Turn(ends_at_abort)
-        self._turns.add(turn)
-        try:
-            async with turn.limit:
-                return await self._ask(ask, turn)
-        except TimeoutError:
-            if turn.limit.expired():
-                return None
-            raise
-        finally:
-            self._turns.discard(turn)
-            turn.ended.set()
-
-    async def _ask(self, ask: Ask, turn: _Turn) -> Reply | None:
-        await self._open.wait()
-        async with self._servers.acquire() as server:
-            if not self._open.is_set():  # it was paused while this waited for a server
-                return None
-            turn.is_asking = True
-            try:
-                return await self._servers.pool.unless_migrated(server, ask(server))
-            except RequestMigrated:
-                return None
-            except RequestFailed as failure:
-                if failure.kind in NOBODY_THERE:
-                    await self._servers.pool.suspect(server.name, failure.kind)
-                else:
-                    await asyncio.sleep(AGAIN_S)
-                raise
-
-    async def _forward(
+    async def exchange(
         self, server: ServerInfo, *, method: str, path: str, body: bytes, timeout_s: float, admin: bool = False
     ) -> Reply:
         """With the API key: what takes the admin key is not a stranger's to ask, beside the orders above."""
-        client = self._servers.client
+        client = self.servers.client
         content = body or None
         async with client.exchange(method, server.url, path, timeout_s, content, admin=admin) as response:
             kind = response.headers.get("Content-Type", "")
             return Reply(body=await response.read(), status=response.status, content_type=kind)
 
-    async def _read(self, server: ServerInfo, *, made: PartialAnswer) -> None:
-        """Events, or the whole, into `made`. Raises RequestFailed, RefusedByServer."""
-        request, rest, timeout_s = made.request(), b"", self._config.request_timeout
+
+class _DoorRequest(ServerRequest):
+    """A lost server is nothing that the trainer sees: it is asked again for ever."""
+
+    def __init__(self, door: DoorRequests) -> None:
+        self._door = door
+
+    async def failed(self, failure: RequestFailed) -> None:
+        if failure.kind not in NOBODY_THERE:  # whose server gets no further request; else it would be asked in a circle
+            await asyncio.sleep(AGAIN_S)
+
+
+class _Completion(_DoorRequest):
+    """One that another server can continue. It ends at the trainer's abort with what there is of it."""
+
+    def __init__(self, door: DoorRequests, made: PartialAnswer) -> None:
+        super().__init__(door)
+        self.made = made
+        self._aborts = door.aborts
+        self._kept = 0
+        self._fruitless = 0
+
+    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
+        """Raises RefusedByServer too."""
+        request, rest, timeout_s = self.made.request(), b"", self._door.config.request_timeout
         body = orjson.dumps(request)
-        async with self._servers.client.exchange("POST", server.url, "/generate", timeout_s, body) as response:
+        async with self._door.servers.client.exchange("POST", server.url, "/generate", timeout_s, body) as response:
             if response.status != HTTPStatus.OK:
                 _refuse(server, await response.read(), response.status)
             if not request["stream"]:
-                _take(await response.read(), made, server)
+                _take(await response.read(), self.made, server)
             else:
                 async for data in response.content.iter_any():
                     *events, rest = (rest + data).split(END)
+                    if events:
+                        heard()
                     for event in events:
-                        _take(event, made, server)
-        if made.finish is None:
+                        _take(event, self.made, server)
+        if self.made.finish is None:
             raise RequestFailed(f"{server.name} ended its answer early", kind="truncated")
+
+    def is_over(self) -> bool:
+        made, counts = self.made, self._door.counts
+        is_wished = self._aborts != self._door.aborts
+        self._fruitless = 0 if len(made.tokens) > self._kept else self._fruitless + 1
+        self._aborts, self._kept = self._door.aborts, len(made.tokens)
+        if made.is_aborted and not is_wished and self._fruitless <= self._door.config.request_retries:
+            made.cut()  # new weights were loaded
+        elif made.finish is None:
+            made.cut()
+            if is_wished and made.tokens and made.finish is None:
+                made.abort()
+        if made.finish is None:
+            counts.moved += 1
+            counts.continued += bool(made.tokens)
+        return made.finish is not None
+
+
+class _Whole(_DoorRequest):
+    """A request whose answer is the server's own, and is begun anew where it is moved."""
+
+    continues = False
+
+    def __init__(self, door: DoorRequests, method: str, path: str, body: bytes) -> None:
+        super().__init__(door)
+        self._method = method
+        self._path = path
+        self._body = body
+        self._refusals = 0
+        self.reply: Reply | None = None
+
+    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
+        timeout_s = self._door.config.request_timeout
+        self.reply = await self._door.exchange(
+            server, method=self._method, path=self._path, body=self._body, timeout_s=timeout_s
+        )
+
+    def is_over(self) -> bool:
+        if self.reply is not None and (self.reply.status < 500 or self._refusals >= self._door.config.request_retries):
+            return True
+        self._refusals += self.reply is not None
+        self.reply = None
+        self._door.counts.moved += 1
+        return False
 
 
 def _take(event: bytes, made: PartialAnswer, server: ServerInfo) -> None:
@@ -274,10 +250,3 @@ def _take(event: bytes, made: PartialAnswer, server: ServerInfo) -> None:
 def _refuse(server: ServerInfo, body: bytes, status: int) -> NoReturn:
     failure = refusal(f"POST {server.url}/generate", status, body[:300].decode(errors="replace"))
     raise failure if failure.retryable else RefusedByServer(Reply(body=body, status=status))
-
-
-def _cut(limit: asyncio.Timeout, within_s: float = 0.0) -> None:
-    """End what a limit is of, unless it ends earlier."""
-    at = asyncio.get_running_loop().time() + within_s
-    if not limit.expired() and ((before := limit.when()) is None or at < before):
-        limit.reschedule(at)

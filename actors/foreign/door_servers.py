@@ -38,6 +38,8 @@ class DoorServers:
         self._kept = kept
         self.client = SGLangClient(keys)
         self.pool = ServerPool(self._weight_version_at)
+        if kept.state.paused:
+            self.pool.pause()
         self.publisher = WeightPublisher(
             self.client,
             self.pool,
@@ -68,9 +70,9 @@ class DoorServers:
                     self.waits_for = error.message
                 finally:
                     self.is_publishing = False
-            async with self.pool.acquire(self._newest):
-                self.waits_for = ""
-                self.serves()
+            await self.pool.until_served(self.newest)
+            self.waits_for = ""
+            self.serves()
 
     async def _take(self, source: Path) -> int:
         """A disk that refuses the files is waited for: an error would end the trainer.
@@ -90,12 +92,9 @@ class DoorServers:
                 self.waits_for = ""
                 return version
 
-    def _newest(self) -> int:
+    def newest(self) -> int:
+        """The version that a request is answered by, whenever a server is found for it."""
         return self.version
-
-    def acquire(self) -> contextlib.AbstractAsyncContextManager[ServerInfo]:
-        """A server that holds the newest weights, when there is one."""
-        return self.pool.acquire(self._newest)
 
     def serves(self) -> None:
         """A server has answered once: the door counts as healthy from now on."""

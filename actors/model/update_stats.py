@@ -135,7 +135,6 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats) -> dict[str, float]:
         "grpo_actor/no_eos_ratios/avg": fmean(cut),
         "grpo_actor/flat_groups/avg": fmean(group.is_flat for group in batch.all_groups),
         "rollout/hedged": float(batch.hedged),
-        "rollout/hedges_lost": float(batch.hedges_lost),
         **({"rollout/unanswered": float(batch.unanswered)} if batch.unanswered else {}),
         **({"rollout/reward_timeouts": float(batch.late)} if batch.late else {}),
         **({"rollout/filtered": float(len(batch.filtered))} if batch.filtered else {}),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from typing import Self
 
 from actors.serving.completions import Samples, joined
 from actors.serving.sglang_client import Sampling
@@ -29,12 +27,6 @@ class GroupProgress:
         self._begun: dict[int, Completion] = {}
         self.kept_tokens = 0
         """Tokens of completions that another request than the one that began them has continued."""
-
-    def copy(self) -> Self:
-        """For what may come to nothing."""
-        other = copy(self)
-        other._whole, other._begun = dict(self._whole), dict(self._begun)  # noqa: SLF001
-        return other
 
     def missing(self) -> list[int]:
         return [place for place in range(len(self._samplings)) if place not in self._whole]

@@ -1,15 +1,17 @@
 """Prompts in, scored groups of completions out, through whichever servers are READY.
 
-The samples of a prompt are one request, and each arrives as it is made. A failed request is retried with exponential
-backoff and jitter for what is missing, from the last token that arrived, at another server where the first completed
-nothing, and waits while there is none. What fails in the end has no reward: its prompt returns to the queue and is
-generated again. A reward of 0 is only ever the reward function's own answer (P1).
+The samples of a prompt are one request, and each arrives as it is made. One that is moved goes on at another server
+from the last token that arrived (request_loop.py). One that fails is retried with exponential backoff and jitter for
+what is missing, at another server where the first completed nothing, and waits while there is none. What fails in the
+end has no reward: its prompt returns to the queue and is generated again. A reward of 0 is only ever the reward
+function's own answer (P1).
 
 Completions are scored as their group finishes, while the others are still being generated.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +22,12 @@ from actors.episodes.episode import EpisodeFailed
 from actors.episodes.episode_runner import EpisodeRunner
 from actors.reward.reward_pool import Score
 from actors.rollout.group_progress import GroupProgress
-from actors.rollout.hedged_requests import MIGRATED, HedgedRequests, Told
+from actors.rollout.request_loop import RequestLoop, Told
 from actors.rollout.request_retry import request_attempts
 from actors.rollout.rollout_stream import GroupFailed, RolloutStream, Tally, Weights
 from actors.rollout.server_pool import ServerPool
-from actors.serving.completions import Samples
+from actors.rollout.server_request import ServerRequest
+from actors.serving.completions import CompletionStream, Samples
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
@@ -32,9 +35,58 @@ from launcher.config.schema import RolloutConfig
 
 log = logging.getLogger("rollouts")
 
-NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
-"""Failures of the server, not of the request."""
-OF_WEIGHTS = frozenset({"nonfinite", "impossible"})
+MOVED = "moved"
+"""The failure of what is missing of an answer where a request was moved: nothing says anything against the rest."""
+
+
+class GroupRequest(ServerRequest):
+    """What is missing of a prompt's completions."""
+
+    def __init__(self, prompt: str, progress: GroupProgress, client: SGLangClient, config: RolloutConfig) -> None:
+        self.prompt = prompt
+        self.progress = progress
+        self._client = client
+        self._config = config
+
+    @property
+    def samples(self) -> int:
+        return len(self.progress.missing())
+
+    def is_over(self) -> bool:
+        return not self.progress.missing()
+
+    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
+        """What is asked after a failure goes to the same server if that brought some of the completions, as its cache
+        holds the prefix; else to another."""
+        inputs, samplings = self.progress.request()
+        stream = CompletionStream(len(samplings), server=server.url, heard=heard)
+        try:
+            samples = await self._client.generate_samples(
+                server.url,
+                stream,
+                inputs=inputs,
+                samplings=samplings,
+                timeout_s=self._config.request_timeout,
+                stream_interval=self._config.stream_interval,
+            )
+        except asyncio.CancelledError:  # what a server had sent counts
+            left = RequestFailed(f"{server.name} was left before it had answered", kind=MOVED)
+            self.progress.take(stream.samples(broken_off=left))
+            raise
+        self.progress.take(samples)
+        self.avoid = "" if samples.completions else server.name
+        _judge(server, samples)
+
+
+def _judge(server: ServerInfo, samples: Samples) -> None:
+    """Raises RequestFailed where a sample is missing, or of other weights than the server should have."""
+    made = (*samples.completions.values(), *samples.begun.values())
+    others = {one.weight_version for one in made} - {server.weight_version}
+    if others:
+        reason = f"{server.name} answered with weight version {min(others)}, not {server.weight_version}"
+        raise RequestFailed(reason, kind="stale")
+    if samples.failure is not None:
+        raise samples.failure
 
 
 class RolloutScorer(Protocol):
@@ -66,9 +118,9 @@ class RolloutEngine:
         episodes: EpisodeRunner | None = None,
         told: Told = lambda event, server, reason: None,
     ) -> None:
-        """`told`: of requests that were sent to a second server."""
-        self._requests = HedgedRequests(client, pool, config, told)
-        self._pool = pool
+        """`told`: of servers whose requests were moved, as they were silent."""
+        self._loop = RequestLoop(pool, config, told)
+        self._client = client
         self._scorer = scorer
         self._config = config
         self._decode = decode
@@ -199,44 +251,19 @@ class RolloutEngine:
     async def _completions(
         self, prompt: Prompt, n_samples: int, sampling: Sampling, weights: Weights, tally: Tally
     ) -> list[Completion]:
-        """All samples of one prompt; each further request asks for what the ones before did not bring, to the token.
-
-        It goes to the same server if that brought some of them, as its cache holds the prefix; else to another.
-        """
+        """All samples of one prompt; each further request asks for what the ones before did not bring, to the token."""
         version = weights.oldest if weights.newest is None else weights.newest
         samplings = sampling.for_samples(n_samples)
         progress = GroupProgress(prompt.token_ids, samplings, weights.oldest, or_newer=weights.newest is not None)
-        avoid = ""
-        async for attempt in request_attempts(self._config):
-            with attempt:
-                tally.retried += attempt.num > 1
-                while True:
-                    answer = await self._requests.ask(progress, prompt=prompt.id, weight_version=version, avoid=avoid)
-                    server, samples, progress = answer.server.name, answer.samples, answer.progress
-                    progress.take(samples)
-                    tally.hedged += answer.hedged
-                    tally.hedges_lost += answer.lost
-                    if samples.failure is None or samples.failure.kind != MIGRATED:  # which is no attempt
-                        break
-                avoid = "" if samples.completions else server
-                await self._judge(answer.server, samples)
+        request = GroupRequest(prompt.id, progress, self._client, self._config)
+        try:
+            async for attempt in request_attempts(self._config):
+                with attempt:
+                    tally.retried += attempt.num > 1
+                    await self._loop.ask(request, version)
+        finally:
+            tally.hedged += request.silences
         completions = progress.completions()
         tally.tokens += sum(len(completion.token_ids) for completion in completions)
         tally.kept += progress.kept_tokens
         return completions
-
-    async def _judge(self, server: ServerInfo, samples: Samples) -> None:
-        """Report to the pool what an answer shows of its server. Raises RequestFailed where a sample is missing."""
-        made = (*samples.completions.values(), *samples.begun.values())
-        name, held = server.name, server.weight_version
-        others = {one.weight_version for one in made} - {held}
-        if others:
-            reason = f"{name} answered with weight version {min(others)}, not {held}"
-            await self._pool.mark_stale(name, reason)
-            raise RequestFailed(reason, kind="stale", retryable=True)
-        if samples.failure is not None:
-            if samples.failure.kind in OF_WEIGHTS:  # asked again, damaged weights would give the same
-                await self._pool.mark_stale(name, str(samples.failure))
-            if samples.failure.kind in NOBODY_THERE:
-                await self._pool.suspect(name, samples.failure.kind)
-            raise samples.failure

@@ -51,7 +51,6 @@ class Tally:
     unanswered: int = 0
     late: int = 0
     hedged: int = 0
-    hedges_lost: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
     unscored_in_a_row: int = 0
 
@@ -236,7 +235,6 @@ class RolloutStream:
             unanswered=tally.unanswered,
             late=tally.late,
             hedged=tally.hedged,
-            hedges_lost=tally.hedges_lost,
             seconds=now - started,
             generating_s=now - since,
         )

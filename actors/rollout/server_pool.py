@@ -3,8 +3,8 @@
 A request acquires one of the servers that are READY at the weight version it asks for (P3: weights before traffic);
 launcher/policy/routing.py chooses. Where there is none it waits: an outage costs time, never a rollout. A server that
 refused or reset a connection, or is silent, is SUSPECT and gets no traffic until it has generated again. A server that
-leaves gets no new requests; those in flight finish or are migrated (`RequestMigrated`), as are those of one that is
-about to load weights.
+leaves gets no new requests; those in flight finish or are moved (`RequestMoved`), as are those of one that is about to
+load weights.
 
 All methods run on one asyncio loop. `acquire`, `drain` and `clear` wait; `update`, `confirm`, `suspect` and the release
 of a server wake them.
@@ -16,12 +16,13 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from actors.rollout.prefix_affinity import PrefixAffinity
+from actors.rollout.server_request import RequestMoved, ServerTurn
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.policy.routing import RoutingCandidate, route
@@ -31,7 +32,7 @@ Probe = Callable[[str], Awaitable[int | None]]
 
 PROBE_INTERVAL_S = 0.5
 LET_GO_S = 5.0
-"""From the report of a server's end until its requests are migrated: a process that ended breaks its connections, and
+"""From the report of a server's end until its requests are moved: a process that ended breaks its connections, and
 what has arrived counts. A machine that is gone breaks none: its requests would wait for rollout.request_timeout."""
 OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
 
@@ -41,17 +42,12 @@ ServerKey = tuple[str, int]
 """A server's name and generation: an earlier incarnation's requests are no load of the next one."""
 
 
-class RequestMigrated(Exception):
-    """The server leaves or is gone before it has answered: ask another one. Does not count as an attempt."""
-
-
 @dataclass(slots=True)
 class Load:
-    """What one incarnation of a server is answering. `migrate` is set when its requests are to be migrated."""
+    """What one incarnation of a server is answering."""
 
     requests: int = 0
     samples: int = 0
-    migrate: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ServerPool:
@@ -61,9 +57,11 @@ class ServerPool:
         self._probe = probe
         self._servers: dict[str, ServerInfo] = {}
         self._loads: dict[ServerKey, Load] = {}
+        self.turns: set[ServerTurn] = set()
         self._affinity = PrefixAffinity()
         self._samples = 0
         self._most_samples: int | None = None
+        self._is_paused = False
         self.released = 0
         self.lineage: int | None = None  # a restore brings the same versions of other weights; None: of any
         self._admitted: dict[str, int] = {}  # the generation that the supervisor has let in
@@ -85,12 +83,9 @@ class ServerPool:
             self._admitted[server.name] = server.generation
         else:
             self._admitted.pop(server.name, None)
-        self._migrate_what_has_ended(server.name)
-
-    def _migrate_what_has_ended(self, name: str) -> None:
-        for key, load in self._loads.items():
-            if key[0] == name and self._is_over(key):
-                asyncio.get_running_loop().call_later(LET_GO_S, load.migrate.set)
+        for key in self._loads:
+            if key[0] == server.name and self._is_over(key):
+                self._move({key}, LET_GO_S)
 
     def _is_over(self, key: ServerKey) -> bool:
         name, generation = key
@@ -163,28 +158,39 @@ class ServerPool:
         await self._put(name, stale)
 
     async def clear(self, name: str, *, within_s: float) -> int:
-        """Until a server that gets no new requests has none: they finish, or are migrated after `within_s`.
-
-        Returns how many were migrated.
+        """Until a server that gets no new requests has none: they finish, or are moved after `within_s`. Returns how
+        many were moved. `name` "": of all servers.
         """
-        mine = [load for (owner, _), load in self._loads.items() if owner == name]
+        keys = {key for key in self._loads if name in ("", key[0])}
+        mine = [self._loads[key] for key in keys]
         async with self._changed:
-            try:
-                async with asyncio.timeout(within_s):
-                    await self._changed.wait_for(lambda: not any(load.requests for load in mine))
-            except TimeoutError:
-                moved = sum(load.requests for load in mine)
-                await self._migrate(mine)
-                return moved
-        return 0
+            if await self._ended(mine, within_s):
+                return 0
+            moved = sum(load.requests for load in mine)
+            self._move(keys)
+            await self._ended(mine, LET_GO_S)  # a request that does not let go ends by its own deadline
+        return moved
 
-    async def _migrate(self, loads: Sequence[Load]) -> None:
-        for load in loads:
-            load.migrate.set()
-            load.migrate = asyncio.Event()  # whoever is given the server next stays
-        with contextlib.suppress(TimeoutError):  # a request that does not let go ends by its own deadline
-            async with asyncio.timeout(LET_GO_S):
-                await self._changed.wait_for(lambda: not any(load.requests for load in loads))
+    async def _ended(self, loads: Sequence[Load], within_s: float) -> bool:
+        """Whether the requests have ended in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                return await self._changed.wait_for(lambda: not any(load.requests for load in loads))
+        return False
+
+    def _move(self, keys: Set[ServerKey], within_s: float = 0.0) -> None:
+        for turn in self.turns:
+            if turn.key in keys:
+                turn.move(within_s)
+
+    def pause(self) -> None:
+        """No request gets a server until `resume`; those in flight continue."""
+        self._is_paused = True
+
+    async def resume(self) -> None:
+        async with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
 
     def has_other(self, name: str) -> bool:
         """Whether another server may answer what this one is asked."""
@@ -204,6 +210,8 @@ class ServerPool:
             return one if known.state is ServerState.READY else None
 
         if (suspected := await self._put(name, suspect)) is not None:
+            if (earlier := self._probing.get(name)) is not None:
+                earlier.cancel()  # of a doubt that other news ended: `close` would know of the later one only
             self._probing[name] = asyncio.create_task(self._probe_until_back(suspected))
 
     async def close(self) -> None:
@@ -218,9 +226,9 @@ class ServerPool:
             self._changed.notify_all()
 
     async def drain(self, name: str, *, within_s: float) -> int:
-        """No new requests for it; when those in flight have finished, or were migrated after `within_s`, forget it.
+        """No new requests for it; when those in flight have finished, or were moved after `within_s`, forget it.
 
-        Returns how many were migrated.
+        Returns how many were moved.
         """
         leaving = functools.partial(dataclasses.replace, state=ServerState.STOPPED, reason="leaving")
         if (server := await self._put(name, leaving)) is None:
@@ -252,15 +260,35 @@ class ServerPool:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def unless_migrated(self, server: ServerInfo, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """Await a request to an acquired server. Raises RequestMigrated where the server leaves first."""
-        load = self._loads[(server.name, server.generation)]
-        return await _unless(request, load.migrate.wait(), RequestMigrated(server.name))
+    @asynccontextmanager
+    async def take_turn(self, turn: ServerTurn, weight_version: Version) -> AsyncIterator[ServerInfo]:
+        """A server for a request, as of `acquire`. Raises RequestMoved where it is to leave, or to wait no more."""
+        request = turn.request
+        try:
+            async with turn.limit:
+                self.turns.add(turn)
+                async with self.acquire(
+                    weight_version, avoid=request.avoid, samples=request.samples, prompt=request.prompt
+                ) as turn.server:
+                    yield turn.server
+        except TimeoutError:
+            if turn.limit.expired():
+                raise RequestMoved from None
+            raise
+        finally:
+            self.turns.discard(turn)
+
+    async def until_served(self, weight_version: Version) -> None:
+        """Until a server may answer at `weight_version`, also while requests are paused."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._route(weight_version, "", 1, "") is not None)
 
     async def _wait_for_server(self, weight_version: Version, avoid: str, samples: int, prompt: str) -> ServerInfo:
         async with self._changed:
-            while (server := self._route(weight_version, avoid, samples, prompt)) is None or not self._has_room(
-                samples
+            while (
+                self._is_paused
+                or not self._has_room(samples)
+                or (server := self._route(weight_version, avoid, samples, prompt)) is None
             ):
                 await self._changed.wait()
             load = self._loads.setdefault((server.name, server.generation), Load())

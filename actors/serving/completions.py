@@ -26,7 +26,7 @@ from launcher.base.rollouts import Completion
 FINISHED = frozenset({"stop", "length"})
 UNFINISHED = ""
 """The finish_reason of a part of a completion."""
-NOT_ITS_TOKENS = frozenset({"refused", "reset", "truncated", "timeout", "aborted", "http_5xx", "migrated"})
+NOT_ITS_TOKENS = frozenset({"refused", "reset", "truncated", "timeout", "aborted", "http_5xx", "moved"})
 """Failures that say nothing against the tokens that came before them."""
 END = b"\n\n"
 PREFIX = b"data: "

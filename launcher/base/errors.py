@@ -124,7 +124,7 @@ class RequestFailed(ServerError):
     """One request to a server had no complete, valid answer.
 
     `kind`: refused reset timeout http_5xx http_4xx truncated empty aborted malformed (the answer), stale
-    nonfinite impossible (the weights), migrated (the server leaves). `retryable`: another try, or another server, may
+    nonfinite impossible (the weights), moved (to another server). `retryable`: another try, or another server, may
     do better.
     """
 

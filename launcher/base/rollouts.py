@@ -116,9 +116,8 @@ class RolloutBatch:
     those of later batches among them (None: those of this one). `retried` counts attempts beyond each request's first.
     `kept_tokens` counts those that a server had made of a completion before it failed, and from which another request
     continued; `unanswered` completions that the reward function had no answer for, and `late` those that it took too
-    long for; `hedged` requests that were sent to a second server too, as the first was silent, and `hedges_lost` those
-    that the first lost. `seconds` that the trainer waited for it; `generated_tokens` were made in `generating_s`, those
-    of later batches among them.
+    long for; `hedged` counts moves of requests whose server was silent. `seconds` that the trainer waited for it;
+    `generated_tokens` were made in `generating_s`, those of later batches among them.
     """
 
     groups: tuple[RolloutGroup, ...]
@@ -130,7 +129,6 @@ class RolloutBatch:
     unanswered: int = 0
     late: int = 0
     hedged: int = 0
-    hedges_lost: int = 0
     generating_s: float | None = None
     filtered: tuple[RolloutGroup, ...] = ()
     unscored: int = 0

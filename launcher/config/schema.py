@@ -150,13 +150,13 @@ class RolloutConfig:
     )
     hedge_after_s: float | None = setting(
         0.5,
-        "shortest silence of a server, without a token for any of its requests, before another server is asked as "
-        "well, in seconds; null: never asked",
+        "shortest silence of a server, without a token for any of its requests, before they move to another server, "
+        "in seconds; null: they never move for a silence",
         POSITIVE,
     )
     hedge_factor: float = setting(
         3.0,
-        "the silence after which another server is asked as well, as a multiple of the usual wait for this "
+        "the silence after which a server's requests move to another one, as a multiple of the usual wait for this "
         "server's tokens; rollout.hedge_after_s is the least",
         between(1),
     )

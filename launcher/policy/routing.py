@@ -1,5 +1,5 @@
 """Which of the servers that may answer gets a request: the least loaded, unless one has the prompt's prefix cached. And
-when another one gets it too: where the first is silent. And how many prompts may be asked for (`may_take`).
+when it moves to another one: where its server is silent. And how many prompts may be asked for (`may_take`).
 
 Samples of one prompt travel in one request, so affinity matters for what comes after it: the samples still missing, a
 prompt that was given back. Those find their prefix in the cache of the server that was asked before, as long as it is

@@ -206,14 +206,13 @@ def _stopped(
 
 
 def after_stop(events: Sequence[Record], name: str, at: float, *, is_short: bool) -> Mapping[str, float]:
-    """Of a short stop the alarms. Else seconds until its requests were sent elsewhere (`silent_s`) and each was heard
-    of there (`moved_s`), which a stop between two rollouts has not; until it was condemned, and served again."""
+    """Of a short stop the alarms. Else seconds until its requests were moved (`silent_s`), which a stop between two
+    rollouts has not; until it was condemned, and served again."""
     if is_short:
         verdicts = [e for e in events if at_s(e) > at and e.get("event") in ("health.dead", "health.suspect")]
         return {"alarms": float(len(verdicts))}
     return known(
         silent_s=seconds_to(events, "hedge.began", name, at),
-        moved_s=seconds_to(events, "hedge.ended", name, at),
         condemned_s=seconds_to(events, "health.dead", name, at),
         serves_s=seconds_to(events, "server.ready", name, at),
     )

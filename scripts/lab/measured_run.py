@@ -136,7 +136,7 @@ def write_down_tokens(paths: RunPaths) -> None:
     """From now on, in this process: a line for each part of a rollout's completions."""
     file = (paths.logs / TOKENS).open("a", buffering=1)
     read, ask = completions.completion_from, GroupProgress.request
-    asked: dict[int, object] = {}  # the samplings of each group, which its copies share; kept, so that no id is reused
+    asked: dict[int, object] = {}  # the samplings of each group; kept, so that no id is reused
 
     def request(progress: GroupProgress) -> Any:
         """Called in the task that sends it, which reads the answer too."""

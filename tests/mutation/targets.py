@@ -10,7 +10,6 @@ ROLLOUT = "tests/unit/actors/rollout"
 EPISODES = "tests/unit/actors/episodes"
 QUEUE = ("prompt_queue", "kept_answers", "mixture")
 POOL = ("server_pool", "pool_news", "pool_probes", "pool_rules")
-HEDGES = ("hedged_moments", "kept_tokens")
 ENGINE = ("scripted_answers", "unanswered")
 STEPS = ("scripted_steps",)
 CHECKPOINTS = "tests/unit/launcher/checkpoints"
@@ -81,9 +80,9 @@ TARGETS: dict[str, list[str]] = {
     "actors/episodes/transcript.py": [f"{EPISODES}/test_transcript.py"],
     "actors/data/prompt_queue.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],
-    "actors/rollout/hedged_requests.py": [f"{ROLLOUT}/test_{name}.py" for name in HEDGES],
     "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
     "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_request_retry.py"],
+    "actors/rollout/request_loop.py": [f"{ROLLOUT}/test_{name}.py" for name in ("request_loop", "scripted_answers")],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_{name}.py" for name in ENGINE],
     "actors/rollout/rollout_stream.py": [
         f"{ROLLOUT}/test_{name}.py" for name in ("rollout_stream", "dynamic_sampling", "failed_groups")

@@ -12,6 +12,7 @@ from actors.reward.reward_pool import Score
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.rollout_stream import GroupFailed, RolloutStream
 from actors.rollout.server_pool import ServerPool
+from actors.rollout.server_request import ServerRequest, ServerTurn
 from actors.serving.completions import joined
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.messages import ServerInfo, ServerState
@@ -104,6 +105,22 @@ def pool(*, answers=None):
 async def leased(servers, version, **options):
     async with asyncio.timeout(HOLD_S), servers.acquire(version, **options) as info:
         return info.name
+
+
+class Asked(ServerRequest):
+    """A request that is sent by its test."""
+
+    def __init__(self, avoid=""):
+        self.avoid = avoid
+
+    async def send(self, server, heard): ...
+
+    def is_over(self): ...
+
+
+def turn(servers, version=0, *, avoid=""):
+    """A server for a request that can be moved."""
+    return servers.take_turn(ServerTurn(Asked(avoid)), version)
 
 
 async def assert_none_is_leased(servers, version):

@@ -27,8 +27,8 @@ class Door:
         rollout = RolloutConfig(request_timeout=30.0, stream_interval=stream_interval)
         config = RunConfig(experiment_name="door", rollout=rollout)
         self.servers = DoorServers(config, ServerKeys(api="a", admin="b"), self.kept)
-        self.requests = DoorRequests(self.servers, config.rollout, paused=bool(self.kept.state.paused))
-        self.told = []
+        self.told, self.silences = [], []
+        self.requests = DoorRequests(self.servers, config.rollout, lambda *event: self.silences.append(event))
         self.http = DoorHttp(self.servers, self.requests, self.kept, told=self.told.append)
         self.count = count
 
@@ -60,9 +60,10 @@ class Door:
 
     async def holds(self, asked):
         """The request has arrived, goes to no server, and is not answered."""
-        await until(lambda: self.requests._turns or asked.done())
+        turns = self.servers.pool.turns
+        await until(lambda: turns or asked.done())
         await self.work_off()
-        return [turn.is_asking for turn in self.requests._turns] == [False] and not asked.done()
+        return [turn.server for turn in turns] == [None] and not asked.done()
 
     async def serve(self, *servers, state=ServerState.READY):
         await self.servers.pool.update([server.info(state) for server in servers])
@@ -96,6 +97,24 @@ async def test_a_request_waits_for_a_server_and_one_that_is_cut_is_continued_els
         seen = door.requests.completions
         assert (seen.completions, seen.tokens, seen.cut, seen.scored) == (1, 40, 1, 40), "it is one, of both servers"
         assert seen.logprob == pytest.approx(-sum(completion(IDS, 40)) / 1000)
+
+
+@pytest.mark.slow
+async def test_a_completion_of_a_silent_server_moves_with_the_tokens_that_had_arrived(tmp_path):
+    """Without a connection that breaks it waited until its server was found dead."""
+    async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
+        await door.serve(first)
+        for _ in range(3):  # from which its pace is known
+            assert whole(await door.generate())
+        asked = door.generate()
+        await in_the_midst(first)
+        await door.serve(second)
+        first.token_s = 3600.0
+        assert whole(await asked)
+        (continued,) = (body for body in second.bodies if "input_ids" in body)
+        assert len(continued["input_ids"]) > len(IDS), "what had arrived was not generated again"
+    assert [event[:2] for event in door.silences] == [("hedge.began", "server-0")]
+    assert (door.requests.counts.moved, door.requests.counts.continued) == (1, 1)
 
 
 async def test_a_completion_that_ends_before_a_part_of_it_would_be_sent_is_not_streamed(tmp_path):

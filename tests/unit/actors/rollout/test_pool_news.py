@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
+from actors.rollout.server_request import RequestMoved
 from launcher.base.messages import ServerState
 from tests.support.machine import all_turns
-from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server
+from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server, turn
 
 
 async def test_each_answer_counts_once_as_progress_also_one_that_failed():
@@ -104,14 +105,14 @@ async def test_requests_of_an_end_are_moved_after_a_while_and_those_of_others_ar
     answered = asyncio.Event()
 
     async def ask():
-        async with servers.acquire(0) as one:
-            return await servers.unless_migrated(one, answered.wait())
+        async with turn(servers):
+            return await answered.wait()
 
     first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
     await asyncio.sleep(0)
     await servers.update([server(state=ServerState.DEAD)])
     async with asyncio.timeout(HOLD_S):
-        with pytest.raises(server_pool.RequestMigrated):
+        with pytest.raises(RequestMoved):
             await first
     answered.set()
     assert (await second, servers.in_flight()) == (True, {"server-0": 0, "server-1": 0})
@@ -154,20 +155,12 @@ async def test_requests_of_a_server_that_lives_stay_where_they_are(monkeypatch):
     monkeypatch.setattr(server_pool, "LET_GO_S", 0.0)
     servers = pool()
     await servers.update([server(), server("server-1", 1)])
-    async with servers.acquire(0) as first, servers.acquire(0):
+    async with turn(servers) as first, servers.acquire(0):
         assert first.name == "server-0"
         await servers.update([server(), server("server-1", 1, state=ServerState.DEAD)])
         await servers.update([server()])
-        answer = asyncio.get_running_loop().create_future()
-        asking = asyncio.create_task(servers.unless_migrated(first, _of(answer)))
         await all_turns()
-        answer.set_result("an answer")
-        in_flight = servers.in_flight()
-        assert (await asking, in_flight) == ("an answer", {"server-0": 1, "server-1": 1})
-
-
-async def _of(answer):
-    return await answer
+        assert servers.in_flight() == {"server-0": 1, "server-1": 1}
 
 
 async def test_a_server_that_leaves_gets_nothing_new_and_waits_for_its_own_requests_only():

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.server_pool import RequestMigrated
+from actors.rollout.server_request import RequestMoved
 from launcher.base.messages import ServerState
-from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server
+from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server, turn
 
 
 async def some_turns():
@@ -119,9 +119,9 @@ async def test_the_probe_of_a_suspect_is_a_request_of_it_until_it_is_answered_or
 async def test_a_server_without_requests_is_clear_at_once_and_those_of_others_stay():
     servers = pool()
     await servers.update([server(), server("server-1", 1)])
-    async with servers.acquire(0, avoid="server-0") as other:
+    async with turn(servers, avoid="server-0") as other:
         moved = await servers.clear("server-0", within_s=0)
-        answer = await servers.unless_migrated(other, asyncio.sleep(0.01, "an answer"))
+        answer = await asyncio.sleep(0.01, "an answer")
     assert (other.name, moved, answer) == ("server-1", 0, "an answer")
 
 
@@ -167,11 +167,11 @@ async def test_a_request_that_is_moved_has_ended_at_its_server_when_it_asks_anot
             story.append("aborted")
 
     async def ask():
-        async with servers.acquire(0) as one:
-            try:
-                await servers.unless_migrated(one, is_aborted())
-            except RequestMigrated:
-                story.append("moved")
+        try:
+            async with turn(servers):
+                await is_aborted()
+        except RequestMoved:
+            story.append("moved")
 
     asking = asyncio.create_task(ask())
     await some_turns()
@@ -187,8 +187,8 @@ async def test_a_request_that_comes_after_a_server_was_cleared_stays_there(monke
     await servers.update([server()])
     async with servers.acquire(0):
         moved = await servers.clear("server-0", within_s=0)
-        async with servers.acquire(0) as one:
-            answer = await servers.unless_migrated(one, asyncio.sleep(0.01, "an answer"))
+        async with turn(servers):
+            answer = await asyncio.sleep(0.01, "an answer")
     assert (moved, answer) == (1, "an answer")
 
 
@@ -211,9 +211,9 @@ async def test_news_of_another_server_does_not_cut_short_the_time_that_a_leaving
     monkeypatch.setattr(server_pool, "LET_GO_S", 0.0)
     servers = pool()
     await servers.update([server(), server("server-1", 1)])
-    async with servers.acquire(0) as one:
+    async with turn(servers) as one:
         leaving = asyncio.create_task(servers.drain("server-0", within_s=HOLD_S))
         await some_turns()
         await servers.update([server("server-1", 1)])
-        answer = await servers.unless_migrated(one, asyncio.sleep(0.01, "an answer"))
+        answer = await asyncio.sleep(0.01, "an answer")
     assert (one.name, answer, await leaving) == ("server-0", "an answer", 0)

@@ -142,7 +142,7 @@ async def test_a_server_whose_weights_are_damaged_is_asked_no_more_until_somebod
     """Asked again, it would answer the same until the prompt has failed too often."""
     items = prompts(4)
     async with engine([servers[0]]) as (rollouts, pool):
-        client = rollouts._requests._client
+        client = rollouts._client
         if "model" in shown_by:
             client.vocabulary = 2
         else:

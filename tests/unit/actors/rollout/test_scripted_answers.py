@@ -1,6 +1,7 @@
 """How a prompt's group is made of what servers answer, where the test says each answer: what is asked again and of
 whom, what is counted, and what is told to the pool."""
 
+import asyncio
 import dataclasses
 from types import SimpleNamespace
 
@@ -9,7 +10,6 @@ import pytest
 from actors.data.prompt_queue import PromptQueue
 from actors.episodes.episode import EpisodeFailed
 from actors.reward.reward_pool import Score
-from actors.rollout.hedged_requests import MIGRATED, HedgedAnswer
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.serving.completions import Samples
 from actors.serving.sglang_client import RequestFailed, Sampling
@@ -24,6 +24,7 @@ SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=4))
 QUICK = RolloutConfig(request_retries=3, prompt_attempts=2, retry_wait_initial=0.0, retry_wait_max=0.0)
 SILENT = Score(value=None, error="no answer", is_unanswered=True)
 BROKEN = Score(value=None, error="it raised")
+SILENCE = "a silence moves it"
 
 
 def made(*tokens, version=0, finish_reason="stop"):
@@ -52,23 +53,26 @@ class Scene:
         self.pool, self.asked, self.scored = pool, [], []
         self._answers, self._scores = iter(answers), iter(scores)
         self.engine = RolloutEngine(
-            client=None,
+            client=SimpleNamespace(generate_samples=self.generate_samples),
             pool=pool,
             scorer=self,
             config=config,
             decode=lambda ids: ["".join(map(str, tokens)) for tokens in ids],
             episodes=episodes,
         )
-        self.engine._requests = SimpleNamespace(ask=self.ask)
         self.queue = PromptQueue(["p000"], seed=1, shuffle=False)
 
-    async def ask(self, progress, *, prompt, weight_version, avoid):
-        version = weight_version if isinstance(weight_version, int) else weight_version()
-        self.asked.append((prompt, version, avoid, len(progress.missing())))
-        self.inputs = progress.request()[0]
-        index, samples = next(self._answers)
-        server = self.pool.servers()[index]
-        return HedgedAnswer(server=server, samples=samples, progress=progress, hedged=2, lost=1)
+    async def generate_samples(self, url, stream, *, inputs, **more):
+        (turn,) = self.pool.turns
+        request, server, (index, samples) = turn.request, turn.server, next(self._answers)
+        self.asked.append((request.prompt, server.weight_version, request.avoid, len(inputs)))
+        self.inputs = inputs
+        assert server.index == index
+        if samples is SILENCE:
+            request.silences += 1
+            turn.move()
+            await asyncio.Event().wait()
+        return samples
 
     async def score(self, completions, prompt, *, whole_or_none=False, made=(), group=()):
         assert whole_or_none
@@ -91,8 +95,8 @@ class Scene:
 READY, SUSPECT, STALE = ServerState.READY, ServerState.SUSPECT, ServerState.STALE
 
 
-async def scene(*answers, **more):
-    return Scene(await pool_of(["url-0", "url-1"]), answers, **more)
+async def scene(*answers, version=0, **more):
+    return Scene(await pool_of(["url-0", "url-1"], version=version), answers, **more)
 
 
 async def test_what_is_missing_is_asked_of_the_same_server_where_it_brought_some_and_else_of_another():
@@ -111,16 +115,20 @@ async def test_what_is_missing_is_asked_of_the_same_server_where_it_brought_some
     ]
     assert [one.completion.token_ids for one in batch.rollouts] == [(7,), (6, 6, 8)]
     assert (batch.retried, batch.generated_tokens, batch.kept_tokens) == (3, 4, 3)
-    assert (batch.hedged, batch.hedges_lost) == (8, 4)
     assert now.states() == [READY, READY]
 
 
-async def test_a_server_that_leaves_costs_no_attempt():
+async def test_a_move_costs_no_attempt_and_each_silence_is_counted():
     config = dataclasses.replace(QUICK, request_retries=0)
-    now = await scene((0, failed(MIGRATED, completions=[0])), (1, failed(MIGRATED)), (1, whole(8)), config=config)
+    now = await scene((0, SILENCE), (0, SILENCE), (0, whole(7, 8)), config=config)
     batch = await now.batch()
-    assert [asked[2:] for asked in now.asked] == [("", 2), ("", 1), ("", 1)]
-    assert (batch.retried, batch.failed, batch.hedged) == (0, 0, 6)
+    assert (batch.retried, batch.failed, batch.hedged) == (0, 0, 2)
+
+
+async def test_silences_before_a_failure_are_counted_too():
+    now = await scene((0, SILENCE), (0, failed("http_4xx", retryable=False)), (0, whole(7, 8)))
+    batch = await now.batch()
+    assert (batch.failed, batch.hedged) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +168,7 @@ async def test_one_that_can_not_be_tried_again_fails_the_group_at_once_and_names
 
 
 async def test_ahead_of_the_trainer_the_newest_weights_are_asked_for():
-    now = await scene((0, whole(7, 8)))
+    now = await scene((0, whole(7, 8, version=5)), version=5)
     await now.batch(ahead=1, newest=lambda: 5)
     assert now.asked == [("p000", 5, "", 2)]
 
@@ -177,7 +185,7 @@ async def test_what_a_state_kept_is_scored_and_not_asked_for():
 
 async def test_a_completion_without_an_answer_is_made_anew_and_takes_its_place():
     scores = [[Score(value=0.5), SILENT], [Score(value=0.25, parts={"a": 2.0})]]
-    now = await scene((0, whole(7, 8)), (1, whole(9)), scores=scores)
+    now = await scene((0, whole(7, 8)), (0, whole(9)), scores=scores)
     batch = await now.batch()
     assert now.scored == [(["7", "8"], [(7,), (8,)], []), (["9"], [(9,)], ["7", "9"])]
     assert [(one.completion.token_ids, one.text, one.reward, one.parts) for one in batch.rollouts] == [

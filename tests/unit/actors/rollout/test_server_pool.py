@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.server_pool import RequestMigrated
+from actors.rollout.server_request import RequestMoved
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
 from tests.support.machine import all_turns
-from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server
+from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server, turn
 
 
 async def test_the_least_busy_server_is_leased():
@@ -174,8 +174,8 @@ async def test_a_server_that_leaves_ends_what_it_is_at_and_is_forgotten():
     answered = asyncio.Event()
 
     async def ask():
-        async with servers.acquire(0) as leased_one:
-            return await servers.unless_migrated(leased_one, answered.wait()), leased_one.name
+        async with turn(servers) as leased_one:
+            return await answered.wait(), leased_one.name
 
     asking = asyncio.create_task(ask())
     await asyncio.sleep(0)
@@ -200,13 +200,13 @@ async def test_what_a_leaving_server_does_not_end_in_time_moves():
             cancelled.append(True)
 
     async def ask():
-        async with servers.acquire(0) as leased_one:
-            await servers.unless_migrated(leased_one, never())
+        async with turn(servers):
+            await never()
 
     asking = asyncio.create_task(ask())
     await asyncio.sleep(0)
     moved = await servers.drain("server-0", within_s=0.01)
-    with pytest.raises(RequestMigrated):
+    with pytest.raises(RequestMoved):
         await asking
     await servers.suspect("server-0", "late word of one that left")
     await servers.mark_stale("server-0", "late word of one that left")
@@ -224,8 +224,8 @@ async def test_what_a_process_that_was_ended_breaks_off_by_itself_is_waited_for(
     breaks = asyncio.Event()
 
     async def ask():
-        async with servers.acquire(0) as leased_one:
-            await servers.unless_migrated(leased_one, breaks.wait())
+        async with turn(servers):
+            await breaks.wait()
             return "what has come"
 
     asking = asyncio.create_task(ask())

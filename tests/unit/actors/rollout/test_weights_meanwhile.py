@@ -49,7 +49,7 @@ async def batches(url, root, *, finish_s):
         )
         first = await stream.next_batch(WANT, version=0)
         queue.commit(first.prompt_ids)
-        while not any(request.heard.is_set() for request in engine._requests._live):
+        while not any(live.first_s is not None for live in engine._loop._live.values()):
             await asyncio.sleep(0.01)
         await publisher.publish(1)
         assert pool.servers()[0].weight_version == 1

@@ -94,7 +94,7 @@ def test_one_that_is_no_completion_costs_itself_alone(second, kind, retryable, s
 BEGUN = event(answer(0, finish=None)) + event(answer(1, finish=None, tokens=(6,)))
 
 
-@pytest.mark.parametrize("kind", ["reset", "truncated", "timeout", "aborted", "migrated"])
+@pytest.mark.parametrize("kind", ["reset", "truncated", "timeout", "aborted", "moved"])
 def test_what_was_begun_when_the_server_was_gone_is_there_for_another_to_continue(kind):
     stream = CompletionStream(3, server=SERVER)
     stream.feed(BEGUN + event(answer(0, finish=None, tokens=(8, 9), so_far=4)) + event(answer(2)))

@@ -83,7 +83,6 @@ HANG = [
     {"event": "health.dead", "subject": "server-0", "monotonic": 2.0},
     {"event": "hedge.began", "subject": "server-0", "monotonic": 10.6},
     {"event": "hedge.began", "subject": "server-1", "monotonic": 10.7},
-    {"event": "hedge.ended", "subject": "server-0", "monotonic": 11.1},
     {"event": "health.dead", "subject": "server-0", "monotonic": 11.5},
     {"event": "server.ready", "subject": "server-0", "monotonic": 30.0},
 ]
@@ -91,11 +90,11 @@ HANG = [
 
 def test_what_followed_a_stop_is_of_that_server_and_after_it():
     made = after_stop(HANG, "server-0", AT, is_short=False)
-    assert made == pytest.approx({"silent_s": 0.6, "moved_s": 1.1, "condemned_s": 1.5, "serves_s": 20.0})
-    assert "moved_s" not in after_stop(HANG, "server-1", AT, is_short=False)
+    assert made == pytest.approx({"silent_s": 0.6, "condemned_s": 1.5, "serves_s": 20.0})
+    assert "condemned_s" not in after_stop(HANG, "server-1", AT, is_short=False)
 
 
 def test_each_verdict_on_a_short_stop_is_an_alarm():
     suspect = {"event": "health.suspect", "subject": "server-1", "monotonic": 12.0}
     assert after_stop([*HANG, suspect], "server-0", AT, is_short=True) == {"alarms": 2.0}
-    assert after_stop(HANG[:6], "server-0", AT, is_short=True) == {"alarms": 0.0}, "one from before it is none"
+    assert after_stop(HANG[:5], "server-0", AT, is_short=True) == {"alarms": 0.0}, "one from before it is none"
