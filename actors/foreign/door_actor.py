@@ -143,7 +143,7 @@ class DoorActor:
         )
 
     async def set_servers(self, servers: Sequence[ServerInfo]) -> None:
-        await (await self._begun()).servers.pool.update(servers)
+        await (await self._begun()).servers.set_servers(servers)
 
     async def limit_rollouts(self, max_concurrent: int) -> None:
         """Requests of one sample each, here."""

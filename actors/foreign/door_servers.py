@@ -9,13 +9,15 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.rollout.server_pool import ServerPool
-from actors.serving.sglang_client import RequestFailed, SGLangClient
-from actors.weights.weight_consistency_check import GREEDY, ONE_TOKEN, golden_limit
+from actors.serving.sglang_client import SGLangClient
+from actors.weights.server_admission import ServerAdmission, token_probe
+from actors.weights.weight_consistency_check import GREEDY, GoldenComparison
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
@@ -26,7 +28,6 @@ from launcher.run_files.run_keys import ServerKeys
 PROMPT = tuple(range(1, 17))
 """The first tokens of any vocabulary: what they mean does not matter to a comparison."""
 GOLDEN = dataclasses.replace(GREEDY, seed=0)
-GOLDEN_TRIES = 5
 AGAIN_S = 2.0
 
 
@@ -37,7 +38,7 @@ class DoorServers:
         self._config = config
         self._kept = kept
         self.client = SGLangClient(keys)
-        self.pool = ServerPool(self._weight_version_at)
+        self.pool = ServerPool(token_probe(self.client, PROMPT, within_s=config.health.silence_max_s))
         if kept.state.paused:
             self.pool.pause()
         self.publisher = WeightPublisher(
@@ -52,6 +53,17 @@ class DoorServers:
         self.is_publishing = False
         self.waits_for = ""
         self._updating = asyncio.Lock()
+        loop = asyncio.get_running_loop()
+        self._admission = ServerAdmission(
+            self.client,
+            self.pool,
+            config,
+            call=lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(),
+            prompt=PROMPT,
+            sampling=GOLDEN,
+            compare=self._compare,
+            settled=self._settled,
+        )
 
     @property
     def version(self) -> int:
@@ -111,71 +123,31 @@ class DoorServers:
         await self.publisher.send_to(server, send, version)
         return version
 
+    async def set_servers(self, servers: Sequence[ServerInfo]) -> None:
+        await self.pool.update(dataclasses.replace(server, lineage=LINEAGE) for server in servers)
+
     async def admit(self, server: ServerInfo) -> float | None:
-        """Give a server traffic. Its log-probs are compared with those of another that holds the same
-        version; returns their distance in nats, None where there is no other. Raises WeightsRefused, RequestFailed,
-        ServerError where it has ended."""
-        if not self.pool.is_living(server):  # whoever orders this has seen it alive
-            await self.pool.update([dataclasses.replace(server, state=ServerState.STALE)])
-        other = next(
-            (
-                one
-                for one in self.pool.servers()
-                if one.name != server.name and one.state is ServerState.READY and one.weight_version == self.version
-            ),
-            None,
-        )
-        distance = None
-        try:
-            answer = await self._golden(server)
-            if answer.weight_version != self.version:
-                raise WeightsRefused(f"{server.name} answers with version {answer.weight_version}, not {self.version}")
-            if other is not None and (same := await self._same_of(other)) is not None:
-                distance = distance_of(answer, same)
-                if not distance <= golden_limit(self._config):
-                    far = f"its log-probs are {distance:.2g} from those of {other.name}"
-                    raise WeightsRefused(f"{server.name} says weight version {answer.weight_version}, but {far}")
-        except ServerError as error:
-            doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)
-            with contextlib.suppress(ServerError):  # one that has ended stays what it is
-                await self.pool.update_if_alive(doubted)
-            raise
-        if answer.weight_version != self.version:
-            raise WeightsRefused(f"{server.name}: newer weights came meanwhile")
-        held = dataclasses.replace(server, weight_version=self.version, lineage=LINEAGE)
-        await self.pool.update_if_alive(dataclasses.replace(held, state=ServerState.READY, reason=""))
+        """As of ServerAdmission."""
+        distance = await asyncio.to_thread(self._admission.admit, dataclasses.replace(server, lineage=LINEAGE))
         self.serves()
         return distance
 
-    async def _golden(self, server: ServerInfo) -> Completion:
-        """Asked again where it was aborted: the trainer's pause and new weights do that, and it tells nothing."""
-        tries_left = GOLDEN_TRIES
-        while True:
-            tries_left -= 1
-            asked = self.client.generate(
-                server.url, token_ids=PROMPT, sampling=GOLDEN, timeout_s=self._config.rollout.request_timeout
-            )
-            try:
-                return await self.pool.unless_ended(server, asked)
-            except RequestFailed as failure:
-                if failure.kind != "aborted" or not tries_left:
-                    raise
+    def _settled(self, name: str) -> int | None:
+        """The newest version; None while it is on its way to this server."""
+        return None if self.is_publishing or name in self.publisher.loading() else self.version
 
-    async def _same_of(self, other: ServerInfo) -> Completion | None:
-        """None where it can't be asked now: that says nothing about the one that is to be admitted."""
-        try:
-            answer = await self._golden(other)
-        except ServerError:
-            return None
-        return answer if answer.weight_version == self.version else None
-
-    async def _weight_version_at(self, url: str) -> int | None:
-        within_s = self._config.health.silence_max_s
-        try:
-            answer = await self.client.generate(url, token_ids=PROMPT, sampling=ONE_TOKEN, timeout_s=within_s)
-        except RequestFailed:
-            return None
-        return answer.weight_version
+    def _compare(self, server: ServerInfo, answer: Completion) -> GoldenComparison:
+        """With another server that holds the newest weights, where one can be asked now."""
+        version = self.version
+        for other in self.pool.servers():
+            is_other = other.name != server.name and other.state is ServerState.READY
+            if not is_other or (other.weight_version, answer.weight_version) != (version, version):
+                continue
+            with contextlib.suppress(ServerError):  # which says nothing about the one that is to be admitted
+                same = self._admission.answer(other)
+                if same.weight_version == version:
+                    return GoldenComparison(version=version, distance=distance_of(answer, same), whom=other.name)
+        return GoldenComparison(version=version, distance=None)
 
     async def close(self) -> None:
         await self.publisher.close()

@@ -334,6 +334,8 @@ class ActionExecutor:
         facts: dict[str, object] = {"pid": info.pid, "url": info.url, "generation": info.generation}
         if (seconds := slot.recovered_after_s()) is not None:
             facts["recovered_after_s"] = seconds
+        if distance is None:
+            facts["reason"] = "its log-probs were compared with nobody's: no other server could be asked at its weights"
         return {**facts, "weight_version": info.weight_version, "distance": distance}
 
     # ── the end ──

@@ -217,7 +217,7 @@ class Trainer:
         return self._begun().servers.send_weights(server, lineage)
 
     @ray.method(concurrency_group="mend")
-    def admit(self, server: ServerInfo) -> float:
+    def admit(self, server: ServerInfo) -> float | None:
         return self._begun().servers.admit(server)
 
     @ray.method(concurrency_group="mend")

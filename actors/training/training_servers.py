@@ -5,8 +5,6 @@ Everything runs on an asyncio loop on a separate thread; the methods may be call
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import threading
 from collections.abc import Sequence
 
@@ -21,20 +19,17 @@ from actors.rollout.live_rollouts import LiveRollouts
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.group_address import group_address
-from actors.serving.sglang_client import RequestFailed, SGLangClient
+from actors.serving.sglang_client import SGLangClient
 from actors.weights.group_sender import GroupSender
-from actors.weights.weight_consistency_check import (
-    GREEDY,
-    ONE_TOKEN,
-    golden_distance,
-    golden_limit,
-)
+from actors.weights.server_admission import ServerAdmission, token_probe
+from actors.weights.weight_consistency_check import GREEDY, GoldenComparison, logprob_distance
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.disk_faults import Refusal, fault_of
 from launcher.base.durable import refusal_of
-from launcher.base.errors import ServerError, WeightsRefused
-from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.errors import WeightsRefused
+from launcher.base.messages import ServerInfo
+from launcher.base.rollouts import Completion
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.checkpoints.model_files import vocabulary_of
 from launcher.config.schema import RunConfig
@@ -77,7 +72,19 @@ class TrainingServers:
         config, tokenizer = self._config, self._model.tokenizer
         self._client = SGLangClient(self._keys)
         self._client.vocabulary = vocabulary_of(self._model.folder)
-        self.pool = ServerPool(self._weight_version_at)
+        prompt = self._data.golden_prompt
+        self.pool = ServerPool(token_probe(self._client, prompt, within_s=config.health.silence_max_s))
+        self.admission = ServerAdmission(
+            self._client,
+            self.pool,
+            config,
+            call=self._thread.call,
+            prompt=prompt,
+            sampling=GREEDY,
+            compare=self._compare,
+            settled=self._settled,
+            unchanged=self._weights_lock,
+        )
         self._episodes = None if config.rollout.episode is None else await self._begin_episodes()
         engine = RolloutEngine(
             client=self._client,
@@ -210,57 +217,15 @@ class TrainingServers:
                 raise
         return self._thread.call(self.publisher.send_to(server, send, version))
 
-    def admit(self, server: ServerInfo) -> float:
-        """Give a server traffic if it holds the trainer's weights; returns the distance of its log-probs in nats.
+    def admit(self, server: ServerInfo) -> float | None:
+        """As of ServerAdmission."""
+        return self.admission.admit(server)
 
-        Raises WeightsRefused and RequestFailed (it stays STALE, without a version), ServerError where it has ended.
-        """
-        prompt = self._data.golden_prompt
-        timeout_s = self._config.rollout.request_timeout
-        if not self.pool.is_living(server):  # whoever orders this has seen it alive
-            self.set_servers([dataclasses.replace(server, state=ServerState.STALE)])
-        try:
-            distance = golden_distance(
-                lambda: self._thread.call(
-                    self.pool.unless_ended(
-                        server,
-                        self._client.generate(server.url, token_ids=prompt, sampling=GREEDY, timeout_s=timeout_s),
-                    )
-                ),
-                lambda tokens: self._own_logprobs(prompt, tokens),
-                limit=golden_limit(self._config),
-                name=server.name,
-                settled=lambda: self._settled(server.name),
-                within_s=timeout_s,
-            )
-        except ServerError as error:
-            doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)
-            with contextlib.suppress(ServerError):  # one that has ended stays what it is
-                self._thread.call(self.pool.update_if_alive(doubted))
-            raise
-        with self._weights_lock:  # no step may be published between this look and the admission
-            known = dataclasses.replace(self._known(server), state=ServerState.READY, reason="")
-            self._thread.call(self.pool.update_if_alive(known))
-        return distance
-
-    def _known(self, server: ServerInfo) -> ServerInfo:
-        """As the pool knows this incarnation."""
-        lives = {(known.name, known.generation): known for known in self.pool.servers()}
-        return lives.get((server.name, server.generation), server)
-
-    def _own_logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:
+    def _compare(self, _: ServerInfo, answer: Completion) -> GoldenComparison:
         with self._weights_lock:
-            return self._model.policy_version, self._model.logprobs(prompt, tokens)
-
-    async def _weight_version_at(self, url: str) -> int | None:
-        try:
-            within_s = self._config.health.silence_max_s
-            prompt = self._data.golden_prompt
-            return (
-                await self._client.generate(url, token_ids=prompt, sampling=ONE_TOKEN, timeout_s=within_s)
-            ).weight_version
-        except RequestFailed:
-            return None
+            version = self._model.policy_version
+            own = self._model.logprobs(self._data.golden_prompt, answer.token_ids)
+        return GoldenComparison(version=version, distance=logprob_distance(answer.logprobs, own))
 
     def close(self) -> None:
         """Ends the thread too."""

@@ -1,4 +1,5 @@
-"""Checks that a server holds the trainer's weights: one greedy completion, its log-probs against the trainer's own.
+"""Checks that a server holds the trainer's weights: one greedy completion, its log-probs against others of the same
+weights: the trainer's own, or those of another server.
 
 A version label can be wrong; log-probs can't. With weights that are one version old or damaged in one tensor they
 differ, in float32, by orders of magnitude more than with the same weights (thresholds: `gate.*`).
@@ -10,6 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from actors.serving.sglang_client import RequestFailed, Sampling
@@ -22,11 +24,19 @@ GOLDEN_TOKENS = 16
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=0)
 ONE_TOKEN = dataclasses.replace(GREEDY, max_new_tokens=1)
 SOON_S = 0.02
-TRIES = 3
-"""Answers of a version that is not the trainer's, or aborted, while no new weights were on their way to the server."""
+TRIES = 5
+"""Answers of a version that is not the trainer's, or aborted, while no new weights were on their way to the server. So
+many, since another project's trainer ends all requests whenever it pauses."""
 
-Own = Callable[[Sequence[int]], tuple[int, list[float]]]
-"""The trainer's policy version and its log-probs of a completion."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenComparison:
+    """The trainer's policy version, and how far a completion's log-probs are from those of `whom`, in nats. `distance`
+    None: nobody could be compared with."""
+
+    version: int
+    distance: float | None
+    whom: str = "the trainer"
 
 
 def golden_limit(config: RunConfig) -> float:
@@ -37,14 +47,14 @@ def golden_limit(config: RunConfig) -> float:
 
 def golden_distance(
     generate: Callable[[], Completion],
-    own: Own,
+    compare: Callable[[Completion], GoldenComparison],
     *,
     limit: float,
     name: str,
     settled: Callable[[], int | None],
     within_s: float,
-) -> float:
-    """Mean |server's - trainer's log-prob| in nats, where it is within `limit`.
+) -> float | None:
+    """How far the server's log-probs are, where that is within `limit`; None where nobody could be compared with.
 
     `settled`: the trainer's version, None while new weights are on their way to the server. While other servers serve,
     the trainer keeps stepping: what is asked across a publish says nothing, and is asked again.
@@ -60,12 +70,12 @@ def golden_distance(
         error: WeightsRefused | RequestFailed
         try:
             answer = generate()
-            version, logprobs = own(answer.token_ids)
+            compared = compare(answer)
+            version = compared.version
             if answer.weight_version == version and before in (None, version):
-                return _judge(answer, logprobs, limit, name)
-            error = WeightsRefused(
-                f"{name} answers with weight version {answer.weight_version}, not {before or version}"
-            )
+                return _judge(compared, limit, name)
+            expected = version if before is None else before
+            error = WeightsRefused(f"{name} answers with weight version {answer.weight_version}, not {expected}")
         except RequestFailed as failure:
             if failure.kind != "aborted":
                 raise
@@ -80,11 +90,11 @@ def logprob_distance(theirs: Sequence[float], ours: Sequence[float]) -> float:
     return fmean(abs(one - other) for one, other in zip(theirs, ours, strict=True))
 
 
-def _judge(answer: Completion, logprobs: Sequence[float], limit: float, name: str) -> float:
-    distance = logprob_distance(answer.logprobs, logprobs)
-    if math.isfinite(distance) and distance <= limit:
+def _judge(compared: GoldenComparison, limit: float, name: str) -> float | None:
+    distance = compared.distance
+    if distance is None or (math.isfinite(distance) and distance <= limit):
         return distance
     raise WeightsRefused(
-        f"{name} says weight version {answer.weight_version}, but its log-probs are {distance:.2g} from the trainer's, "
-        f"more than {limit:.2g}"
+        f"{name} says weight version {compared.version}, but its log-probs are {distance:.2g} from those of "
+        f"{compared.whom}, more than {limit:.2g}"
     )

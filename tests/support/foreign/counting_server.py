@@ -27,6 +27,7 @@ class CountingServer:
         self.name, self.generation, self.version, self.token_s = name, generation, version, token_s
         self.asked, self.bodies, self.loaded, self.authorizations = [], [], [], {}
         self.load_s = 0.0
+        self.shift = 0.0  # of its log-probs
         self.generated = 0
         self.aborts = asyncio.Event()
         self.in_flight = 0
@@ -113,7 +114,7 @@ class CountingServer:
             "weight_version": str(self.version),
             "completion_tokens": total,
             "cached_tokens": 0,
-            "output_token_logprobs": [[-token / 1000, token, None] for token in tokens],
+            "output_token_logprobs": [[-token / 1000 - self.shift, token, None] for token in tokens],
             "output_token_logprobs_length": total,
         }
         return {"text": "".join(f"<{token}>" for token in tokens), "output_ids": list(tokens), "meta_info": meta}

@@ -287,7 +287,7 @@ async def test_a_late_server_gets_the_newest_from_what_was_kept_and_a_wrong_one_
         assert (await door.post("/update_weights_from_disk", {"model_path": str(source)}))[0] == 200
         remove(source)
         await door.serve(late, state=ServerState.STALE)
-        with pytest.raises(WeightsRefused, match="answers with version 0, not 1"):
+        with pytest.raises(WeightsRefused, match="answers with weight version 0, not 1"):
             await door.servers.admit(late.info())
         assert await door.servers.send_weights(late.info()) == 1
         assert await door.servers.admit(late.info()) == 0.0, "as those of the first"
@@ -295,6 +295,23 @@ async def test_a_late_server_gets_the_newest_from_what_was_kept_and_a_wrong_one_
             "server-0",
             "server-1",
         }
+
+
+async def test_one_whose_log_probs_are_far_from_another_s_gets_no_traffic_and_keeps_no_version(tmp_path):
+    async with Door(tmp_path) as door, CountingServer() as first, CountingServer("server-1") as wrong:
+        wrong.shift = 0.5
+        await door.serve(first)
+        with pytest.raises(WeightsRefused, match=r"server-1 says .* 0\.5 from those of server-0"):
+            await door.servers.admit(wrong.info(ServerState.STALE))
+        states = {one.name: (one.state, one.weight_version) for one in door.servers.pool.servers()}
+        assert states == {"server-0": (ServerState.READY, 0), "server-1": (ServerState.STALE, None)}
+
+
+async def test_one_that_can_not_be_asked_now_says_nothing_about_another(tmp_path):
+    async with Door(tmp_path) as door, CountingServer() as lost, CountingServer("server-1") as server:
+        await door.serve(lost)
+        await lost.kill()
+        assert await door.servers.admit(server.info(ServerState.STALE)) is None
 
 
 async def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tmp_path):

@@ -27,7 +27,7 @@ from launcher.base.messages import (
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.restore_request import ask_restore, read_request, withdraw_restore
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Halt, RestoreTrainer
+from launcher.policy.actions import AdmitServer, Halt, RestoreTrainer
 from launcher.policy.incident_policy import Trouble
 from launcher.policy.observed import TrainerFacts
 from launcher.run_files.journal import read_lines
@@ -143,6 +143,21 @@ async def test_an_order_to_condemn_that_is_given_up_condemns_nothing_later(tmp_p
     goes_on.set()
     await asyncio.get_running_loop().shutdown_default_executor()
     assert asked == [True]
+
+
+@pytest.mark.parametrize("distance", [None, 0.0])
+async def test_a_server_whose_log_probs_were_compared_with_nobody_s_is_admitted_with_these_words(tmp_path, distance):
+    """Alone behind the door it was READY as one that was compared is."""
+    trial, info = Trial(tmp_path), dataclasses.replace(IDLE, state=ServerState.READY, generation=0)
+
+    async def call(*_, **__):
+        return distance
+
+    trial.eyes.trainer.call = call
+    trial.hands._living = lambda name: info
+    facts = await trial.hands._do(AdmitServer(name="server-0"))
+    assert facts["distance"] == distance
+    assert ("compared with nobody's" in str(facts.get("reason"))) is (distance is None)
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)

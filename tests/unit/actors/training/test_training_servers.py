@@ -13,6 +13,8 @@ import pytest
 from actors.processes.loop_thread import LoopThread
 from actors.rollout.server_pool import ServerPool
 from actors.training.training_servers import TrainingServers
+from actors.weights.server_admission import ServerAdmission
+from actors.weights.weight_consistency_check import GREEDY, GoldenComparison
 from actors.weights.weight_folders import WeightFolders
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
@@ -44,20 +46,25 @@ class Trial:
         self._data = SimpleNamespace(golden_prompt=(1,))
         self._config = RunConfig(experiment_name="admit")
         self._thread, self._client = self.thread, SimpleNamespace(generate=generate)
-        self._own_logprobs = lambda prompt, tokens: (7, [own])
         self._is_publishing, self.publisher = False, SimpleNamespace(loading=tuple)
+        self.compare = lambda server, answer: GoldenComparison(version=7, distance=abs(own + 0.5))
+        self.admission = ServerAdmission(
+            self._client,
+            self.pool,
+            self._config,
+            call=self.thread.call,
+            prompt=(1,),
+            sampling=GREEDY,
+            compare=lambda server, answer: self.compare(server, answer),
+            settled=self._settled,
+            unchanged=self._weights_lock,
+        )
 
     def _settled(self, name):
         return TrainingServers._settled(self, name)
 
     def admit(self):
-        return TrainingServers.admit(self, STALE)
-
-    def _known(self, server):
-        return TrainingServers._known(self, server)
-
-    def set_servers(self, servers):
-        self.thread.call(self.pool.update(servers))
+        return self.admission.admit(STALE)
 
     def tell(self, server):
         self.thread.call(self.pool.update([server]))
@@ -141,11 +148,11 @@ def test_one_whose_machine_is_gone_is_not_waited_for(trials):
 def test_one_that_died_after_its_answer_is_not_brought_back(trials):
     trial = trials(right)
 
-    def then_it_dies(prompt, tokens):
+    def then_it_dies(server, answer):
         trial.tell(DEAD)
-        return 7, [-0.5]
+        return GoldenComparison(version=7, distance=0.0)
 
-    trial._own_logprobs = then_it_dies
+    trial.compare = then_it_dies
     with pytest.raises(ServerError, match="ended meanwhile"):
         trial.admit()
     assert trial.pool.servers() == (DEAD,)

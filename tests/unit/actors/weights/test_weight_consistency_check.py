@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.weights.weight_consistency_check import GREEDY, golden_distance
+from actors.weights.weight_consistency_check import GREEDY, TRIES, GoldenComparison, golden_distance, logprob_distance
 from launcher.base.errors import RequestFailed, WeightsRefused
 from launcher.base.rollouts import Completion
 
@@ -12,7 +12,11 @@ def answer(*logprobs, version=3):
 
 
 def asked(generate, own, *, limit=1e-5, settled=lambda: 3, within_s=60.0):
-    return golden_distance(generate, own, limit=limit, name="server-1", settled=settled, within_s=within_s)
+    def compare(answer):
+        version, logprobs = own(answer.token_ids)
+        return GoldenComparison(version=version, distance=logprob_distance(answer.logprobs, logprobs))
+
+    return golden_distance(generate, compare, limit=limit, name="server-1", settled=settled, within_s=within_s)
 
 
 def probe(answers, own, limit=1e-5):
@@ -35,12 +39,28 @@ def test_an_answer_from_the_version_before_is_asked_for_again():
     assert probe(answers, lambda ids: (3, [-1.0])) == 0.0
 
 
+def test_where_nobody_can_be_compared_with_its_label_alone_counts():
+    nobody = GoldenComparison(version=3, distance=None)
+    found = [
+        golden_distance(lambda: answer(-1.0), lambda _: nobody, limit=1e-5, name="", settled=lambda: 3, within_s=60.0),
+    ]
+    assert found == [None]
+
+
+def test_a_refusal_names_whose_log_probs_were_compared():
+    far = GoldenComparison(version=0, distance=0.5, whom="server-2")
+    with pytest.raises(WeightsRefused, match=r"its log-probs are 0\.5 from those of server-2, more than 1e-05"):
+        golden_distance(
+            lambda: answer(-1.0, version=0), lambda _: far, limit=1e-5, name="", settled=lambda: 0, within_s=60.0
+        )
+
+
 def test_a_label_that_never_is_ours_is_refused():
     with pytest.raises(WeightsRefused, match="version 2, not 3"):
-        probe([answer(-1.0, version=2)] * 3, lambda ids: (3, [-1.0]))
+        probe([answer(-1.0, version=2)] * TRIES, lambda ids: (3, [-1.0]))
 
 
-@pytest.mark.parametrize(("aborted", "passes"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("aborted", "passes"), [(TRIES - 1, True), (TRIES, False)])
 def test_an_answer_that_new_weights_aborted_is_asked_for_again_and_not_for_ever(aborted, passes):
     left = [RequestFailed("aborted after 3 tokens", kind="aborted")] * aborted
 

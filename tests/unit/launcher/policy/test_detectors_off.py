@@ -10,7 +10,7 @@ import pytest
 
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.server_handle import ServerHandle
-from actors.weights.weight_consistency_check import golden_distance
+from actors.weights.weight_consistency_check import GoldenComparison, golden_distance
 from launcher.base.errors import TrainerError, WeightsRefused
 from launcher.base.messages import Cause, Health, ServerState
 from launcher.base.rollouts import Completion
@@ -142,7 +142,7 @@ def test_without_a_limit_other_weights_would_get_traffic():
 
     def probe(limit):
         how = {"limit": limit, "name": "server-0", "settled": lambda: 3, "within_s": 60.0}
-        return golden_distance(lambda: answer, lambda tokens: (3, [-1.5, -2.5]), **how)
+        return golden_distance(lambda: answer, lambda _: GoldenComparison(version=3, distance=0.5), **how)
 
     with pytest.raises(WeightsRefused):
         probe(1e-5)
