@@ -1,11 +1,9 @@
-"""Decides when to save a checkpoint, and saves and loads it: model, optimizer, data position, counters.
+"""Keeps the state after each step, in two places, and goes back to it: in memory after each step, on the disk when due.
 
-A step waits for neither the state in memory nor a checkpoint: threads of their own write them while the next rollouts
-are collected.
+A step waits for neither: threads of their own write the state while the next rollouts are collected.
 
-    step N ─► collect the state ─► rollouts and gradients of N + 1 ─► wait_to_step ─► step N + 1
-                   ├─ written to memory, renamed; then the step's lines ──┤
-                   └─ copied ─────────────────────────────────────────────┴─ written, hashed, renamed; old ones pruned
+    step N ─► collect its state ─► rollouts and gradients of N + 1 ─► wait_to_step ─► step N + 1
+                   └─ to memory, renamed; then its lines; if due: copied ┴─ written, hashed, renamed; old ones pruned
 
 Weights and moments stay as they are until the next step, so until then they are read where they are. A checkpoint
 outlasts that: it is written from a copy in the host's memory; where there is no room for one, from the model, and the
@@ -14,38 +12,48 @@ next step waits for that. Of several ranks the state is gathered first, which is
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.training_state import TrainingState
-from actors.training.checkpoint_writer import CheckpointWriter, Save
+from actors.training.checkpoint_writer import CheckpointWriter
 from actors.training.run_position import RunPosition
-from actors.training.step_memory import Restored, StepMemory
+from actors.training.step_memory import StepMemory
+from actors.training.step_state import Restored, StepState, go_back_to
 from launcher.base.disk_faults import DiskFault, Refusal, fault_of
 from launcher.base.durable import refusal_of
 from launcher.base.errors import CheckpointError, DiskError
 from launcher.base.messages import StepReport
 from launcher.checkpoints.checkpoint_folder import refuse_unread
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
-from launcher.checkpoints.manifest import POSITION_FILE
+from launcher.checkpoints.in_memory_checkpoints import LEFT_FREE
 from launcher.checkpoints.uploads import Uploader, remote_of
 from launcher.checkpoints.verification import verify
 from launcher.config.schedule import Schedule
 from launcher.config.schema import RunConfig
+from launcher.resources.hardware import find_hardware
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 STATE_S, CHECKPOINT_S = "timeperf/state_s", "timeperf/checkpoint_s"
 """How long steps have waited for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """A checkpoint under way. `reading`: done when the model may step. `keep`: for good."""
+
+    step: int
+    keep: bool
+    reading: Future[StepState | None]
+    writing: Future[None]
 
 
 class Checkpointer:
@@ -59,23 +67,35 @@ class Checkpointer:
         self._recover = Schedule(config.recover, now=now, first_steps=config.recover.first_steps)
         self._evaluator = Schedule(config.evaluator, now=now)
         self._memory = StepMemory(config, paths, journal)
-        self._keep_next = False
-        self._beside = ThreadPoolExecutor(2, thread_name_prefix="beside")  # the state in memory, and a checkpoint
+        # One thread: a checkpoint is begun when its step's state is in memory and its lines are written.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="state")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._keeping: Future[None] | None = None
-        self._saving: tuple[Save, Future[bool]] | None = None
-        self._is_read = threading.Event()
+        self._saving: Save | None = None
         self._collected: TrainingState | None = None
-        self.is_owed = False
+        self._last: StepReport | None = None
+        self._keep_next = False
+        self._was_refused = False
+        self.is_due = False
+        self.evaluation_is_due = False
         self._stalls = {STATE_S: 0.0, CHECKPOINT_S: 0.0}
         remote = remote_of(config)
         self._uploads = (
             None if remote is None else Uploader(remote, self._store, journal, keep_last=config.recover.keep_last)
         )
-        self._writer = CheckpointWriter(config, paths, journal, self._store, self._uploads)
+        self._disk = CheckpointWriter(config, paths, journal, self._store, self._uploads)
+
+    def step_done(self, *, ended_epoch: bool) -> None:
+        """A step was committed: what is due after it? A checkpoint stays due until one is begun, and where a disk
+        refuses that one."""
+        now = time.monotonic()
+        self._keep_next |= self._saver.step_done(ended_epoch=ended_epoch, now=now)
+        self.is_due |= self._recover.step_done(ended_epoch=ended_epoch, now=now) or self._keep_next
+        self.evaluation_is_due |= self._evaluator.step_done(ended_epoch=ended_epoch, now=now)
 
     # ── beside the steps ──
 
-    def remember(
+    def keep(
         self,
         model: PolicyModel,
         queue: PromptQueue,
@@ -85,33 +105,75 @@ class Checkpointer:
     ) -> None:
         """Keep the state after the step of `report` in memory: from then on no kill loses the step. Then `record` it.
 
-        Returns before both, and `wait_to_step` after both; where the state isn't kept, `record` comes first.
+        Returns before both, and `wait_to_step` after both; where memory doesn't keep it, `record` comes first.
         """
-        if not self._memory.is_due:
+        self._last = report
+        if self._memory.is_due:
+            with self._waiting(STATE_S):
+                state = self._collect(model, queue, position)
+            self._keeping = self._reader.submit(self._keep, model, state, record)
+        else:
             record()
+
+    def _keep(self, model: PolicyModel, state: StepState, record: Callable[[], None]) -> None:
+        with model.beside_the_steps():
+            self._memory.keep(state, self._disk.newest)
+        record()
+
+    def save(self, model: PolicyModel, queue: PromptQueue, position: RunPosition) -> None:
+        """Begin to save the state after the last step; `conclude` comes before another one. Returns when it is written
+        where the disk refused the last one, or where other ranks can't compute meanwhile."""
+        if position.checkpoint_name is None:
             return
-        with self._waiting(STATE_S):
-            state = self._collected = model.training_state()
-            content, base = queue.state_dict(), self._writer.newest
+        with self._waiting(CHECKPOINT_S):
+            state = self._collect(model, queue, position)
+            keep = self._keep_next
+            self._keep_next = False
+            self.is_due = False
+            reading = self._reader.submit(self._read, model, state, keep)
+            writing = self._writer.submit(self._write, model, reading, keep)
+            self._saving = Save(step=state.name.global_step, keep=keep, reading=reading, writing=writing)
+            if self._was_refused or model.saves_alone:
+                wait([writing])
 
-        def work() -> None:
+    def _read(self, model: PolicyModel, state: StepState, keep: bool) -> StepState | None:
+        """What `_write` has to write: a copy, which outlasts the next step. Without room for one it is written here."""
+        with model.beside_the_steps():
+            if self._disk.has(state):
+                return None
+            try:
+                own = model.copy_to_host(state.training, room=(1 - LEFT_FREE) * find_hardware().memory_free)
+            except Exception as error:  # want of memory has several kinds, and costs the run a checkpoint only
+                raise CheckpointError(f"checkpoint {state.name} was not copied: {error!r}") from error
+            if own is None:
+                self._disk.write(model, state, keep=keep)
+                return None
+        return replace(state, training=own)
+
+    def _write(self, model: PolicyModel, reading: Future[StepState | None], keep: bool) -> None:
+        state = reading.result()
+        if state is not None:
             with model.beside_the_steps():
-                self._memory.keep(state, content, position, report, base)
-            record()
+                self._disk.write(model, state, keep=keep)
 
-        self._keeping = self._beside.submit(work)
+    def _collect(self, model: PolicyModel, queue: PromptQueue, position: RunPosition) -> StepState:
+        """Gathered once a step, for both places."""
+        self._collected = self._collected or model.training_state()
+        return StepState(training=self._collected, queue=queue.state_dict(), position=position, report=self._last)
 
     def wait_to_step(self) -> float:
         """Returns, with the seconds that it took, when the weights may change. Raises what `record` raised."""
         began = time.monotonic()
-        if self._saving is not None:
-            with self._waiting(CHECKPOINT_S):
-                self._is_read.wait()
-        kept, self._keeping = self._keeping, None
+        kept = self._keeping
+        self._keeping = None
         if kept is not None:
             with self._waiting(STATE_S):
                 wait([kept])
             self._memory.cost(self._stalls[STATE_S])
+        if self._saving is not None:
+            with self._waiting(CHECKPOINT_S):
+                wait([self._saving.reading])
+        if kept is not None:
             kept.result()
         self._collected = None
         return time.monotonic() - began
@@ -134,16 +196,16 @@ class Checkpointer:
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
         saving = self._saving  # asked from other threads
-        return saving is not None and not saving[1].done()
+        return saving is not None and not saving.writing.done()
 
     def settle(self) -> None:
         """Returns when nothing is being written any more, whatever became of it: the weights may change."""
-        kept, saving = self._keeping, self._saving
-        if kept is not None:
-            wait([kept])
-        if saving is not None:
-            wait([saving[1]])
-        self._keeping = self._collected = None
+        if self._keeping is not None:
+            wait([self._keeping])
+        if self._saving is not None:
+            wait([self._saving.writing])
+        self._keeping = None
+        self._collected = None
 
     def forget(self, position: RunPosition) -> None:
         """The trainer ends: remove from memory what is on disk too."""
@@ -154,63 +216,28 @@ class Checkpointer:
         if name is not None and self._store.find(name.global_step) is not None:
             self._memory.remove()
 
-    def is_due(self, *, ended_epoch: bool) -> bool:
-        """Whether a checkpoint is due; call it once after each committed step."""
-        now = time.monotonic()
-        self._keep_next |= self._saver.step_done(ended_epoch=ended_epoch, now=now)
-        return self._recover.step_done(ended_epoch=ended_epoch, now=now) or self._keep_next
-
-    def evaluation_is_due(self, *, ended_epoch: bool) -> bool:
-        return self._evaluator.step_done(ended_epoch=ended_epoch, now=time.monotonic())
-
-    def save(
-        self, model: PolicyModel, queue: PromptQueue, position: RunPosition, may_commit: Callable[[], bool]
-    ) -> None:
-        """Begin to save the state after the last step, when the lines of the step are written and if it `may_commit`;
-        `conclude` comes before another one."""
-        name = position.checkpoint_name
-        if name is None:
-            return
-        with self._waiting(CHECKPOINT_S):
-            state = self._collected or model.training_state()
-            keep, self._keep_next = self._keep_next, False
-            save = Save(name=name, model=model, state=state, queue=queue.state_dict(), position=position, keep=keep)
-            self._is_read.clear()
-            self._saving = save, self._beside.submit(self._save, save, self._keeping, may_commit)
-            if model.saves_alone:
-                self._is_read.wait()
-
-    def _save(self, save: Save, lines: Future[None] | None, may_commit: Callable[[], bool]) -> bool:
-        def has_lines() -> bool:
-            return (lines is None or lines.exception() is None) and may_commit()
-
-        try:
-            with save.model.beside_the_steps():
-                has_folder = (self._store.root / str(save.name)).is_dir()  # else others need not be readable
-                is_there = has_folder and self._store.find(save.name.global_step) is not None
-                return is_there or self._writer.write(save, has_lines, self._is_read.set)
-        finally:
-            self._is_read.set()
-
     def conclude(self, *, required: bool) -> Refusal | None:
-        """Wait for the save that was begun, if any: what did the disk refuse? The step `is_owed` a checkpoint then.
+        """Wait for the save that was begun, if any: what did the disk refuse? One is due at once then.
 
         Another failure costs the run nothing unless it is `required`: then it raises CheckpointError. The older
         checkpoints are as they were.
         """
-        if self._saving is None:
+        save = self._saving
+        if save is None:
             return None
-        (save, saving), self._saving, is_saved = self._saving, None, False
+        self._saving = None
+        is_saved = False
         try:
             with self._waiting(CHECKPOINT_S):
-                is_saved = saving.result()
-            self.is_owed = not is_saved
+                save.writing.result()
+            is_saved = True
+            self._was_refused = False
         except CheckpointError as error:
-            step = save.name.global_step
-            self._journal.record("checkpoint.failed", subject="trainer", reason=error.message, global_step=step)
+            self._journal.record("checkpoint.failed", subject="trainer", reason=error.message, global_step=save.step)
             fault = fault_of(error)
             if fault is not None:
-                self.is_owed = True
+                self.is_due = True
+                self._was_refused = True
                 return self._refusal(fault)
             if required:
                 raise
@@ -220,26 +247,21 @@ class Checkpointer:
 
     def _refusal(self, fault: DiskFault) -> Refusal:
         """That a save met it. It would have taken about as much as the last one; with nothing to go by, 0."""
-        newest = None if self._writer.newest is None else self._writer.newest.manifest
+        newest = None if self._disk.newest is None else self._disk.newest.manifest
         needed = 0 if newest is None else newest.total_bytes
         return refusal_of(self._store.root, fault, needed=needed)
 
-    def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> RunPosition:
+    # ── going back ──
+
+    def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> Restored:
         """Restore model, optimizer, RNG, data position and counters from `folder`.
 
         Checkpoints of later steps are set aside, as those steps are trained again. Raises CheckpointError.
         """
         self.settle()
-        model.load(folder)
-        path = folder / POSITION_FILE
-        try:
-            state = json.loads(path.read_text())
-            position = RunPosition.from_json(state["position"])
-            queue.load_state_dict(state["queue"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} can't be read: {error!r}", "resume from an older checkpoint") from error
-        self._continue_from(position, folder.name)
-        return position
+        restored = go_back_to(folder, model, queue)
+        self._continue_from(restored, folder.name)
+        return restored
 
     def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Restored:
         """Restore the state after a step, from memory or else from disk, verified before anything changes. Raises
@@ -248,7 +270,9 @@ class Checkpointer:
         state = self._memory.find(global_step, self._store.list())
         if state is not None:
             try:
-                return self._load_state(state, model, queue)
+                restored = self._memory.load(state, model, queue)
+                self._continue_from(restored, str(state))
+                return restored
             except DiskError:
                 raise
             except CheckpointError as error:
@@ -262,23 +286,20 @@ class Checkpointer:
             found = verify(checkpoint.path)  # what the disk did not give a moment ago
         if not found.is_complete:
             raise CheckpointError(f"{checkpoint} can't be gone back to: {found.why_not}", "an older one is used")
-        return Restored(position=self.load(checkpoint.path, model, queue))
+        return self.load(checkpoint.path, model, queue)
 
-    def _load_state(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
-        restored = self._memory.load(state, model, queue)
-        self._continue_from(restored.position, str(state), is_last_step_owed=True)
-        return restored
-
-    def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> RunPosition:
+    def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> Restored:
         """Restore the run's first weights and the data position `first`; all checkpoints are set aside."""
         self.settle()
         model.begin_anew()
         queue.load_state_dict(first)
-        self._continue_from(RunPosition(), "the beginning")
-        return RunPosition()
+        restored = Restored(position=RunPosition())
+        self._continue_from(restored, "the beginning")
+        return restored
 
-    def _continue_from(self, position: RunPosition, what: str, *, is_last_step_owed: bool = False) -> None:
-        """`is_last_step_owed`: what was due after the last step may not have been done, so it counts as due again."""
+    def _continue_from(self, restored: Restored, what: str) -> None:
+        """What was due after the last step of a state in memory may not have been done, so it is due again."""
+        position = restored.position
         done = position.next_step - 1
         reason = f"resumed from {what}"
 
@@ -291,8 +312,14 @@ class Checkpointer:
         self._memory.drop_after(done)
         if self._uploads is not None:
             self._uploads.set_back(done)
-        self._writer.look()
-        steps, epochs = (done, position.last_epoch) if is_last_step_owed else (position.next_step, position.epoch)
+        self._disk.look()
+        self._last = restored.last
+        is_again = restored.is_from_memory
+        steps, epochs = (done, position.last_epoch) if is_again else (position.next_step, position.epoch)
         now = time.monotonic()
         for schedule in (self._saver, self._recover, self._evaluator):
             schedule.restored(now=now, steps_done=steps, epochs_done=epochs)
+        self.is_due = False
+        self.evaluation_is_due = False
+        if is_again:
+            self.step_done(ended_epoch=position.epoch != position.last_epoch)

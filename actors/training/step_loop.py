@@ -1,9 +1,9 @@
-"""The GRPO step loop: collect → admit → learn → publish → keep the state in memory → record → save.
+"""The GRPO step loop: collect → admit → learn → publish → keep the state, in memory and when due on the disk.
 
     take prompts ─► rollouts at version v ─► valid? ─► gradients finite? ─► gate? ─► optimizer step = v + 1
          ▲                                     │ no          │ no             │ no            │
          └────────── prompts requeued ◄────────┴─────────────┴────────────────┘   publish ─► state in memory ─► ledger
-                                                                                  ─► checkpoint when due
+                                                                                  ─► state on the disk when due
 
 What comes after `publish` is written beside the next rollouts (actors/training/checkpointing.py). A step is done when
 its state is in memory (actors/training/step_memory.py): a trainer killed before that has not taken it. The gate (the
@@ -75,8 +75,8 @@ class GrpoLoop:
         self._stopping = False
         self._saves = True
         self._nonfinite_in_a_row = 0
-        self._is_last_step_owed = False
         self._is_half_taken = False
+        self._lineage: int | None = None
         self.refusal: Refusal | None = None
         self.rejections = Rejections(journal)
         self.evals: list[EvalReport] = []
@@ -109,15 +109,13 @@ class GrpoLoop:
         with self.weights_lock, self.view_lock:
             yield
 
-    def restore(self, position: RunPosition, *, is_last_step_owed: bool = False) -> None:
-        """Continue after `position`; the caller has restored the model and the queue.
-
-        `is_last_step_owed`: `run` begins with what was due after the last step, which may not have been done.
-        """
+    def restore(self, position: RunPosition, lineage: int | None = None) -> None:
+        """Continue after `position`; the caller has restored the model and the queue. `lineage`: how many restores the
+        run has behind it."""
         self._position = position
-        self._is_last_step_owed = is_last_step_owed
+        self._lineage = lineage
         self._nonfinite_in_a_row = 0
-        self._is_half_taken = self._checkpointer.is_owed = False
+        self._is_half_taken = False
         self.rejections.restored()
         self.evals = list(position.evals)
 
@@ -148,18 +146,14 @@ class GrpoLoop:
             self._save_what_is_sound()
             raise
         if finished or (self._saves and self.refusal is None):
-            self._save(required=finished)
+            self._save()
         self._conclude(required=finished)
         self.phase.enter("idle")
         return finished and self.refusal is None
 
     def _steps(self) -> bool:
         try:
-            if self._checkpointer.is_owed:
-                self._save(required=False)
-            if self._is_last_step_owed:
-                self._is_last_step_owed = False
-                self._do_what_is_due()
+            self._do_what_is_due()  # what a disk has refused, or a kill came before
             if self.next_step == 0 and not self.evals:
                 self._evaluate()
             while self.next_step < self.total_steps:
@@ -190,22 +184,20 @@ class GrpoLoop:
         if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
             return
         waited = self._wait_to_step()
-        with self.weights_lock:
-            self._is_half_taken = True
+        with self.weights_lock, self._taking_step():
             stats = self._model.step_ahead()
             if not self._is_finite(stats, batch):  # the weights are as they were
-                self._is_half_taken = False
                 return
             with self.changing():  # version and phase together, or a look between them would see a stale server
                 self._model.commit()
                 if not self._model.weights_are_finite():
                     raise nonfinite.error(self.next_step, nonfinite.WEIGHTS)
                 self.phase.enter("publish")
+            self._queue.commit(batch.used_ids)
+            metrics = batch_metrics(batch, stats)
+            taken = self._position
+            self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
         self._nonfinite_in_a_row = 0
-        self._queue.commit(batch.used_ids)
-        metrics = batch_metrics(batch, stats)
-        taken = self._position
-        self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
         publishing = time.monotonic()
         try:
             self._publish(self.policy_version)
@@ -218,8 +210,16 @@ class GrpoLoop:
                 "timeperf/publish_s": now - publishing,
                 "timeperf/step_s": now - started - waited + sum(stalls.values()),
             }
-            self._write_down(taken, batch, metrics | timing | stalls)
+            self._keep(taken, batch, metrics | timing | stalls)
         self._do_what_is_due()
+
+    @contextmanager
+    def _taking_step(self) -> Iterator[None]:
+        """An error inside leaves the step half taken, and its weights in no checkpoint: an optimizer that ran out of
+        memory has changed some and not others."""
+        self._is_half_taken = True
+        yield
+        self._is_half_taken = False
 
     def _passes_check(self, batch: RolloutBatch) -> bool:
         decision = self._gate.check(batch, policy_version=self.policy_version, global_step=self.next_step)
@@ -259,14 +259,15 @@ class GrpoLoop:
         self._gate.rejected()
         self.rejections.add(batch, decision, self.next_step)
 
-    def _write_down(self, taken: RunPosition, batch: RolloutBatch, metrics: dict[str, float]) -> None:
-        """The step at `taken` is committed: first its state, then its lines, which the state holds too."""
+    def _keep(self, taken: RunPosition, batch: RolloutBatch, metrics: dict[str, float]) -> None:
+        """The step at `taken` is committed: its state is kept, which holds its lines, and then these are written."""
         self.rejections.committed(taken.next_step)
         report = StepReport(
             global_step=taken.next_step,
             epoch=taken.epoch,
             epoch_step=taken.epoch_step,
             attempt=self._attempt,
+            lineage=self._lineage,
             policy_version=self.policy_version,
             time=time.time(),
             prompt_ids=batch.prompt_ids,
@@ -279,17 +280,17 @@ class GrpoLoop:
 
         def record() -> None:
             self.refusal = self._record(report, batch) or self.refusal
-            self._is_half_taken = False
 
-        self._checkpointer.remember(self._model, self._queue, self._position, report, record)
+        self._checkpointer.step_done(ended_epoch=self._position.epoch != taken.epoch)
+        self._checkpointer.keep(self._model, self._queue, self._position, report, record)
 
     def _do_what_is_due(self) -> None:
         """After the last step: save and evaluate where it is time to."""
-        ended_epoch = self._position.epoch != self._position.last_epoch
-        if self._checkpointer.is_due(ended_epoch=ended_epoch):
-            self._begin_save()
-        if self._checkpointer.evaluation_is_due(ended_epoch=ended_epoch):
+        if self._checkpointer.is_due:
+            self._save()
+        if self._checkpointer.evaluation_is_due:
             self._evaluate()
+            self._checkpointer.evaluation_is_due = False
 
     def _evaluate(self) -> None:
         self.phase.enter("evaluate")
@@ -314,36 +315,28 @@ class GrpoLoop:
             raise Stopped
         return waited
 
-    def _save(self, *, required: bool) -> None:
-        """Have a checkpoint of the last step; one that fails costs the run nothing unless it is `required`."""
-        self._begin_save()
-        self._conclude(required=required)
-
-    def _begin_save(self) -> None:
-        """Owed where the disk refused the step's lines: a kill after it would leave the step out of the ledger."""
+    def _save(self) -> None:
+        """Begin to save the last step, when the save before it has ended: one at a time. `_conclude` says what became
+        of it. While the disk refuses something, it stays due."""
         self.phase.enter("checkpoint")
         self._conclude(required=False)
-        self._checkpointer.is_owed = self.refusal is not None
         if self.refusal is None:
-            self._checkpointer.save(self._model, self._queue, self._position, lambda: self.refusal is None)
+            self._checkpointer.save(self._model, self._queue, self._position)
 
     def _conclude(self, *, required: bool) -> None:
         """Where the disk refused a checkpoint the loop stops, and saves first when it is allowed to step again."""
         self.refusal = self._checkpointer.conclude(required=required) or self.refusal
 
     def _save_what_is_sound(self) -> None:
-        """Save before the loop ends with an error, which nothing here may hide.
-
-        Not within a step: an optimizer that ran out of memory has changed some weights and not others, and a
-        checkpoint of a step without a line in the ledger would lose that step.
-        """
+        """Save before the loop ends with an error, which nothing here may hide; not within a step."""
         self._checkpointer.settle()
         if self._is_half_taken:
             return
         try:
             self._model.discard()
             if self._model.weights_are_finite():
-                self._save(required=False)
+                self._save()
+                self._conclude(required=False)
         except Exception as error:  # noqa: BLE001 - whatever ended the loop, as want of memory, may end this too
             reason = f"{type(error).__name__}: {error}"
             self._journal.record("checkpoint.failed", subject="trainer", reason=reason, global_step=self.next_step - 1)

@@ -1,9 +1,10 @@
 """Keeps the training state after each step in memory outside the process, and restores it from there.
 
-A step is done when its state's manifest is renamed. The state holds the step's lines of ledger and metrics too, which
-are written afterwards. So a trainer killed before the rename has not taken the step; one killed after it continues
-after the step and first writes the missing lines (actors/training/step_records.py). With the ledger first, a kill
-between the two would undo a step that was written down.
+A step is done when its state's manifest is renamed. The state holds the step's lines of ledger and metrics too
+(actors/training/step_state.py), which are written afterwards. So a trainer killed before the rename has not taken the
+step; one killed after it continues after the step and first writes the missing lines
+(actors/training/step_records.py). With the ledger first, a kill between the two would undo a step that was written
+down.
 
 The state is written beside the next rollouts (actors/training/checkpointing.py), straight from the model, whose weights
 stay as they are until the next step is committed; and that waits for the rename. So a kill costs the one step that
@@ -12,12 +13,8 @@ was under way at most, however long the writing takes.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -25,10 +22,8 @@ from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.stored_tensors import overwrite_tensors
-from actors.model.training_state import TrainingState
-from actors.training.run_position import RunPosition
+from actors.training.step_state import Restored, StepState, go_back_to
 from launcher.base.errors import CheckpointError, DiskError
-from launcher.base.messages import StepReport
 from launcher.base.private_folders import make_private
 from launcher.checkpoints.checkpoint_store import Checkpoint
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints, StateFacts, write_small
@@ -40,14 +35,6 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """Where a trainer continues. `last`: the state's last step, where it comes from memory."""
-
-    position: RunPosition
-    last: StepReport | None = None
 
 
 class StepMemory:
@@ -73,18 +60,10 @@ class StepMemory:
         """So long the last state has kept the steps waiting: no other for as long as makes that its share."""
         self._next_at = time.monotonic() + seconds * (1 - self._share) / self._share
 
-    def keep(
-        self,
-        state: TrainingState,
-        queue: Mapping[str, Any],
-        position: RunPosition,
-        report: StepReport,
-        base: Checkpoint | None,
-    ) -> None:
-        """Keep `state`, that after the step of `report`. `queue`: its state. `base`: the newest checkpoint on disk."""
+    def keep(self, state: StepState, base: Checkpoint | None) -> None:
+        """From the return on no kill loses the step. `base`: the newest checkpoint on the disk."""
         wait_for_lease()
-        facts, tensors = state
-        kept = {"position": position.to_json(), "queue": queue, "report": asdict(report)}
+        facts, tensors = state.training
         try:
             if self._slots is None:
                 self._slots = self._find_slots(_full_size(tensors))
@@ -94,21 +73,21 @@ class StepMemory:
             files = {
                 TENSORS_FILE: overwrite_tensors(folder / TENSORS_FILE, tensors),
                 FACTS_FILE: write_small(folder / FACTS_FILE, facts),
-                POSITION_FILE: write_small(folder / POSITION_FILE, kept),
+                POSITION_FILE: write_small(folder / POSITION_FILE, state.position_file()),
             }
-            self._states.commit(folder, self._facts_of(position, report, base), files)
+            self._states.commit(folder, self._facts_of(state, base), files)
         except OSError as error:
-            self._failed(position.next_step - 1, error)
+            self._failed(state.name.global_step, error)
         else:
             self._has_failed = False
 
-    def _facts_of(self, position: RunPosition, report: StepReport, base: Checkpoint | None) -> StateFacts:
+    def _facts_of(self, state: StepState, base: Checkpoint | None) -> StateFacts:
         return StateFacts(
-            global_step=position.next_step - 1,
-            epoch=position.last_epoch,
-            epoch_step=position.last_epoch_step,
-            policy_version=report.policy_version,
-            attempt=report.attempt,
+            global_step=state.name.global_step,
+            epoch=state.name.epoch,
+            epoch_step=state.name.epoch_step,
+            policy_version=state.policy_version,
+            attempt=None if state.report is None else state.report.attempt,
             run=self._run,
             base=None if base is None else str(base),
             base_made_at=None if base is None or base.manifest is None else base.manifest.created_at,
@@ -150,20 +129,12 @@ class StepMemory:
         DataError, where it is of another data set, DiskError, where it can't be read now."""
         try:
             state.verify()
-            kept = _read(state.path / POSITION_FILE)
-            restored = Restored(position=RunPosition.from_json(kept["position"]), last=_report(kept["report"]))
-            if restored.position.next_step - 1 != state.global_step:
-                raise CheckpointError(f"{state.path} is not of step {state.global_step}", "an older state is used")
-            model.load(state.path)
-            queue.load_state_dict(kept["queue"])
+            return go_back_to(state.path, model, queue, is_memory=True)
         except DiskError:
             raise
-        except (KeyError, TypeError, CheckpointError) as error:
+        except CheckpointError:
             self._states.drop(state)
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"{state.path} can't be read: {error!r}", "an older state is used") from error
-        return restored
+            raise
 
     def drop_after(self, global_step: int) -> None:
         """Drop later states; all, where no states are kept any more."""
@@ -180,16 +151,3 @@ def _full_size(tensors: Mapping[str, Tensor]) -> int:
     """Bytes of a complete state: each weight that the optimizer has not stepped yet will add as much per moment."""
     weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(MASTER))
     return max((1 + len(MOMENTS)) * weights, sum(tensor.nbytes for tensor in tensors.values()))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} can't be read: {error}", "an older state is used") from error
-    return content
-
-
-def _report(data: dict[str, Any]) -> StepReport:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return StepReport(**fields)

@@ -11,11 +11,14 @@ from actors.cluster.fencing import wait_for_lease
 from launcher.base.disk_faults import OF_A_FILE, Refusal
 from launcher.base.durable import refusal_of
 from launcher.base.messages import StepReport
-from launcher.run_files.journal import LineLog, current_line
+from launcher.run_files.journal import LineLog, current_line, read_lines
 from launcher.run_files.run_paths import RunPaths
 
 CUT_SHARE = 0.95
 """Of the first step's completions. Below, some end by themselves, so that the model has an end that servers know."""
+
+OF_A_STEP = ("global_step", "attempt", "time")
+"""What no two steps of a run share, whatever was undone between them."""
 
 log = logging.getLogger("trainer")
 
@@ -42,9 +45,13 @@ class StepRecords:
         return None
 
     def complete(self, report: StepReport) -> None:
-        """Write the lines of the last step that are missing because of a kill: its state came first."""
-        if not _stands(self._metrics.path, report.metrics_line(), ("attempt", "time")):
-            self._metrics.append(report.metrics_line())
+        """Write the lines of the last step that are missing because of a kill, or of a disk that refused them: its
+        state came first. Not those of a step that was undone since, and to which a person has gone back."""
+        line = report.metrics_line()
+        if not _stands(self._metrics.path, line, OF_A_STEP):
+            if any(_is_same(known, line, OF_A_STEP) for known in read_lines(self._metrics.path)):
+                return
+            self._metrics.append(line)
         ledger_line = report.ledger_line()
         if not _stands(self._ledger.path, ledger_line, tuple(ledger_line)):
             self._ledger.append(ledger_line)
@@ -63,7 +70,11 @@ class StepRecords:
 def _stands(path: Path, line: Mapping[str, object], keys: tuple[str, ...]) -> bool:
     """Whether this is the valid line of its step: before a restore, another branch of the run wrote one too."""
     known = current_line(path, cast(int, line["global_step"]))
-    return known is not None and all(known.get(key) == line[key] for key in keys)
+    return known is not None and _is_same(known, line, keys)
+
+
+def _is_same(known: Mapping[str, object], line: Mapping[str, object], keys: tuple[str, ...]) -> bool:
+    return all(known.get(key) == line[key] for key in keys)
 
 
 def cut_reason(metrics: Mapping[str, float], limit: int) -> str:

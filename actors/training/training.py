@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 
 from actors.data.prompt_queue import PromptQueue
 from actors.data.training_data import queue_of
@@ -23,8 +22,8 @@ from actors.training.checkpointing import Checkpointer
 from actors.training.patient_log import PatientFileHandler
 from actors.training.sample_log import SampleLog
 from actors.training.step_loop import GrpoLoop
-from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords, cut_reason
+from actors.training.step_state import Restored
 from actors.training.training_parts import TrainingParts
 from actors.training.training_servers import TrainingServers
 from launcher.base.disk_faults import Refusal
@@ -162,14 +161,16 @@ class Training:
             self.servers.rollouts.abandon()
             with self._loop.changing():
                 restored = self._load(global_step)
-                if restored.last is not None:
+                if (
+                    restored.last is not None and restored.last.attempt <= self._attempt
+                ):  # else of another machine's logs
                     self._records.complete(restored.last)
-                self._loop.restore(restored.position, is_last_step_owed=restored.last is not None)
+                self._loop.restore(restored.position, lineage)
                 self.servers.begin(lineage)
             self._is_loaded = True
         finally:
             self._busy = ""
-        where = "from memory" if restored.last is not None else "from the disk"
+        where = "from memory" if restored.is_from_memory else "from the disk"
         self._journal.record(
             "trainer.restored",
             subject="trainer",
@@ -186,7 +187,7 @@ class Training:
 
     def _load(self, global_step: int) -> Restored:
         if global_step == FIRST_WEIGHTS:
-            return Restored(position=self._checkpointer.begin_anew(self._model, self._queue, self._first_position))
+            return self._checkpointer.begin_anew(self._model, self._queue, self._first_position)
         return self._checkpointer.load_step(global_step, self._model, self._queue)
 
     def run(self) -> TrainerEnd:
@@ -297,7 +298,6 @@ class Training:
         )
 
     def _write_down(self, report: StepReport, batch: RolloutBatch) -> Refusal | None:
-        report = replace(report, lineage=self.servers.publisher.lineage)
         refusal = self._records.write(report)
         self._samples.keep(report, batch)
         if report.global_step == 0 and (reason := cut_reason(report.metrics, self._config.gconfig.max_new_tokens)):

@@ -18,7 +18,7 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from tests.programs.killed_trainer import MOMENTS, Trainers
 
 FEW = 12
-BESIDE = {"rollout", "backward", "checkpoint copied", "checkpoint written", "checkpoint renamed", "checkpoints pruned"}
+BESIDE = {"rollout", "backward", "checkpoint written", "checkpoint renamed", "checkpoints pruned"}
 """What goes on while the state of the last step is written, and may come before its rename: these rollouts take no
 time."""
 FINISHED = 0

@@ -25,7 +25,6 @@ from actors.model.policy_model import PolicyModel
 from actors.training.admission_gate import AdmissionGate
 from actors.training.checkpointing import Checkpointer
 from actors.training.step_loop import GrpoLoop
-from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
@@ -98,12 +97,12 @@ def live(config: RunConfig, model: PolicyModel) -> None:
     )
     step = choose(CheckpointCatalog.of_run(config, paths).facts(-1), None, (), config.restore).global_step
     if step == FIRST_WEIGHTS:
-        restored = Restored(position=checkpointer.begin_anew(model, queue, first))
+        restored = checkpointer.begin_anew(model, queue, first)
     else:
         restored = checkpointer.load_step(step, model, queue)
     if restored.last is not None:
         records.complete(restored.last)
-    loop.restore(restored.position, is_last_step_owed=restored.last is not None)
+    loop.restore(restored.position)
     append_line(paths.logs / "lives.jsonl", {"next_step": loop.next_step})
     assert loop.run()
     loop.forget()

@@ -78,7 +78,8 @@ class Trial:
         )
         if resume:
             newest = self.store.latest_complete().checkpoint
-            self.loop.restore(checkpointer.load(newest.path, self.model, self.queue))
+            self.restored = checkpointer.load(newest.path, self.model, self.queue)
+            self.loop.restore(self.restored.position)
 
     def run(self):
         return self.loop.run()

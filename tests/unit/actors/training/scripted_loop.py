@@ -26,7 +26,7 @@ class ScriptedLoop:
     def __init__(self, tmp_path, monkeypatch, *, steps=3, epochs=2, save_at=(), evaluate_at=(), filtered=0, lock=None):
         self.log, self.phases, self.reports, self.ends, self.now = [], [], [], [], 0.0
         self.policy_version, self.is_sound = 0, True
-        self.is_owed = self.is_saving = False
+        self.is_due = self.evaluation_is_due = self.is_saving = False
         self.then = {}
         self.save_at, self.evaluate_at, self.filtered = save_at, evaluate_at, filtered
         self.queue = PromptQueue([*PROMPTS], seed=1, shuffle=False)
@@ -119,25 +119,23 @@ class ScriptedLoop:
     def stalls(self):
         return {"timeperf/save_s": 8.0}
 
-    def remember(self, model, queue, position, report, record):
-        self.log.append("remember")
+    def step_done(self, *, ended_epoch):
+        self.ends.append(ended_epoch)
+        self.is_due = self.loop.next_step in self.save_at
+        self.evaluation_is_due = self.loop.next_step in self.evaluate_at
+
+    def keep(self, model, queue, position, report, record):
+        assert position.next_step == report.global_step + 1
+        self.log.append("keep")
         self.reports.append(report)
         record()
 
     def record(self, report, batch):
         return self.does("record", said=())
 
-    def is_due(self, *, ended_epoch):
-        self.ends.append(ended_epoch)
-        return self.loop.next_step in self.save_at
-
-    def evaluation_is_due(self, *, ended_epoch):
-        assert ended_epoch == self.ends[-1]
-        return self.loop.next_step in self.evaluate_at
-
-    def save(self, model, queue, position, may_commit):
+    def save(self, model, queue, position):
+        self.is_due = False
         self.does(f"save {position.next_step}")
-        self.may_commit = may_commit
 
     def settle(self):
         self.does("settle")

@@ -1,6 +1,7 @@
 """The step loop where a disk refuses a checkpoint or a line: it stops, and does first what was refused."""
 
 import errno
+import threading
 from pathlib import Path
 
 from actors.model.policy_model import PolicyModel
@@ -9,6 +10,7 @@ from launcher.base.disk_faults import DiskFault, Refusal, fault_of_file
 from launcher.base.errors import JournalError
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
+from tests.support.machine import scaled
 from tests.support.worlds.training import Trial
 
 
@@ -59,6 +61,20 @@ def test_a_full_disk_at_the_last_save_is_waited_for(tmp_path, monkeypatch):
     assert [c.global_step for c in trial.store.list()] == [2]
 
 
+def test_want_of_memory_for_the_copy_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+    trial, starved, copied = Trial(tmp_path, steps=6), [True], PolicyModel.copy_to_host
+
+    def copy(self, state, *, room):
+        if starved and starved.pop():
+            raise MemoryError
+        return copied(self, state, room=room)
+
+    monkeypatch.setattr(PolicyModel, "copy_to_host", copy)
+    assert trial.run()
+    assert [event["global_step"] for event in trial.events("checkpoint.failed")] == [3]
+    assert [c.global_step for c in trial.store.list()] == [5]
+
+
 def test_a_disk_that_refuses_a_step_s_lines_stops_the_loop_after_it(tmp_path):
     trial = Trial(tmp_path, steps=5)
     taken = trial.loop._record
@@ -71,17 +87,48 @@ def test_a_disk_that_refuses_a_step_s_lines_stops_the_loop_after_it(tmp_path):
     assert len(trial.reports) == 5
 
 
-def test_no_checkpoint_is_committed_of_a_step_whose_lines_are_not_on_the_disk(tmp_path):
+def test_a_checkpoint_of_a_step_whose_lines_the_disk_refused_brings_them(tmp_path):
+    """A kill would leave the step out of the ledger for good."""
     trial = Trial(tmp_path, steps=5)
+    records, is_begun, save = StepRecords(trial.paths), threading.Event(), trial.loop._checkpointer.save
+
+    def record(report, batch):
+        if report.global_step != 3:
+            return records.write(report)
+        assert is_begun.wait(scaled(60.0)), "a checkpoint of step 3 is due"
+        return Refusal(path=str(tmp_path), fault=DiskFault.FULL, at=1.0)
+
+    def begin(*given):
+        save(*given)
+        is_begun.set()
+
+    trial.loop._record, trial.loop._checkpointer.save = record, begin
+    assert not trial.run()
+    assert trial.loop.next_step == 4
+    trial.loop._checkpointer.settle()
+    assert steps_in(trial.paths.ledger) == steps_in(trial.paths.metrics) == [0, 1, 2]
+    again = Trial(tmp_path, steps=5, resume=True, memory=False)
+    assert again.loop.next_step == 4
+    for _ in range(2):
+        StepRecords(again.paths).complete(again.restored.last)
+        assert steps_in(trial.paths.ledger) == steps_in(trial.paths.metrics) == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_was_due_when_the_disk_refused_a_step_s_lines_is_written_first_when_it_may_go_on(tmp_path):
+    trial = Trial(tmp_path, steps=5, memory=False)
     taken = trial.loop._record
     refusal = Refusal(path=str(tmp_path), fault=DiskFault.FULL, at=1.0)
     trial.loop._record = lambda report, batch: taken(report, batch) or (refusal if report.global_step == 3 else None)
     assert not trial.run()
     assert trial.loop.next_step == 4
-    assert not trial.store.list(), "a checkpoint of step 3 was due, and a kill would leave the step out of the ledger"
+    assert not trial.store.list(), "the disk is not asked for more"
     trial.loop.allow()
     assert trial.run()
     assert [c.global_step for c in trial.store.list()] == [3, 4]
+
+
+def steps_in(path):
+    return [line["global_step"] for line in read_lines(path)]
 
 
 def test_a_line_that_may_not_be_written_stops_the_loop_and_names_its_file(tmp_path):

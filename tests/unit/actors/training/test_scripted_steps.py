@@ -17,7 +17,7 @@ SPOILT = SimpleNamespace(finite=False, problems=("loss is nan",), is_of_rewards=
 REFUSED = Admission(admitted=False, reason="the monitor says no")
 FULL = Refusal(path="/disk", fault=DiskFault.QUOTA, at=0.0)
 EVALS = (EvalReport(policy_version=1, prompts=1, sampled=0.5, greedy=0.5),)
-STEP = ["collect", "step", "weights", "publish", "remember"]
+STEP = ["collect", "step", "weights", "publish", "keep"]
 
 
 @pytest.fixture
@@ -32,9 +32,8 @@ def test_a_run_call_by_call(scene):
         *("evaluate 0", "conclude", *STEP),
         *("conclude", *STEP, "conclude", "save 2", "evaluate 2"),
         *("conclude", *STEP, "evaluate 3"),
-        *("conclude", "save 3", "conclude, required", "conclude, required"),
+        *("conclude", "save 3", "conclude, required"),
     ]
-    assert now.may_commit()
     a_step = ["rollout", "train", "checkpoint", "train", "publish"]
     assert now.phases == [
         "evaluate",
@@ -108,7 +107,7 @@ def test_a_stop_finishes_its_step_and_saves_where_it_is_asked_to(scene, save):
     now.log.clear()
     now.then["collect"] = [Stopped()]
     assert not now.loop.run()
-    assert now.log[-3:] == ["save 2", "conclude", "conclude"], "an earlier stop's wish is forgotten"
+    assert now.log[-3:] == ["conclude", "save 2", "conclude"], "an earlier stop's wish is forgotten"
     assert now.loop.run()
     assert now.loop.next_step == 3
 
@@ -135,13 +134,13 @@ def test_lines_that_the_disk_refused_stop_the_loop_and_their_checkpoint_is_owed(
     now = scene(save_at={1})
     now.then["record"] = [FULL]
     assert not now.loop.run()
-    assert (now.loop.refusal, now.loop.next_step, now.is_owed) == (FULL, 1, True)
+    assert (now.loop.refusal, now.loop.next_step, now.is_due) == (FULL, 1, True)
     assert not [name for name in now.log if name.startswith("save")]
     now.loop.allow()
     now.log.clear()
     assert now.loop.run()
     assert now.log[:3] == ["conclude", "save 1", "conclude"]
-    assert now.is_owed is False
+    assert now.is_due is False
     assert now.loop.next_step == 3
 
 
@@ -175,7 +174,6 @@ def test_a_last_checkpoint_that_the_disk_refused_leaves_the_run_unfinished(scene
     now.then["conclude, required"] = [FULL]
     assert not now.loop.run()
     assert now.loop.refusal is FULL
-    assert not now.may_commit()
 
 
 def test_what_a_disk_refused_while_the_gradient_was_made_is_met_before_the_weights_change(scene):
@@ -191,7 +189,7 @@ def test_a_batch_that_the_gate_refuses_goes_back_to_the_end(scene, by, discards)
     now = scene(steps=1)
     now.then[by] = [REFUSED]
     assert now.loop.run()
-    assert now.steps()[:-4] == ["evaluate 0", "collect", *["discard"] * discards, "rejected", *STEP]
+    assert now.steps()[:-3] == ["evaluate 0", "collect", *["discard"] * discards, "rejected", *STEP]
     assert now.reports[0].prompt_ids == ("p002", "p003")
     assert [event["reason"] for event in now.event("batch.rejected")] == ["the monitor says no"]
     assert now.loop.rejections.since_step == (), "a step was committed since"
@@ -299,16 +297,24 @@ def test_unsound_weights_are_not_saved_and_an_error_in_saving_hides_none(scene):
 
 
 def test_a_restored_loop_does_first_what_was_due_after_its_last_step(scene):
-    now = scene(steps=3, save_at={2}, evaluate_at={2})
+    now = scene(steps=3)
     now.loop.request_stop()
-    now.is_owed = True
-    now.loop.restore(RunPosition(next_step=2, epoch=1, evals=EVALS), is_last_step_owed=True)
-    assert (now.is_owed, now.loop.evals) == (False, [*EVALS])
+    now.is_due = now.evaluation_is_due = True
+    now.loop.restore(RunPosition(next_step=2, epoch=1, evals=EVALS))
+    assert now.loop.evals == [*EVALS]
     assert not now.loop.run()
-    assert now.ends == [True]
     assert now.steps() == ["save 2", "evaluate 0", "save 2"]
     assert not now.loop.run()
-    assert now.ends == [True], "once"
+    assert now.steps()[3:] == ["save 2"], "once"
+
+
+def test_a_report_says_how_many_restores_the_run_has_behind_it(scene):
+    """It was added when the lines were written: a state in memory was without it, and so were the lines that a kill
+    had kept back."""
+    now = scene(steps=1)
+    now.loop.restore(RunPosition(), 4)
+    assert now.loop.run()
+    assert now.reports[0].metrics_line()["lineage"] == 4
 
 
 @pytest.mark.parametrize(("next_step", "known"), [(0, 1), (2, 0)])

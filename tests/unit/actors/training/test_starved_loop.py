@@ -77,7 +77,7 @@ def test_an_optimizer_step_that_was_half_taken_is_in_no_checkpoint(tmp_path, und
     identical(again.weights(), undisturbed)
 
 
-def test_a_step_whose_lines_could_not_be_written_is_in_no_checkpoint(tmp_path):
+def test_a_step_whose_lines_could_not_be_written_is_in_a_checkpoint_that_has_them(tmp_path):
     """Else a resume would go on behind it, and the ledger would never have it."""
     trial = Trial(tmp_path, steps=STEPS)
 
@@ -89,7 +89,9 @@ def test_a_step_whose_lines_could_not_be_written_is_in_no_checkpoint(tmp_path):
     trial.loop._record = refuse
     with pytest.raises(MemoryError):
         trial.run()
-    assert trial.store.list()[-1].global_step == 3
+    again = Trial(tmp_path, steps=STEPS, resume=True)
+    assert (again.loop.next_step, again.restored.last.global_step) == (7, 6)
+    assert not {*again.restored.last.prompt_ids} & {*trial.reports[-1].prompt_ids}
 
 
 @pytest.mark.parametrize("meets", [RuntimeError("can't start new thread"), MemoryError()])
@@ -103,7 +105,7 @@ def test_what_a_last_save_meets_does_not_hide_why_the_loop_ended(tmp_path, monke
     def save(*_, **__):
         raise meets
 
-    monkeypatch.setattr(trial.loop, "_save", lambda *, required: None if trial.loop.next_step < 6 else save())
+    monkeypatch.setattr(trial.loop, "_save", lambda: None if trial.loop.next_step < 6 else save())
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         trial.run()
     assert trial.events("checkpoint.failed")[-1]["reason"] == f"{type(meets).__name__}: {meets}"

@@ -154,7 +154,7 @@ def test_a_loop_goes_back_to_a_checkpoint_and_to_the_beginning_in_the_same_proce
     trial.loop.restore(checkpointer.load_step(7, trial.model, trial.queue).position)
     assert trial.run()
     identical(trial.weights(), whole.weights())
-    trial.loop.restore(checkpointer.begin_anew(trial.model, trial.queue, first))
+    trial.loop.restore(checkpointer.begin_anew(trial.model, trial.queue, first).position)
     assert trial.run()
     identical(trial.weights(), whole.weights())
     steps = [r.global_step for r in trial.reports]

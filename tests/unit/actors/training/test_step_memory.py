@@ -67,7 +67,7 @@ def test_each_step_is_kept_and_the_same_process_goes_back_to_it(tmp_path):
     restored = trial.loop._checkpointer.load_step(5, trial.model, trial.queue)
     assert restored.last == trial.reports[5]
     assert restored.position.next_step == 6
-    trial.loop.restore(restored.position, is_last_step_owed=True)
+    trial.loop.restore(restored.position)
     assert trial.run()
     identical(trial.weights(), whole.weights())
     identical(trial.training_state(), whole.training_state())
@@ -159,19 +159,20 @@ def test_a_damaged_state_of_a_step_that_the_disk_has_is_no_loss(tmp_path):
     trial.run()
     flip(newest(trial).path / "position.json")
     restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
-    assert (restored.position.next_step, restored.last) == (7, None)
+    assert (restored.position.next_step, restored.is_from_memory) == (7, False)
+    assert restored.last == trial.reports[6]
 
 
 def test_what_was_due_after_the_last_step_is_done_after_a_restore(tmp_path):
     trial = Trial(tmp_path, steps=7)
-    commit = trial.loop._checkpointer.save
+    save = trial.loop._checkpointer.save
     trial.loop._checkpointer.save = lambda *_: (_ for _ in ()).throw(Ended)
     with pytest.raises(Ended):
         trial.run()
     assert newest(trial).global_step == 3, "the checkpoint that was due after it is not on the disk"
-    trial.loop._checkpointer.save = commit
+    trial.loop._checkpointer.save = save
     restored = trial.loop._checkpointer.load_step(3, trial.model, trial.queue)
-    trial.loop.restore(restored.position, is_last_step_owed=True)
+    trial.loop.restore(restored.position)
     assert trial.run()
     assert [checkpoint.global_step for checkpoint in trial.store.list()] == [3, 6]
 
@@ -222,7 +223,7 @@ def test_switched_off_nothing_is_kept_and_what_was_kept_goes(tmp_path):
     trial.config.recover.memory = False
     off = Trial(tmp_path, steps=8, memory=False)
     restored = off.loop._checkpointer.load_step(5, off.model, off.queue)
-    assert restored.last is None
+    assert not restored.is_from_memory
     off.loop.restore(restored.position)
     assert off.run()
     assert not states(off).root.exists()
@@ -284,3 +285,26 @@ def test_the_line_of_a_branch_that_was_thrown_away_is_not_taken_for_it(tmp_path)
     standing = current_lines(read_lines(paths.ledger))
     assert [(line["global_step"], line["prompt_ids"]) for line in standing][-1] == (3, ["new"])
     assert current_lines(read_lines(paths.metrics))[-1]["time"] == 9.0
+
+
+def test_lines_of_a_step_that_was_undone_are_not_written_again(tmp_path):
+    """A person has gone back to it: it is among the lines already, and what was taken since is no step of its."""
+    paths = Trial(tmp_path, steps=1).paths
+    records = StepRecords(paths)
+    for step in range(6):
+        records.write(report(step, at=float(step), prompts=(f"old {step}",)))
+    for step in (3, 4):
+        records.write(report(step, at=9.0 + step, prompts=(f"new {step}",)))
+    records.complete(report(5, at=5.0, prompts=("old 5",)))
+    assert numbers(paths.ledger) == numbers(paths.metrics) == [0, 1, 2, 3, 4, 5, 3, 4]
+
+
+def test_a_checkpoint_of_before_has_no_lines_and_is_gone_back_to(tmp_path):
+    trial = Trial(tmp_path, steps=4, memory=False)
+    assert trial.run()
+    path = trial.store.list()[-1].path
+    content = json.loads((path / "position.json").read_text())
+    del content["report"]
+    (path / "position.json").write_text(json.dumps(content))
+    restored = trial.loop._checkpointer.load(path, trial.model, trial.queue)
+    assert (restored.position.next_step, restored.last) == (4, None)

@@ -38,7 +38,6 @@ def test_a_first_step_whose_completions_were_cut_is_told_once(tmp_path):
         _journal=SimpleNamespace(record=lambda event, **facts: events.append((event, facts["reason"]))),
         _records=StepRecords(paths),
         _samples=SimpleNamespace(keep=lambda *kept: None),
-        servers=SimpleNamespace(publisher=SimpleNamespace(lineage=0)),
     )
     for step, share in ((0, 0.94), (0, 0.95), (1, 1.0)):
         metrics = {**REPORT.metrics, "grpo_actor/no_eos_ratios/avg": share}
@@ -51,10 +50,6 @@ def test_a_first_step_whose_completions_were_cut_is_told_once(tmp_path):
 def test_each_line_says_of_which_restore_its_step_is(tmp_path):
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
     paths.prepare()
-    servers = SimpleNamespace(publisher=SimpleNamespace(lineage=3))
-    training = SimpleNamespace(
-        _records=StepRecords(paths), servers=servers, _samples=SimpleNamespace(keep=lambda *kept: None)
-    )
-    assert Training._write_down(training, REPORT, None) is None
+    assert StepRecords(paths).write(replace(REPORT, lineage=3)) is None
     assert [line["lineage"] for line in read_lines(paths.metrics)] == [3]
     assert "lineage" not in REPORT.metrics_line(), "where nobody knows it"
