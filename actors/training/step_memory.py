@@ -84,9 +84,6 @@ class StepMemory:
     def _facts_of(self, state: StepState, base: Checkpoint | None) -> StateFacts:
         return StateFacts(
             global_step=state.name.global_step,
-            epoch=state.name.epoch,
-            epoch_step=state.name.epoch_step,
-            policy_version=state.policy_version,
             attempt=None if state.report is None else state.report.attempt,
             run=self._run,
             base=None if base is None else str(base),

@@ -22,14 +22,14 @@ import shutil
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import CheckpointError, DiskError, JournalError, StorageError
 from launcher.base.private_folders import could_be_ours
-from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint, CheckpointName
+from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint
 from launcher.checkpoints.manifest import MANIFEST_NAME, inside
 from launcher.config.fingerprint import Fingerprint
 from launcher.run_files.journal import current_line, encode, newest_line, number_of, read_lines
@@ -100,22 +100,20 @@ class StateFacts:
     """What its manifest says of a state.
 
     `run`: when the run began. `base`, `base_made_at`: its newest checkpoint on the disk then, None where it had none.
-    `attempt`: whose step it was; states of before don't say.
+    `attempt`: whose step it was; states of before don't say, and say more that nobody reads.
     """
 
     global_step: int
-    epoch: int
-    epoch_step: int
-    policy_version: int
     run: float | None
     base: str | None
     base_made_at: float | None
     config_fingerprint: Fingerprint
     attempt: int | None = None
 
-    @property
-    def name(self) -> CheckpointName:
-        return CheckpointName(global_step=self.global_step, epoch=self.epoch, epoch_step=self.epoch_step)
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Self:
+        """Raises TypeError where one is missing."""
+        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +146,7 @@ class InMemoryCheckpoint:
             return cls(
                 path=folder,
                 created_at=float(data["created_at"]),
-                facts=StateFacts(**data["facts"]),
+                facts=StateFacts.of(data["facts"]),
                 files={inside(name): Checked(**record) for name, record in data["files"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

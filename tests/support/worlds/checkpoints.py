@@ -112,9 +112,6 @@ class Run:
         files = {"tensors": write_small(folder / "tensors", {"step": step, "filling": "x" * 1000})}
         facts = StateFacts(
             global_step=step,
-            epoch=0,
-            epoch_step=step,
-            policy_version=step + 1,
             run=self.states.run_began(),
             base=None if newest is None else str(newest),
             base_made_at=None if newest is None else newest.manifest.created_at,

@@ -1,5 +1,6 @@
 """States in memory: whole or passed over, only this run's, only beside the checkpoints that they were kept beside."""
 
+import json
 import shutil
 
 import pytest
@@ -32,6 +33,17 @@ def test_the_older_of_two_slots_is_overwritten(run):
     assert folders[0] == folders[2] == folders[4] != folders[1] == folders[3]
     run.states.begin(2)  # and killed there
     assert run.current() == [4]
+
+
+def test_a_state_of_before_which_says_more_is_read_and_one_that_says_less_is_none(run):
+    manifest = run.keep(4) / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["facts"] |= {"epoch": 0, "epoch_step": 4, "policy_version": 5}
+    manifest.write_text(json.dumps(content))
+    assert run.current() == [4]
+    del content["facts"]["base"]
+    manifest.write_text(json.dumps(content))
+    assert run.current() == []
 
 
 def test_with_room_for_one_there_is_one(run):
