@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from launcher.base.errors import CheckpointError
-from launcher.checkpoints.in_memory_checkpoints import Checked
+from launcher.checkpoints.manifest import XXH3, FileRecord
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.uint8: "U8"}
 
@@ -64,7 +64,7 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
         raise CheckpointError(f"{path} is damaged: {error}", UNUSABLE) from error
 
 
-def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Checked:
+def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
     """Write a safetensors file over what `path` holds, without freeing its memory first. Raises OSError.
 
     Not atomic: a manifest marks it as complete. safetensors' own writer copies each tensor and makes a new file,
@@ -74,15 +74,15 @@ def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Checked:
     head = _header(ordered)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        size, crc = 0, 0
+        size, digest = 0, xxhash.xxh3_128()
         for part in (memoryview(head), *(_bytes_of(tensor) for _, tensor in ordered)):
-            crc = zlib.crc32(part, crc)
+            digest.update(part)
             _write_at(fd, part, size)
             size += len(part)
         os.ftruncate(fd, size)
     finally:
         os.close(fd)
-    return Checked(bytes=size, crc32=crc)
+    return FileRecord(bytes=size, checksum=f"{XXH3}:{digest.hexdigest()}")
 
 
 def _header(ordered: list[tuple[str, Tensor]]) -> bytes:

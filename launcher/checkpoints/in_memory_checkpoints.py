@@ -4,8 +4,7 @@
 
 Two slots in turn: a kill at any instant leaves the older state or the newer one, complete. Overwriting in place costs a
 third of new files, since the pages are there already; so a state that once fitted always fits. Nothing is synced:
-the memory outlives the process and not the machine, and what must survive that is the checkpoint on the disk. CRC-32
-instead of SHA-256 for the same reason: it is to find memory that was damaged, in a third of the time.
+the memory outlives the process and not the machine, and what must survive that is the checkpoint on the disk.
 
 A state counts only for the run that wrote it, and only while the checkpoint that was the newest then is still there:
 after checkpoints are deleted by hand, newer in-memory states are ignored. So is one whose step a later attempt, on
@@ -16,28 +15,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+import xxhash
+
 from launcher.base.durable import replace_file
 from launcher.base.errors import CheckpointError, DiskError, JournalError, StorageError
 from launcher.base.private_folders import could_be_ours
 from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint
-from launcher.checkpoints.manifest import MANIFEST_NAME, inside
+from launcher.checkpoints.manifest import MANIFEST_NAME, XXH3, FileRecord, inside, record_of
 from launcher.config.fingerprint import Fingerprint
 from launcher.run_files.journal import current_line, encode, newest_line, number_of, read_lines
 from launcher.run_files.run_id import read_run_id
 from launcher.run_files.run_paths import RunPaths
 
 MEMORY_BACKED = Path("/dev/shm")
-FORMAT = "grpo-memory-state/1"
+FORMAT = "grpo-memory-state/2"
 SLOTS = ("slot-0", "slot-1")
 LEFT_FREE = 0.2
 """Of the free memory: the servers' weights take theirs later."""
@@ -88,14 +88,6 @@ def _digest(paths: RunPaths) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """One file of a state: its length in bytes and the CRC-32 of its content."""
-
-    bytes: int
-    crc32: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StateFacts:
     """What its manifest says of a state.
 
@@ -123,7 +115,7 @@ class InMemoryCheckpoint:
     path: Path
     created_at: float
     facts: StateFacts
-    files: Mapping[str, Checked]
+    files: Mapping[str, FileRecord]
 
     @property
     def global_step(self) -> int:
@@ -147,7 +139,7 @@ class InMemoryCheckpoint:
                 path=folder,
                 created_at=float(data["created_at"]),
                 facts=StateFacts.of(data["facts"]),
-                files={inside(name): Checked(**record) for name, record in data["files"].items()},
+                files={inside(name): FileRecord(**record) for name, record in data["files"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -158,8 +150,8 @@ class InMemoryCheckpoint:
         for name, record in self.files.items():
             path = self.path / name
             try:
-                found = check(path)
-            except (FileNotFoundError, ValueError) as error:
+                found = record_of(path)
+            except FileNotFoundError as error:
                 raise CheckpointError(f"{path} can't be read: {error}", UNUSABLE) from error
             except OSError as error:
                 raise DiskError(f"{path} can't be read: {error}", READ_HINT) from error
@@ -244,10 +236,10 @@ class InMemoryCheckpoints:
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
         return folder
 
-    def commit(self, folder: Path, facts: StateFacts, files: Mapping[str, Checked]) -> None:
+    def commit(self, folder: Path, facts: StateFacts, files: Mapping[str, FileRecord]) -> None:
         """From the rename on this is the newest state. Raises OSError."""
         staged = folder / f".{MANIFEST_NAME}"
-        written = {name: asdict(record) for name, record in files.items()}
+        written = msgspec.to_builtins(files)
         manifest = {"format": FORMAT, "created_at": time.time(), "facts": asdict(facts), "files": written}
         staged.write_bytes(encode(manifest))
         staged.rename(folder / MANIFEST_NAME)
@@ -278,18 +270,8 @@ def _base_is_there(facts: StateFacts, checkpoints: Sequence[Checkpoint]) -> bool
     )
 
 
-def check(path: Path) -> Checked:
-    """Raises OSError."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not size:
-            return Checked(bytes=0, crc32=0)
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
-            return Checked(bytes=size, crc32=zlib.crc32(content))
-
-
-def write_small(path: Path, content: Mapping[str, Any]) -> Checked:
+def write_small(path: Path, content: Mapping[str, Any]) -> FileRecord:
     """A file of a slot, as JSON. Raises OSError."""
     data = json.dumps(content).encode()
     path.write_bytes(data)
-    return Checked(bytes=len(data), crc32=zlib.crc32(data))
+    return FileRecord(bytes=len(data), checksum=f"{XXH3}:{xxhash.xxh3_128(data).hexdigest()}")

@@ -182,12 +182,17 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
     if not paths:
         raise CheckpointError(f"{folder} holds no files", "write the files of a checkpoint before its commit")
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        records = list(pool.map(_record, paths))
+        records = list(pool.map(_synced_record, paths))
     return dict(zip((path.relative_to(folder).as_posix() for path in paths), records, strict=True))
 
 
-def _record(path: Path) -> FileRecord:
-    record = FileRecord(bytes=path.stat().st_size, checksum=checksum_of(path))
+def record_of(path: Path) -> FileRecord:
+    """Raises OSError."""
+    return FileRecord(bytes=path.stat().st_size, checksum=checksum_of(path))
+
+
+def _synced_record(path: Path) -> FileRecord:
+    record = record_of(path)
     sync_file(path)
     return record
 

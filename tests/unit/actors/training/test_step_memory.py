@@ -107,7 +107,7 @@ def test_a_state_that_can_not_be_read_now_stays(tmp_path):
     trial.run()
     trial.store.set_aside_after(3)
     refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    with patch.object(in_memory_checkpoints, "check", side_effect=refused), pytest.raises(DiskError):
+    with patch.object(in_memory_checkpoints, "record_of", side_effect=refused), pytest.raises(DiskError):
         trial.loop._checkpointer.load_step(4, trial.model, trial.queue)
     assert trial.events("state.damaged") == []
     assert trial.loop._checkpointer.load_step(4, trial.model, trial.queue).last == trial.reports[4]
