@@ -14,7 +14,8 @@ from launcher.run_files.journal import read_lines
 from launcher.run_log.step_line import DISTANCE
 from tests.sim import scenarios
 from tests.sim.scenarios import SCENARIOS
-from tests.sim.simulated_run import OTHER_WEIGHTS, SimServer, findings_of
+from tests.sim.sim_servers import OTHER_WEIGHTS, SimServer
+from tests.sim.simulated_run import findings_of
 from tests.support.mortal import Death
 
 DRAWN = 4
