@@ -176,18 +176,15 @@ def to_run_config(composed: DictConfig, overrides: Sequence[str] = ()) -> RunCon
     for key in (one[1:].partition("=")[0] for one in overrides if one.startswith("~")):
         if key != "conf":
             raise deleted(key)  # its default would be back, silently
-    values = OmegaConf.create(default_values(RunConfig))
-    values.merge_with(composed)  # a section that was null, and then given in part, is complete again
-    raw = cast("dict[str, Any]", OmegaConf.to_container(values))
+    raw = _merged(default_values(RunConfig), cast("dict[str, Any]", OmegaConf.to_container(composed)))
     for key in FURTHER:
         for name, given in raw[key].items() if isinstance(raw[key], dict) else ():
             if isinstance(given, dict):
-                values[key][name] = OmegaConf.merge(default_values(FurtherConfig), given)
+                raw[key][name] = _merged(default_values(FurtherConfig), given)
     if raw["valid_dataset"] == default_values(HeldOutConfig):  # nothing of it was given: none is meant
-        values.valid_dataset = None
+        raw["valid_dataset"] = None
     problems: dict[str, Finding] = {}
-    raw = cast("dict[str, Any]", OmegaConf.to_container(values))
-    resolved = _resolved(values, raw, "", problems)
+    resolved = _resolved(OmegaConf.create(raw), raw, "", problems)
     for key in without_retired(resolved):
         report_retired(key)
     config, wrong = validated(resolved)
@@ -198,6 +195,15 @@ def to_run_config(composed: DictConfig, overrides: Sequence[str] = ()) -> RunCon
     refuse([_with_place(key, one, overrides) for key, one in causes.items()])
     assert config is not None, "pydantic refused nothing, and made nothing"
     return _completed(config)
+
+
+def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A section that was null, and then given in part, is complete again. What is given as missing has its default."""
+    found = defaults | {key: value for key, value in given.items() if value != MISSING or key not in defaults}
+    for key, default in defaults.items():
+        if isinstance(default, dict) and isinstance(found[key], dict):
+            found[key] = _merged(default, found[key])
+    return found
 
 
 def _resolved(node: DictConfig, raw: Mapping[str, Any], prefix: str, problems: dict[str, Finding]) -> dict[str, Any]:

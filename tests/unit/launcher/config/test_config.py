@@ -61,6 +61,11 @@ def test_defaults_follow_the_settings_they_are_tied_to():
     assert (config.sglang.dtype, config.sglang.random_seed) == ("bfloat16", 7)
 
 
+def test_a_value_that_is_given_as_missing_keeps_its_default():
+    config = compose(["conf=arithmetic_cpu", "stats_logger.wandb.mode=???"])
+    assert config == compose(["conf=arithmetic_cpu"])
+
+
 def test_repo_paths_lie_in_the_repository_wherever_the_command_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = compose(["conf=arithmetic_cpu"])
