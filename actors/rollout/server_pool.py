@@ -270,7 +270,11 @@ class ServerPool:
                 async with self.acquire(
                     weight_version, avoid=request.avoid, samples=request.samples, prompt=request.prompt
                 ) as turn.server:
-                    yield turn.server
+                    try:
+                        yield turn.server
+                    finally:  # else a move could keep it from waking those who wait for its place
+                        self.turns.discard(turn)
+                        turn.stay()
         except TimeoutError:
             if turn.limit.expired():
                 raise RequestMoved from None

@@ -67,3 +67,8 @@ class ServerTurn:
         at = asyncio.get_running_loop().time() + within_s
         if not self.limit.expired() and ((before := self.limit.when()) is None or at < before):
             self.limit.reschedule(at)
+
+    def stay(self) -> None:
+        """It is not moved any more, unless it has been."""
+        if not self.limit.expired():
+            self.limit.reschedule(None)

@@ -180,6 +180,29 @@ async def test_a_request_that_is_moved_has_ended_at_its_server_when_it_asks_anot
     assert story == ["aborted", "moved"]
 
 
+@pytest.mark.parametrize("within_s", [0.0, 0.001])
+async def test_one_that_is_being_given_back_is_moved_no_more(within_s):
+    """Who waited for its place was told nothing, until another request ended."""
+    servers = pool()
+    await servers.update([server()])
+    answered = asyncio.Event()
+
+    async def ask():
+        async with turn(servers):
+            await answered.wait()
+
+    asking = asyncio.create_task(ask())
+    await some_turns()
+    async with servers._changed:  # as whoever is woken has it for a moment
+        if within_s:
+            servers._move({("server-0", 0)}, within_s)
+        answered.set()
+        await some_turns()
+        servers._move({("server-0", 0)})
+        await asyncio.sleep(2 * within_s)
+    await asking
+
+
 async def test_a_request_that_comes_after_a_server_was_cleared_stays_there(monkeypatch):
     """Also where one from before has not let go."""
     monkeypatch.setattr(server_pool, "LET_GO_S", 0.01)
