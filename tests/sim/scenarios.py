@@ -1,6 +1,45 @@
-"""What befalls a simulated run: each a coroutine function that gets the run."""
+"""What befalls a simulated run, and what must hold of it: each row stands for a defect that there was, or could be.
+
+`befalls` is a coroutine function that gets the run. Of every row, whatever befalls it, all that findings_of looks at
+must hold too.
+"""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.base.messages import Cause, TerminalStatus
+
+FALLS_AT = 36
+"""Step: enough are known before it to tell a fall from noise."""
+LONG = 18
+"""Epochs of three steps: enough are left after a fall to be judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """`shows`: events that must come, in this order; `never`: those that must not. `is_harmless`: it is no incident."""
+
+    befalls: Callable
+    stands_for: str
+    epochs: int = 4
+    ends: TerminalStatus = TerminalStatus.FINISHED
+    shows: tuple[str, ...] = ()
+    never: tuple[str, ...] = ("checkpoint.condemned",)
+    is_harmless: bool = False
+
+    @property
+    def name(self):
+        return self.befalls.__name__
+
+    @property
+    def is_long(self):
+        return self.epochs > 4
+
+    @property
+    def falls_at(self):
+        """From this step on it is worth to kill somebody."""
+        return FALLS_AT if self.is_long else 0
 
 
 async def nothing(run):
@@ -42,6 +81,11 @@ async def the_monitor_is_killed(run):
     run.monitor.kill()
 
 
+async def the_coordinator_is_killed(run):
+    await run.until(3)
+    run.coordinator.kill()
+
+
 async def the_coordinator_is_killed_with_the_trainer(run):
     await run.until(5)
     run.coordinator.kill()
@@ -54,24 +98,195 @@ async def a_start_fails(run):
     run.servers["server-1"].kill()
 
 
+async def a_server_starts_no_more(run):
+    await run.until(3)
+    run.servers["server-1"].breaks_starts = 1000
+    run.servers["server-1"].kill()
+
+
+async def no_server_starts_any_more(run):
+    await run.until(3)
+    for server in run.servers.values():
+        server.breaks_starts = 1000
+        server.kill()
+
+
+async def the_trainer_ends_again_and_again(run):
+    while True:
+        await run.until(5)
+        run.trainer.kill()
+        await asyncio.sleep(0.1)
+
+
+async def a_server_says_that_it_has_the_weights(run):
+    """Its label is right and its weights are not."""
+    run.servers["server-0"].lies_at = 4
+
+
 async def the_judge_breaks(run):
     """It answers 0 to everything for half a minute."""
     await run.until(5)
-    run.is_judge_broken = True
+    run.break_judge()
     await asyncio.sleep(30.0)
-    run.is_judge_broken = False
-    run.changed.set()
+    run.mend_judge()
 
+
+async def the_judge_stays_broken(run):
+    await run.until(5)
+    run.break_judge()
+
+
+async def the_judge_breaks_late_in_a_run(run):
+    await run.until(FALLS_AT)
+    run.break_judge()
+    await asyncio.sleep(30.0)
+    run.mend_judge()
+
+
+async def the_policy_collapses(run):
+    run.truth.damage(once_at(FALLS_AT, 0.0))
+
+
+async def the_policy_collapses_and_a_restore_fails(run):
+    run.trainer.breaks_restores = 1
+    run.truth.damage(once_at(FALLS_AT, 0.0))
+
+
+async def the_policy_half_collapses(run):
+    run.truth.damage(once_at(FALLS_AT, 0.3))
+
+
+async def the_policy_rots(run):
+    """A little more damaged with each step, until it has been gone back to."""
+
+    def learns(quality, step):
+        return quality - 0.06 if step >= FALLS_AT and not run.events("checkpoint.condemned") else quality
+
+    run.truth.damage(learns)
+
+
+async def the_policy_collapses_at_the_same_place(run):
+    run.truth.damage(lambda quality, step: 0.0 if step == FALLS_AT else quality)
+
+
+async def the_template_changes(run):
+    """The weights are as they were, and whatever they write is worth nothing."""
+    await run.until(FALLS_AT)
+    run.break_template()
+
+
+def once_at(step_of_fall, to):
+    has_fallen = []
+
+    def learns(quality, step):
+        if step != step_of_fall or has_fallen:
+            return quality
+        has_fallen.append(step)
+        return to
+
+    return learns
+
+
+BACK = (
+    f"health.{Cause.REWARD_COLLAPSE}",
+    "incident.began",
+    "checkpoint.condemning",
+    "checkpoint.condemned",
+    "trainer.restored",
+    "incident.ended",
+    "run.finished",
+)
+MENDED = ("canary.wrong", "batch.rejected", "incident.began", "canary.sound", "incident.ended", "run.finished")
+ONLY_A_COLLAPSE = ("checkpoint.condemned", "canary.wrong", f"health.{Cause.OUTSIDE_WEIGHTS}")
 
 SCENARIOS = (
-    nothing,
-    a_server_is_killed,
-    all_servers_are_killed,
-    all_servers_hang,
-    the_trainer_is_killed,
-    trainer_and_server_at_once,
-    the_monitor_is_killed,
-    the_coordinator_is_killed_with_the_trainer,
-    a_start_fails,
-    the_judge_breaks,
+    Scenario(befalls=nothing, stands_for="a healthy run raises no alarm", is_harmless=True),
+    Scenario(befalls=a_server_is_killed, stands_for="a lost server costs no prompt, and no trainer is restarted"),
+    Scenario(befalls=all_servers_are_killed, stands_for="requests that nobody can answer are held, and not lost"),
+    Scenario(befalls=all_servers_hang, stands_for="a hang has one incident, and one new server"),
+    Scenario(befalls=the_trainer_is_killed, stands_for="T1: restarted, the newest state that stands, resumed"),
+    Scenario(befalls=trainer_and_server_at_once, stands_for="D1: one that dies while the other recovers"),
+    Scenario(
+        befalls=the_monitor_is_killed,
+        stands_for="a monitor that is away holds the gate shut, and is no incident",
+        is_harmless=True,
+    ),
+    Scenario(befalls=the_coordinator_is_killed, stands_for="M1: its successor adopts what lives", is_harmless=True),
+    Scenario(befalls=the_coordinator_is_killed_with_the_trainer, stands_for="what was under way is done by the next"),
+    Scenario(befalls=a_start_fails, stands_for="a start that fails is one more attempt of the same incident"),
+    Scenario(befalls=a_server_starts_no_more, stands_for="one that is beyond repair is given up, and the run goes on"),
+    Scenario(
+        befalls=no_server_starts_any_more,
+        stands_for="a fault that no repair removes ends the run, with its reason",
+        ends=TerminalStatus.ERRORED,
+        shows=("incident.began", "run.errored"),
+    ),
+    Scenario(
+        befalls=the_trainer_ends_again_and_again,
+        stands_for="restarts that bring no step further have an end",
+        ends=TerminalStatus.ERRORED,
+        shows=("incident.began", "run.errored"),
+    ),
+    Scenario(
+        befalls=a_server_says_that_it_has_the_weights,
+        stands_for="a label vouches for no weights: the batch is rejected by their log-probs, and they are sent again",
+        shows=("batch.rejected", "incident.began", "incident.ended"),
+    ),
+    Scenario(befalls=the_judge_breaks, stands_for="S1: nothing is trained on false rewards", shows=MENDED),
+    Scenario(
+        befalls=the_judge_breaks_late_in_a_run,
+        stands_for="S2: a broken function is told from a collapse, so nothing is thrown away",
+        epochs=14,
+        shows=MENDED,
+    ),
+    Scenario(
+        befalls=the_judge_stays_broken,
+        stands_for="S1: the run ends with its reason, and a person resumes it from the newest state",
+        ends=TerminalStatus.ERRORED,
+        shows=("canary.wrong", "incident.began", "run.errored"),
+    ),
+    Scenario(
+        befalls=the_policy_collapses,
+        stands_for="S4: paused, what holds the damage condemned, restored to before it, resumed",
+        epochs=LONG,
+        shows=BACK,
+        never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_policy_collapses_and_a_restore_fails,
+        stands_for="a restore that fails is tried once more, and counts as no second collapse",
+        epochs=LONG,
+        shows=BACK,
+        never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_policy_half_collapses,
+        stands_for="rewards that fall, and are not 0, are a collapse too",
+        epochs=LONG,
+        shows=BACK,
+        never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_policy_rots,
+        stands_for="a slope is dated to where it began: no checkpoint from within passes for good",
+        epochs=LONG,
+        shows=BACK,
+        never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_policy_collapses_at_the_same_place,
+        stands_for="restores that do not help have an end, each further back than the one before",
+        epochs=LONG,
+        ends=TerminalStatus.ERRORED,
+        shows=("checkpoint.condemned", "trainer.restored", "trainer.restored", "run.errored"),
+        never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_template_changes,
+        stands_for="P12: weights that earn less than when they were saved are not at fault, and all is put back",
+        epochs=LONG,
+        ends=TerminalStatus.ERRORED,
+        shows=(f"health.{Cause.OUTSIDE_WEIGHTS}", "checkpoint.reinstated", "run.errored"),
+        never=("canary.wrong",),
+    ),
 )

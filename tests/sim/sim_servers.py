@@ -22,6 +22,8 @@ START_S, LOAD_S, TOKEN_S = 1.5, 0.05, 0.02
 """Virtual seconds."""
 OTHER_WEIGHTS = 0.5
 """Nats by which the log-probs of other weights are off."""
+DIGITS, JUNK = range(15, 25), range(5, 15)
+"""Tokens that sound weights and a sound template make, and those that damaged ones do."""
 SOUND = Verdict(health=Health.HEALTHY, reason="it answers")
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 
@@ -42,6 +44,8 @@ class SimServer:
         self.hung_at = None
         self.ended = asyncio.Event()
         self.breaks_starts = 0
+        self.lies_at = None
+        """The version that it says it holds, and does not load."""
 
     @property
     def info(self):
@@ -59,12 +63,17 @@ class SimServer:
         )
 
     def kill(self):
+        self.run.truth.befell(Cause.SERVER_CRASH)
+        self.end()
+
+    def end(self):
         if self.state in (ServerState.STARTING, ServerState.READY):
             self.state = ServerState.DEAD
             self.ended.set()
             self.run.loop.call_later(NOTICED_S, self.run.changed.set)
 
     def hang(self):
+        self.run.truth.befell(Cause.SERVER_HANG)
         self.hung_at = self.run.loop.now
         self.run.loop.call_later(HUNG_S, self.run.changed.set)
 
@@ -74,7 +83,8 @@ class SimServer:
             return await asyncio.shield(asyncio.ensure_future(self._start(generation, weights)))
 
     async def _start(self, generation, weights):
-        self.kill()
+        self.run.truth.check_restart_of_server(self)
+        self.end()
         self.generation, self.state = generation, ServerState.STARTING
         self.hung_at = None
         self.ended = asyncio.Event()
@@ -83,7 +93,7 @@ class SimServer:
         await asyncio.sleep(START_S)
         if self.breaks_starts:
             self.breaks_starts -= 1
-            self.kill()
+            self.end()
         if self.state is not ServerState.STARTING or self.generation != generation:
             raise ServerError(f"{self.name} ended while it started")
         self.state = ServerState.READY
@@ -91,6 +101,9 @@ class SimServer:
         return self.info
 
     def take_weights(self, digest, version):
+        if version == self.lies_at:
+            self.run.truth.befell(Cause.SERVER_CORRUPT)
+            digest = self.digest
         self.digest, self.version = digest, version
 
     async def stop(self):
@@ -211,6 +224,7 @@ class SimClient:
     async def generate_samples(self, url, stream, *, inputs, samplings, timeout_s, stream_interval=1):
         try:
             server = self._server(url)
+            self.run.truth.check_traffic(server)
             async with asyncio.timeout(timeout_s):
                 for index, (tokens, sampling) in enumerate(zip(inputs, samplings, strict=True)):
                     made = self._completion(server, tokens, sampling, index)
@@ -238,12 +252,15 @@ class SimClient:
         )
 
     def _completion(self, server, tokens, sampling, index):
+        truth = self.run.truth
         drawn = random.Random(f"{tuple(tokens)} {server.version} {index} {self.run.draws}")
         self.run.draws += 1
-        made = tuple(drawn.randrange(5, 15) for _ in range(sampling.max_new_tokens))
+        quality = 0.0 if self.run.is_template_wrong else truth.quality_of(server.digest)
+        made = tuple(drawn.choice(DIGITS if drawn.random() < quality else JUNK) for _ in range(sampling.max_new_tokens))
         logprobs = self.run.logprobs(tuple(tokens), made)
-        if server.digest != self.run.digest_of_trainer():
+        if server.digest != truth.digest_of_trainer():
             logprobs = [one - OTHER_WEIGHTS for one in logprobs]
+        truth.made_by[made, tuple(logprobs)] = server.digest
         return Completion(
             token_ids=made,
             logprobs=tuple(logprobs),
@@ -260,7 +277,7 @@ class SimClient:
 
 
 class SimScorer:
-    """In place of RewardPool: a reward that the tokens decide, until it is broken."""
+    """In place of RewardPool: the share of large digits in a text, until it is broken."""
 
     def __init__(self, run):
         self.run = run

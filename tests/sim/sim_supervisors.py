@@ -169,11 +169,17 @@ class SimExecutor(ActionExecutor):
     def __init__(self, run, history, observer, process):
         super().__init__(run.config, history, observer, shares_gpu=False)
         self._process = process
+        self._ordered = set()
 
     async def perform(self, action):
+        order = type(action), getattr(action, "name", "")
+        if order in self._ordered:
+            self._process.run.truth.breach("P6", f"{action} was ordered while it was under way")
+        self._ordered.add(order)
         try:
             facts = await super().perform(action)
         finally:
+            self._ordered.discard(order)
             self._process.reach_moment("after an action")
         if self._process.is_dead:
             await asyncio.Event().wait()

@@ -28,10 +28,15 @@ class SimTrainer:
         self.lengths = Lengths()
         self.incarnation = 0
         self.stepping = None
+        self.breaks_restores = 0
 
     # the process
 
     def kill(self):
+        self.run.truth.befell(Cause.TRAINER_CRASH)
+        self.end_process()
+
+    def end_process(self):
         if self.process is not None:
             self.process.kill()
 
@@ -48,7 +53,8 @@ class SimTrainer:
             return await asyncio.shield(asyncio.ensure_future(self._start()))
 
     async def _start(self):
-        self.kill()
+        self.run.truth.check_restart_of_trainer(self)
+        self.end_process()
         self.busy = "starting"
         try:
             await asyncio.sleep(TRAINER_START_S)
@@ -89,7 +95,9 @@ class SimTrainer:
         return made
 
     def _ask(self, process, report):
-        return VirtualThread(self.run.loop, process).call(self.run.monitor.ask(report))
+        answer = VirtualThread(self.run.loop, process).call(self.run.monitor.ask(report))
+        self.run.truth.admitted = report.global_step if answer.admitted else None
+        return answer
 
     @property
     def view(self):
@@ -119,7 +127,13 @@ class SimTrainer:
             raise
 
     async def restore(self, global_step, lineage, incident):
-        return await self._guest(self.training.restore if self.training else None, global_step, lineage, incident)
+        known = self.run.monitor.incident
+        if self.breaks_restores and known is not None:
+            self.breaks_restores -= 1
+            raise TrainerError("it could not be restored")
+        restored = await self._guest(self.training.restore if self.training else None, global_step, lineage, incident)
+        self.run.truth.check_restore(global_step, known)
+        return restored
 
     async def resume(self):
         if self.training is None:

@@ -10,7 +10,6 @@ moment of the virtual clock (virtual_time.py). After the run the project's own a
 
 import asyncio
 import dataclasses
-import hashlib
 import types
 from pathlib import Path
 
@@ -22,22 +21,22 @@ from actors.training import training as training_module
 from actors.training import training_servers
 from actors.training.training import Training
 from actors.training.training_parts import TrainingParts
-from launcher.base.messages import TerminalStatus
+from launcher.base.messages import Cause, TerminalStatus
 from launcher.config.schema import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RunConfig
-from launcher.run_files.journal import Journal, plain
+from launcher.run_files.journal import Journal, plain, read_lines
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_memory import MemoryFile, RunMemory
 from launcher.run_files.run_paths import RunPaths
 from scripts.check_ledger import audited_facts
-from tests.sim.sim_servers import SimClient, SimScorer, SimServer, digest_of_weights
+from tests.sim.sim_servers import SimClient, SimScorer, SimServer
 from tests.sim.sim_supervisors import SimCoordinator, SimMonitor
 from tests.sim.sim_trainer import SimTrainer
+from tests.sim.truth import FalseReward, Truth
 from tests.sim.virtual_time import OWNER, TurnLock, VirtualLoop, VirtualThread, use_virtual_time
 from tests.support.mortal import Death, MortalJournal
 
 ASSETS = Path(__file__).parents[2] / "assets" / "arithmetic"
-PROMPTS, BATCH, SAMPLES, TOKENS, EPOCHS = 12, 4, 2, 4, 4
-STEPS = PROMPTS // BATCH * EPOCHS
+PROMPTS, BATCH, SAMPLES, TOKENS = 12, 4, 2, 4
 VIRTUAL_S = 3600.0
 """Virtual seconds; the longest that a run may take."""
 
@@ -45,7 +44,7 @@ VIRTUAL_S = 3600.0
 class SimulatedRun:
     """`lived` runs it to its end; `befalls` is a coroutine function that does harm to it meanwhile."""
 
-    def __init__(self, folder, loop, parts, config, *, servers=2, death=None):
+    def __init__(self, folder, loop, parts, config, *, servers, death, mortal_from):
         self.loop = loop
         self.config = config
         self.paths = RunPaths.of(config)
@@ -54,34 +53,38 @@ class SimulatedRun:
         self.paths.config.write_text(yaml.safe_dump(plain(dataclasses.asdict(config))))
         self.parts = parts
         self.death = death or Death()
+        self.mortal_from = mortal_from
         self.changed = asyncio.Event()
         self.draws = 0
-        self.is_judge_broken = False
+        self.is_judge_broken = self.is_template_wrong = False
         self.servers = {f"server-{i}": SimServer(self, f"server-{i}", i) for i in range(servers)}
         self.by_url = {server.url: server for server in self.servers.values()}
-        self._digest = (None, "")
+        self.truth = Truth(self)
         self.trainer = SimTrainer(self)
         self.monitor = SimMonitor(self)
         self.coordinator = SimCoordinator(self)
 
+    def break_judge(self):
+        self.truth.befell(Cause.VERIFIER_BROKEN)
+        self.is_judge_broken = True
+
+    def mend_judge(self):
+        self.is_judge_broken = False
+        self.changed.set()
+
+    def break_template(self):
+        """The fall that it makes looks like a collapse, until the restored weights earn no more."""
+        self.truth.befell(Cause.REWARD_COLLAPSE)
+        self.truth.befell(Cause.OUTSIDE_WEIGHTS)
+        self.is_template_wrong = True
+
     def reward_of(self, text):
         if self.is_judge_broken:
-            return Score(value=0.0)
-        return Score(value=float(hashlib.sha256(text.encode()).digest()[0] % 2))
+            return Score(value=FalseReward(0.0))
+        return Score(value=sum(one in "56789" for one in text) / max(len(text), 1))
 
     def logprobs(self, prompt, tokens):
         return self.parts.model.logprobs(prompt, tokens)
-
-    def digest_of_trainer(self):
-        training = self.trainer.training
-        model = self.parts.model
-        lineage = None if training is None else training.servers.publisher.lineage
-        key = (self.trainer.incarnation, lineage, model.policy_version)
-        if self._digest[0] != key:
-            import torch
-
-            self._digest = (key, digest_of_weights(model.named_weights(torch.float32)))
-        return self._digest[1]
 
     async def until(self, step):
         """Returns when the trainer has committed so many steps."""
@@ -97,35 +100,43 @@ class SimulatedRun:
             if harm is not None:
                 harm.cancel()
                 await asyncio.gather(harm, return_exceptions=True)
-            self.trainer.kill()
+            self.trainer.end_process()
         # as the driver ends a run
         Journal(self.paths.events, 1).record(f"run.{outcome.status.lower()}", subject="run", reason=outcome.reason)
+        self.truth.check_end(outcome, [*self.events()])
         return outcome
 
+    def events(self, *names):
+        """Lines of the run's journal with these names; without any: all."""
+        return [line for line in read_lines(self.paths.events) if not names or line["event"] in names]
 
-def findings_of(run):
-    """What the project's own auditor finds, or why it can't say; and whatever else is not as a whole run ends."""
-    if run.outcome.status is not TerminalStatus.FINISHED:
-        return (f"{run.outcome.status}: {run.outcome.reason}",)
+
+def findings_of(run, ends=TerminalStatus.FINISHED):
+    """What breaks a promise: seen by the project's own auditor, by an end that is another one, and by the truth."""
+    if run.outcome.status is not ends:
+        return (f"{run.outcome.status}: {run.outcome.reason}", *run.truth.breaches)
     found = audited_facts(run.paths).audit
-    whole = f"{PROMPTS} prompts, each exactly {EPOCHS} times; {STEPS} of {STEPS} steps"
-    return (*found.doubts, *([] if found.counts == whole else [found.counts]))
+    if ends is not TerminalStatus.FINISHED:  # of steps after its newest checkpoint it may be unknown what became
+        return (*(one for one in found.doubts if not one.startswith("not known: ")), *run.truth.breaches)
+    epochs = run.config.total_train_epochs
+    steps = PROMPTS // BATCH * epochs
+    whole = f"{PROMPTS} prompts, each exactly {epochs} times; {steps} of {steps} steps"
+    return (*found.doubts, *([] if found.counts == whole else [found.counts]), *run.truth.breaches)
 
 
-def settings(folder, **changed):
-    """Of a run of 12 prompts, three steps an epoch."""
+def settings(folder, epochs):
+    """Of a run of 12 prompts, three steps an epoch. Of supervision all is as it is for every user (P10)."""
     data = folder / "data.jsonl"
     lines = (ASSETS / "train.jsonl").read_text().splitlines()[:PROMPTS]
     data.write_text("\n".join(lines) + "\n")
     config = RunConfig(
         experiment_name="simulated",
         seed=3,
-        total_train_epochs=EPOCHS,
+        total_train_epochs=epochs,
         train_dataset=DatasetConfig(path=str(data), batch_size=BATCH),
         gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=TOKENS),
         actor=ActorConfig(path=str(ASSETS / "model"), dtype="float32", device="cpu", threads=1),
         recover=RecoverConfig(freq_steps=3, first_steps=None, keep_last=2, memory=True, memory_share=1.0),
-        **changed,
     )
     config.tokenizer_path = config.sglang.model_path = config.ref.path = config.actor.path
     config.sglang.dtype = config.ref.dtype = config.actor.dtype
@@ -148,17 +159,17 @@ class Simulator:
             Simulator.parts = TrainingParts.load(config, Journal(run.paths.events, 1))
         return dataclasses.replace(Simulator.parts, config=config)
 
-    def live(self, folder, befalls=None, *, death=None, servers=2, **changed):
-        """A whole run. Returns it with its outcome, as `outcome`."""
+    def live(self, folder, befalls=None, *, death=None, mortal_from=0, servers=2, epochs=4):
+        """A whole run. Returns it with its outcome, as `outcome`. Before step `mortal_from` nobody meets a `death`."""
         folder.mkdir(exist_ok=True)
         loop = VirtualLoop()
         asyncio.set_event_loop(loop)
-        config = settings(folder, **changed)
+        config = settings(folder, epochs)
         config.sglang.n_servers = servers
         with self._monkeypatch.context() as patch:
             use_virtual_time(patch, loop)
             patch.setattr("os.fsync", lambda fd: None)  # nothing here loses its page cache
-            run = SimulatedRun(folder, loop, None, config, servers=servers, death=death)
+            run = SimulatedRun(folder, loop, None, config, servers=servers, death=death, mortal_from=mortal_from)
             run.parts = self._parts_of(config, run)
             MemoryFile(run.paths.run_memory, this_node()).write(RunMemory(attempt=1))
             patch.setattr(training_module, "LoopThread", lambda name: VirtualThread(loop, OWNER.get()))
@@ -171,6 +182,7 @@ class Simulator:
             )
             patch.setattr(Training, "_log_to_file", lambda training: None)
             patch.setattr(training_servers, "SGLangClient", lambda keys: SimClient(run))
+            run.truth.watch_steps(patch)
             try:
                 run.outcome = loop.run_until_complete(run.lived(befalls))
             finally:

@@ -12,7 +12,8 @@ class Process:
 
     def reach_moment(self, what):
         """At each of these it may be killed (SimulatedRun.death); whether it is dead."""
-        if not self.is_dead and self.run.death.comes((self.kind, what)):
+        is_mortal = not self.is_dead and self.run.truth.furthest >= self.run.mortal_from
+        if is_mortal and self.run.death.comes((self.kind, what)):
             self.is_dead = True
             self.run.loop.call_soon_threadsafe(self.kill)
         return self.is_dead

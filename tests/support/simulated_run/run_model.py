@@ -85,8 +85,6 @@ class ModelHands:
             if self.history.memory.generations.get(name, -1) < 0:
                 self.history.started_server(name, 0, 0, 1)
                 await self.history.flush()
-                if self.is_dead():
-                    return
                 assert server.state is ServerState.STOPPED
                 self.run.server(name, state=ServerState.STALE, verdict=ALIVE, weight_version=0, lineage=1)
         if self.run.trainer.verdict == STARTING:
@@ -104,10 +102,6 @@ class ModelHands:
             is_judged=run.is_judged,
             is_stopped=run.is_stopped,
         )
-
-    def is_dead(self):
-        """Whether its Coordinator was killed meanwhile."""
-        return False
 
     def deadline_s(self, action):
         return self.patience_s
