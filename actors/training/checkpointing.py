@@ -59,8 +59,12 @@ class Save:
 class Checkpointer:
     """Saves when `saver` or `recover` is due; keeps the saver's checkpoints and the newest few of the others."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, journal: Journal) -> None:
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, journal: Journal, model: PolicyModel, queue: PromptQueue
+    ) -> None:
         self._journal = journal
+        self._model = model
+        self._queue = queue
         self._store = CheckpointStore(paths.default_checkpoints)
         now = time.monotonic()
         self._saver = Schedule(config.saver, now=now)
@@ -95,14 +99,7 @@ class Checkpointer:
 
     # ── beside the steps ──
 
-    def keep(
-        self,
-        model: PolicyModel,
-        queue: PromptQueue,
-        position: RunPosition,
-        report: StepReport,
-        record: Callable[[], None],
-    ) -> None:
+    def keep(self, position: RunPosition, report: StepReport, record: Callable[[], None]) -> None:
         """Keep the state after the step of `report` in memory: from then on no kill loses the step. Then `record` it.
 
         Returns before both, and `wait_to_step` after both; where memory doesn't keep it, `record` comes first.
@@ -110,56 +107,56 @@ class Checkpointer:
         self._last = report
         if self._memory.is_due:
             with self._waiting(STATE_S):
-                state = self._collect(model, queue, position)
-            self._keeping = self._reader.submit(self._keep, model, state, record)
+                state = self._collect(position)
+            self._keeping = self._reader.submit(self._keep, state, record)
         else:
             record()
 
-    def _keep(self, model: PolicyModel, state: StepState, record: Callable[[], None]) -> None:
-        with model.beside_the_steps():
+    def _keep(self, state: StepState, record: Callable[[], None]) -> None:
+        with self._model.beside_the_steps():
             self._memory.keep(state, self._disk.newest)
         record()
 
-    def save(self, model: PolicyModel, queue: PromptQueue, position: RunPosition) -> None:
+    def save(self, position: RunPosition) -> None:
         """Begin to save the state after the last step; `conclude` comes before another one. Returns when it is written
         where the disk refused the last one, or where other ranks can't compute meanwhile."""
         if position.checkpoint_name is None:
             return
         with self._waiting(CHECKPOINT_S):
-            state = self._collect(model, queue, position)
+            state = self._collect(position)
             keep = self._keep_next
             self._keep_next = False
             self.is_due = False
-            reading = self._reader.submit(self._read, model, state, keep)
-            writing = self._writer.submit(self._write, model, reading, keep)
+            reading = self._reader.submit(self._read, state, keep)
+            writing = self._writer.submit(self._write, reading, keep)
             self._saving = Save(step=state.name.global_step, keep=keep, reading=reading, writing=writing)
-            if self._was_refused or model.saves_alone:
+            if self._was_refused or self._model.saves_alone:
                 wait([writing])
 
-    def _read(self, model: PolicyModel, state: StepState, keep: bool) -> StepState | None:
+    def _read(self, state: StepState, keep: bool) -> StepState | None:
         """What `_write` has to write: a copy, which outlasts the next step. Without room for one it is written here."""
-        with model.beside_the_steps():
+        with self._model.beside_the_steps():
             if self._disk.has(state):
                 return None
             try:
-                own = model.copy_to_host(state.training, room=(1 - LEFT_FREE) * find_hardware().memory_free)
+                own = self._model.copy_to_host(state.training, room=(1 - LEFT_FREE) * find_hardware().memory_free)
             except Exception as error:  # want of memory has several kinds, and costs the run a checkpoint only
                 raise CheckpointError(f"checkpoint {state.name} was not copied: {error!r}") from error
             if own is None:
-                self._disk.write(model, state, keep=keep)
+                self._disk.write(self._model, state, keep=keep)
                 return None
         return replace(state, training=own)
 
-    def _write(self, model: PolicyModel, reading: Future[StepState | None], keep: bool) -> None:
+    def _write(self, reading: Future[StepState | None], keep: bool) -> None:
         state = reading.result()
         if state is not None:
-            with model.beside_the_steps():
-                self._disk.write(model, state, keep=keep)
+            with self._model.beside_the_steps():
+                self._disk.write(self._model, state, keep=keep)
 
-    def _collect(self, model: PolicyModel, queue: PromptQueue, position: RunPosition) -> StepState:
+    def _collect(self, position: RunPosition) -> StepState:
         """Gathered once a step, for both places."""
-        self._collected = self._collected or model.training_state()
-        return StepState(training=self._collected, queue=queue.state_dict(), position=position, report=self._last)
+        self._collected = self._collected or self._model.training_state()
+        return StepState(training=self._collected, queue=self._queue.state_dict(), position=position, report=self._last)
 
     def wait_to_step(self) -> float:
         """Returns, with the seconds that it took, when the weights may change. Raises what `record` raised."""
@@ -253,24 +250,24 @@ class Checkpointer:
 
     # ── going back ──
 
-    def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> Restored:
+    def load(self, folder: Path) -> Restored:
         """Restore model, optimizer, RNG, data position and counters from `folder`.
 
         Checkpoints of later steps are set aside, as those steps are trained again. Raises CheckpointError.
         """
         self.settle()
-        restored = go_back_to(folder, model, queue)
+        restored = go_back_to(folder, self._model, self._queue)
         self._continue_from(restored, folder.name)
         return restored
 
-    def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Restored:
+    def load_step(self, global_step: int) -> Restored:
         """Restore the state after a step, from memory or else from disk, verified before anything changes. Raises
         CheckpointError, as DiskError where nothing is known of the checkpoint."""
         self.settle()
         state = self._memory.find(global_step, self._store.list())
         if state is not None:
             try:
-                restored = self._memory.load(state, model, queue)
+                restored = self._memory.load(state, self._model, self._queue)
                 self._continue_from(restored, str(state))
                 return restored
             except DiskError:
@@ -286,13 +283,13 @@ class Checkpointer:
             found = verify(checkpoint.path)  # what the disk did not give a moment ago
         if not found.is_complete:
             raise CheckpointError(f"{checkpoint} can't be gone back to: {found.why_not}", "an older one is used")
-        return self.load(checkpoint.path, model, queue)
+        return self.load(checkpoint.path)
 
-    def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> Restored:
+    def begin_anew(self, first: Mapping[str, Any]) -> Restored:
         """Restore the run's first weights and the data position `first`; all checkpoints are set aside."""
         self.settle()
-        model.begin_anew()
-        queue.load_state_dict(first)
+        self._model.begin_anew()
+        self._queue.load_state_dict(first)
         restored = Restored(position=RunPosition())
         self._continue_from(restored, "the beginning")
         return restored

@@ -282,7 +282,7 @@ class GrpoLoop:
             self.refusal = self._record(report, batch) or self.refusal
 
         self._checkpointer.step_done(ended_epoch=self._position.epoch != taken.epoch)
-        self._checkpointer.keep(self._model, self._queue, self._position, report, record)
+        self._checkpointer.keep(self._position, report, record)
 
     def _do_what_is_due(self) -> None:
         """After the last step: save and evaluate where it is time to."""
@@ -321,7 +321,7 @@ class GrpoLoop:
         self.phase.enter("checkpoint")
         self._conclude(required=False)
         if self.refusal is None:
-            self._checkpointer.save(self._model, self._queue, self._position)
+            self._checkpointer.save(self._position)
 
     def _conclude(self, *, required: bool) -> None:
         """Where the disk refused a checkpoint the loop stops, and saves first when it is allowed to step again."""

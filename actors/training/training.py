@@ -23,7 +23,6 @@ from actors.training.patient_log import PatientFileHandler
 from actors.training.sample_log import SampleLog
 from actors.training.step_loop import GrpoLoop
 from actors.training.step_records import StepRecords, cut_reason
-from actors.training.step_state import Restored
 from actors.training.training_parts import TrainingParts
 from actors.training.training_servers import TrainingServers
 from launcher.base.disk_faults import Refusal
@@ -127,7 +126,7 @@ class Training:
         )
         self._queue = queue_of(config, self._data)
         self._first_position = self._queue.state_dict()
-        self._checkpointer = Checkpointer(config, paths, self._journal)
+        self._checkpointer = Checkpointer(config, paths, self._journal, self._model, self._queue)
         self._samples = SampleLog(
             paths, config.stats_logger, lambda ids: self._model.tokenizer.batch_decode([list(one) for one in ids])
         )
@@ -160,7 +159,10 @@ class Training:
         try:
             self.servers.rollouts.abandon()
             with self._loop.changing():
-                restored = self._load(global_step)
+                if global_step == FIRST_WEIGHTS:
+                    restored = self._checkpointer.begin_anew(self._first_position)
+                else:
+                    restored = self._checkpointer.load_step(global_step)
                 if (
                     restored.last is not None and restored.last.attempt <= self._attempt
                 ):  # else of another machine's logs
@@ -184,11 +186,6 @@ class Training:
             total_steps=self._loop.total_steps,
         )
         return self._loop.next_step
-
-    def _load(self, global_step: int) -> Restored:
-        if global_step == FIRST_WEIGHTS:
-            return self._checkpointer.begin_anew(self._model, self._queue, self._first_position)
-        return self._checkpointer.load_step(global_step, self._model, self._queue)
 
     def run(self) -> TrainerEnd:
         """Step until the end or until paused; return at once where `allow` was not called. Raises RunError.

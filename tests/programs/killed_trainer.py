@@ -77,7 +77,7 @@ def live(config: RunConfig, model: PolicyModel) -> None:
     journal = Journal(paths.events, 1, time.time)
     queue = PromptQueue([*prompts(N_PROMPTS)], seed=3, shuffle=True)
     first = queue.state_dict()
-    checkpointer = Checkpointer(config, paths, journal)
+    checkpointer = Checkpointer(config, paths, journal, model, queue)
     records = StepRecords(paths)
 
     def published(version: int) -> None:
@@ -96,10 +96,7 @@ def live(config: RunConfig, model: PolicyModel) -> None:
         attempt=1,
     )
     step = choose(CheckpointCatalog.of_run(config, paths).facts(-1), None, (), config.restore).global_step
-    if step == FIRST_WEIGHTS:
-        restored = checkpointer.begin_anew(model, queue, first)
-    else:
-        restored = checkpointer.load_step(step, model, queue)
+    restored = checkpointer.begin_anew(first) if step == FIRST_WEIGHTS else checkpointer.load_step(step)
     if restored.last is not None:
         records.complete(restored.last)
     loop.restore(restored.position)

@@ -63,7 +63,7 @@ class Trial:
         ref = RefConfig(path=str(MODEL), dtype="float32")
         self.model = PolicyModel(self.config.actor, ref, temperature=1.0, total_steps=20)
         journal = Journal(self.paths.events, 1, time.time)
-        checkpointer = Checkpointer(self.config, self.paths, journal)
+        checkpointer = Checkpointer(self.config, self.paths, journal, self.model, self.queue)
         self.loop = GrpoLoop(
             self.config,
             model=self.model,
@@ -78,7 +78,7 @@ class Trial:
         )
         if resume:
             newest = self.store.latest_complete().checkpoint
-            self.restored = checkpointer.load(newest.path, self.model, self.queue)
+            self.restored = checkpointer.load(newest.path)
             self.loop.restore(self.restored.position)
 
     def run(self):

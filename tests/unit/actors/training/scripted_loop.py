@@ -124,7 +124,7 @@ class ScriptedLoop:
         self.is_due = self.loop.next_step in self.save_at
         self.evaluation_is_due = self.loop.next_step in self.evaluate_at
 
-    def keep(self, model, queue, position, report, record):
+    def keep(self, position, report, record):
         assert position.next_step == report.global_step + 1
         self.log.append("keep")
         self.reports.append(report)
@@ -133,7 +133,7 @@ class ScriptedLoop:
     def record(self, report, batch):
         return self.does("record", said=())
 
-    def save(self, model, queue, position):
+    def save(self, position):
         self.is_due = False
         self.does(f"save {position.next_step}")
 

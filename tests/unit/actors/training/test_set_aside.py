@@ -38,8 +38,8 @@ def test_what_a_trainer_had_set_aside_when_it_was_killed_is_put_back_too(tmp_pat
     append_line(paths.events, {"event": "trainer.restoring", "onset_step": 10})
     restored = Restored(position=RunPosition(next_step=5))
     with pytest.raises(Killed):
-        Checkpointer(config, paths, Dying(paths.events, 1))._continue_from(restored, "step 4")
-    Checkpointer(config, paths, Journal(paths.events, 1))._continue_from(restored, "step 4")  # the next one
+        Checkpointer(config, paths, Dying(paths.events, 1), None, None)._continue_from(restored, "step 4")
+    Checkpointer(config, paths, Journal(paths.events, 1), None, None)._continue_from(restored, "step 4")  # the next one
     append_line(paths.events, {"event": "trainer.restored", "global_step": 4})
     save(store, 9)
     assert steps_of(store) == [4, 9]

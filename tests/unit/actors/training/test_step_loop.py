@@ -151,10 +151,10 @@ def test_a_loop_goes_back_to_a_checkpoint_and_to_the_beginning_in_the_same_proce
     first = trial.queue.state_dict()
     assert trial.run()
     checkpointer = trial.loop._checkpointer
-    trial.loop.restore(checkpointer.load_step(7, trial.model, trial.queue).position)
+    trial.loop.restore(checkpointer.load_step(7).position)
     assert trial.run()
     identical(trial.weights(), whole.weights())
-    trial.loop.restore(checkpointer.begin_anew(trial.model, trial.queue, first).position)
+    trial.loop.restore(checkpointer.begin_anew(first).position)
     assert trial.run()
     identical(trial.weights(), whole.weights())
     steps = [r.global_step for r in trial.reports]

@@ -11,13 +11,14 @@ import pytest
 
 from actors.data.prompt_queue import PromptQueue
 from actors.training import checkpointing, step_memory
+from actors.training.checkpointing import Checkpointer
 from actors.training.step_records import StepRecords
 from launcher.base.errors import CheckpointError, DataError, DiskError
 from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.verification import Verification, verify
-from launcher.run_files.journal import current_lines, read_lines
+from launcher.run_files.journal import Journal, current_lines, read_lines
 from tests.support.worlds.training import Trial, identical
 
 
@@ -64,7 +65,7 @@ def test_each_step_is_kept_and_the_same_process_goes_back_to_it(tmp_path):
     trial = Trial(tmp_path / "back", steps=7)
     assert trial.run()
     assert [state.global_step for state in states(trial).current(trial.store.list())] == [5, 6]
-    restored = trial.loop._checkpointer.load_step(5, trial.model, trial.queue)
+    restored = trial.loop._checkpointer.load_step(5)
     assert restored.last == trial.reports[5]
     assert restored.position.next_step == 6
     trial.loop.restore(restored.position)
@@ -82,10 +83,10 @@ def test_a_damaged_state_counts_no_more_and_the_older_one_serves(tmp_path):
     checkpointer = trial.loop._checkpointer
     flip(newest(trial).path / "training_state.tensors")
     with pytest.raises(CheckpointError, match="step 6"):
-        checkpointer.load_step(6, trial.model, trial.queue)
+        checkpointer.load_step(6)
     assert "training_state.tensors was changed" in trial.events("state.damaged")[0]["reason"]
     assert newest(trial).global_step == 5
-    assert checkpointer.load_step(5, trial.model, trial.queue).position.next_step == 6
+    assert checkpointer.load_step(5).position.next_step == 6
 
 
 def test_a_state_of_another_data_set_or_seed_is_not_damaged_and_stays(tmp_path):
@@ -94,10 +95,10 @@ def test_a_state_of_another_data_set_or_seed_is_not_damaged_and_stays(tmp_path):
     trial.run()
     other = PromptQueue([f"new {index}" for index in range(len(trial.queue))], seed=0, shuffle=True)
     with pytest.raises(DataError, match=r"the data set, its order or the seed is not the checkpoint's: .*fingerprint"):
-        trial.loop._checkpointer.load_step(6, trial.model, other)
+        Checkpointer(trial.config, trial.paths, Journal(trial.paths.events, 1), trial.model, other).load_step(6)
     assert newest(trial).global_step == 6
     assert trial.events("state.damaged") == []
-    restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
+    restored = trial.loop._checkpointer.load_step(6)
     assert restored.last == trial.reports[6]
 
 
@@ -108,9 +109,9 @@ def test_a_state_that_can_not_be_read_now_stays(tmp_path):
     trial.store.set_aside_after(3)
     refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     with patch.object(in_memory_checkpoints, "record_of", side_effect=refused), pytest.raises(DiskError):
-        trial.loop._checkpointer.load_step(4, trial.model, trial.queue)
+        trial.loop._checkpointer.load_step(4)
     assert trial.events("state.damaged") == []
-    assert trial.loop._checkpointer.load_step(4, trial.model, trial.queue).last == trial.reports[4]
+    assert trial.loop._checkpointer.load_step(4).last == trial.reports[4]
 
 
 def test_a_checkpoint_that_can_not_be_read_now_is_gone_back_to_later(tmp_path, monkeypatch):
@@ -125,9 +126,9 @@ def test_a_checkpoint_that_can_not_be_read_now_is_gone_back_to_later(tmp_path, m
 
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(DiskError, match="Stale file handle"):
-        trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
+        trial.loop._checkpointer.load_step(6)
     lasts[0] = False
-    assert trial.loop._checkpointer.load_step(6, trial.model, trial.queue).position.next_step == 7
+    assert trial.loop._checkpointer.load_step(6).position.next_step == 7
 
 
 def test_one_that_can_never_be_read_keeps_no_later_one_from_being_saved(tmp_path, monkeypatch):
@@ -151,14 +152,14 @@ def test_a_disk_that_is_back_within_the_look_costs_no_checkpoint(tmp_path):
     lost = Verification(trial.store.root, problems=["model.safetensors can't be read: Connection timed out"])
     looks = iter([lost])
     with patch.object(checkpointing, "verify", side_effect=lambda folder: next(looks, None) or verify(folder)):
-        assert trial.loop._checkpointer.load_step(6, trial.model, trial.queue).position.next_step == 7
+        assert trial.loop._checkpointer.load_step(6).position.next_step == 7
 
 
 def test_a_damaged_state_of_a_step_that_the_disk_has_is_no_loss(tmp_path):
     trial = Trial(tmp_path, steps=7)
     trial.run()
     flip(newest(trial).path / "position.json")
-    restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
+    restored = trial.loop._checkpointer.load_step(6)
     assert (restored.position.next_step, restored.is_from_memory) == (7, False)
     assert restored.last == trial.reports[6]
 
@@ -171,7 +172,7 @@ def test_what_was_due_after_the_last_step_is_done_after_a_restore(tmp_path):
         trial.run()
     assert newest(trial).global_step == 3, "the checkpoint that was due after it is not on the disk"
     trial.loop._checkpointer.save = save
-    restored = trial.loop._checkpointer.load_step(3, trial.model, trial.queue)
+    restored = trial.loop._checkpointer.load_step(3)
     trial.loop.restore(restored.position)
     assert trial.run()
     assert [checkpoint.global_step for checkpoint in trial.store.list()] == [3, 6]
@@ -222,7 +223,7 @@ def test_switched_off_nothing_is_kept_and_what_was_kept_goes(tmp_path):
     assert states(trial).root.exists()
     trial.config.recover.memory = False
     off = Trial(tmp_path, steps=8, memory=False)
-    restored = off.loop._checkpointer.load_step(5, off.model, off.queue)
+    restored = off.loop._checkpointer.load_step(5)
     assert not restored.is_from_memory
     off.loop.restore(restored.position)
     assert off.run()
@@ -306,5 +307,5 @@ def test_a_checkpoint_of_before_has_no_lines_and_is_gone_back_to(tmp_path):
     content = json.loads((path / "position.json").read_text())
     del content["report"]
     (path / "position.json").write_text(json.dumps(content))
-    restored = trial.loop._checkpointer.load(path, trial.model, trial.queue)
+    restored = trial.loop._checkpointer.load(path)
     assert (restored.position.next_step, restored.last) == (4, None)
