@@ -22,7 +22,6 @@ class ServerRecord:
     """`state`: READY, STARTING, DEAD, ABANDONED or LEAVING."""
 
     state: str
-    url: str = ""
     pid: int | None = None
 
 
@@ -68,8 +67,7 @@ class LastAttempt:
             case "trainer.died":  # nobody is left to say that it is over
                 self.waits.clear()
             case "server.ready":
-                url = str(event.get("url") or "")
-                self.servers[subject] = ServerRecord(state=SERVER_STATES[name], url=url, pid=pid)
+                self.servers[subject] = ServerRecord(state=SERVER_STATES[name], pid=pid)
             case "server.left":  # as requested: it is not missing
                 self.servers.pop(subject, None)
             case "server.leaving" if subject not in self.servers:

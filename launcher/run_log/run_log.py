@@ -189,13 +189,6 @@ class RunLog:
         restored = -1 if last is None else _step_of(last.event)
         return max(restored, self._saved_step, *(line.step for line in since))
 
-    def policy_version(self) -> int | None:
-        """Of the trainer's weights: after the last step, or after a restore that no step has followed yet."""
-        placed = [one for one in self._placed() if one.event.get("event") != OUTSIDE_WEIGHTS]
-        if placed and placed[-1].after == len(self.steps):
-            return _step_of(placed[-1].event) + 1
-        return self.steps[-1].policy_version if self.steps else None
-
     def incident_facts(
         self, restores: Sequence[Restore], *, folders: frozenset[int], say: Callable[[Record], str]
     ) -> tuple[IncidentFacts, ...]:

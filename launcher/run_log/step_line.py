@@ -38,7 +38,6 @@ class StepLine:
     number: int  # of lines before it
     lineage: int | None = None  # restores of its attempt before it; None where it does not say
     epoch: int | None = None
-    policy_version: int | None = None
 
     @classmethod
     def of(cls, line: Record, number: int) -> Self | None:
@@ -65,7 +64,6 @@ class StepLine:
             number=number,
             lineage=as_integer(line.get("lineage")),
             epoch=as_integer(line.get("epoch")),
-            policy_version=as_integer(line.get("policy_version")),
         )
 
     @property

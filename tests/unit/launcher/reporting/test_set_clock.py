@@ -11,7 +11,6 @@ from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_paths import RunPaths
-from launcher.run_log.run_log import read_run_log
 from scripts import diagnose
 from scripts.health.recorded_run import read_run
 
@@ -79,7 +78,6 @@ def test_a_restore_that_no_step_has_followed(run, set_by_s):
     assert read_health(run.paths).last_step == facts.steps[-1].step
     assert read_run(run.paths)[1].last_step == 4
     assert diagnosed(run.paths) == [0, 1, 2, 3, 4]
-    assert read_run_log(run.paths).policy_version() == 5
 
 
 def test_a_restore_after_which_the_run_went_on(run, set_by_s):
@@ -93,7 +91,6 @@ def test_a_restore_after_which_the_run_went_on(run, set_by_s):
     assert [(one.step, one.steps_back) for one in facts.restores] == [(4, 5)]
     assert read_health(run.paths).last_step == 6
     assert diagnosed(run.paths) == list(range(7))
-    assert read_run_log(run.paths).policy_version() == 7
 
 
 def test_a_restore_in_an_attempt_of_its_own(run, set_by_s):
@@ -107,7 +104,6 @@ def test_a_restore_in_an_attempt_of_its_own(run, set_by_s):
     assert read_health(run.paths).last_step == 7
     assert read_run(run.paths)[1].last_step == 7
     assert diagnosed(run.paths) == list(range(8))
-    assert read_run_log(run.paths).policy_version() == 8
 
 
 def test_a_diagnosis_says_that_the_steps_went_back_before_the_next_one_came(run, set_by_s, capsys):

@@ -181,7 +181,7 @@ def test_a_restore_that_was_not_borne_out_has_undone_no_step():
     lines += [{"event": "health.outside_weights", "lineage": 3, "global_step": None}]
     contradicted = log_of(*lines)
     assert contradicted.standing() == (tuple(contradicted.steps), ())
-    assert (contradicted.newest_step(), contradicted.policy_version()) == (9, 5), "the trainer itself is where it was"
+    assert contradicted.newest_step() == 9
     lines += [{"event": "trainer.restored", "attempt": 2, "lineage": 1, "global_step": 8}]
     lines += [{"global_step": step, "attempt": 2, "lineage": 1} for step in (9, 10)]
     log = log_of(*lines)

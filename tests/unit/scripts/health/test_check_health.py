@@ -91,7 +91,7 @@ def test_no_server_that_is_named_is_sent_the_run_s_keys(paths):
         assert (other.verdict, "401" in other.said) == (BAD, True)
 
 
-def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
+def test_the_journal_tells_how_the_servers_of_this_attempt_are(paths):
     old = Journal(paths.events, 1)
     old.record("run.started")
     old.record("server.ready", subject="server-9", url="http://old", pid=5)
@@ -110,7 +110,7 @@ def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
     journal.record("run.running", state="RUNNING", reason="nothing to do")
     journal.record("run.finished", reason="all steps")
     view = read_view(paths)
-    assert view.servers["server-0"] == ServerRecord(state="READY", url="http://b", pid=11)
+    assert view.servers["server-0"] == ServerRecord(state="READY", pid=11)
     assert (view.incidents, view.state, view.status) == ({}, "RUNNING", "FINISHED")
 
 
