@@ -12,30 +12,36 @@ next step waits for that. Of several ranks the state is gathered first, which is
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.training_state import TrainingState
-from actors.training.checkpoint_writer import CheckpointWriter
 from actors.training.run_position import RunPosition
 from actors.training.step_memory import StepMemory
 from actors.training.step_state import Restored, StepState, go_back_to
 from launcher.base.disk_faults import DiskFault, Refusal, fault_of
 from launcher.base.durable import refusal_of
 from launcher.base.errors import CheckpointError, DiskError
-from launcher.base.messages import StepReport
+from launcher.base.messages import Health, StepReport
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import refuse_unread
-from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import LEFT_FREE
+from launcher.checkpoints.manifest import POSITION_FILE
+from launcher.checkpoints.restore_request import restore_is_asked
 from launcher.checkpoints.uploads import Uploader, remote_of
 from launcher.checkpoints.verification import verify
+from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schedule import Schedule
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import find_hardware
@@ -87,7 +93,11 @@ class Checkpointer:
         self._uploads = (
             None if remote is None else Uploader(remote, self._store, journal, keep_last=config.recover.keep_last)
         )
-        self._disk = CheckpointWriter(config, paths, journal, self._store, self._uploads)
+        self._paths = paths
+        self._catalog = CheckpointCatalog.of_run(config, paths)
+        self._keep_last = config.recover.keep_last
+        self._fingerprint = config_fingerprint(config)
+        self._newest: Checkpoint | None = None  # the newest complete one on the disk; none before the first restore
 
     def step_done(self, *, ended_epoch: bool) -> None:
         """A step was committed: what is due after it? A checkpoint stays due until one is begun, and where a disk
@@ -114,7 +124,7 @@ class Checkpointer:
 
     def _keep(self, state: StepState, record: Callable[[], None]) -> None:
         with self._model.beside_the_steps():
-            self._memory.keep(state, self._disk.newest)
+            self._memory.keep(state, self._newest)
         record()
 
     def save(self, position: RunPosition) -> None:
@@ -136,14 +146,15 @@ class Checkpointer:
     def _read(self, state: StepState, keep: bool) -> StepState | None:
         """What `_write` has to write: a copy, which outlasts the next step. Without room for one it is written here."""
         with self._model.beside_the_steps():
-            if self._disk.has(state):
+            has_folder = (self._store.root / str(state.name)).is_dir()  # else others need not be readable
+            if has_folder and self._store.find(state.name.global_step) is not None:
                 return None
             try:
                 own = self._model.copy_to_host(state.training, room=(1 - LEFT_FREE) * find_hardware().memory_free)
             except Exception as error:  # want of memory has several kinds, and costs the run a checkpoint only
                 raise CheckpointError(f"checkpoint {state.name} was not copied: {error!r}") from error
             if own is None:
-                self._disk.write(self._model, state, keep=keep)
+                self._commit(state, keep=keep)
                 return None
         return replace(state, training=own)
 
@@ -151,7 +162,41 @@ class Checkpointer:
         state = reading.result()
         if state is not None:
             with self._model.beside_the_steps():
-                self._disk.write(self._model, state, keep=keep)
+                self._commit(state, keep=keep)
+
+    def _commit(self, state: StepState, *, keep: bool) -> None:
+        """Write a checkpoint, `keep`: for good; then prune the older ones. Raises CheckpointError."""
+        wait_for_lease()
+        started = time.monotonic()
+        with self._store.staging(state.name) as staged:
+            self._model.save(staged, state.training)
+            (staged / POSITION_FILE).write_text(json.dumps(state.position_file()))
+            wait_for_lease()
+            committed = self._store.commit(
+                staged,
+                global_step=state.name.global_step,
+                policy_version=state.policy_version,
+                config_fingerprint=self._fingerprint,
+                health={"reward_mean": fmean(state.position.recent_rewards), "verdict": Health.UNKNOWN},  # nobody asked
+                keep=keep,
+            )
+        before = self._newest
+        self._newest = committed
+        self._journal.record(
+            "checkpoint.committed",
+            subject=str(state.name),
+            global_step=state.name.global_step,
+            seconds=time.monotonic() - started,
+        )
+        # what is kept in memory of the steps meanwhile counts as long as the one before it is there
+        spare = set() if before is None else {before.global_step}
+        spare |= self._catalog.worth_sparing(self._keep_last, healthy_until=state.name.global_step)
+        # what a person has asked for, and what it would set aside, must be there when the run goes back
+        pruned = () if restore_is_asked(self._paths) else self._store.prune(self._keep_last, spare=spare)
+        for removed in pruned:
+            self._journal.record("checkpoint.pruned", subject=str(removed), global_step=removed.global_step)
+        if self._uploads is not None:
+            self._uploads.committed()
 
     def _collect(self, position: RunPosition) -> StepState:
         """Gathered once a step, for both places."""
@@ -244,7 +289,7 @@ class Checkpointer:
 
     def _refusal(self, fault: DiskFault) -> Refusal:
         """That a save met it. It would have taken about as much as the last one; with nothing to go by, 0."""
-        newest = None if self._disk.newest is None else self._disk.newest.manifest
+        newest = None if self._newest is None else self._newest.manifest
         needed = 0 if newest is None else newest.total_bytes
         return refusal_of(self._store.root, fault, needed=needed)
 
@@ -309,7 +354,8 @@ class Checkpointer:
         self._memory.drop_after(done)
         if self._uploads is not None:
             self._uploads.set_back(done)
-        self._disk.look()
+        committed = (one for one in reversed(self._store.list()) if one.state is CheckpointState.COMMITTED)
+        self._newest = next(committed, None)
         self._last = restored.last
         is_again = restored.is_from_memory
         steps, epochs = (done, position.last_epoch) if is_again else (position.next_step, position.epoch)
