@@ -196,7 +196,7 @@ BACK = (
     "incident.ended",
     "run.finished",
 )
-MENDED = ("canary.wrong", "batch.rejected", "incident.began", "canary.sound", "incident.ended", "run.finished")
+MENDED = ("canary.wrong", "incident.began", "incident.joined", "canary.sound", "incident.ended", "run.finished")
 ONLY_A_COLLAPSE = ("checkpoint.condemned", "canary.wrong", f"health.{Cause.OUTSIDE_WEIGHTS}")
 
 SCENARIOS = (
