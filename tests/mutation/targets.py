@@ -14,7 +14,6 @@ ENGINE = ("scripted_answers", "unanswered")
 STEPS = ("scripted_steps",)
 CHECKPOINTS = "tests/unit/launcher/checkpoints"
 STORE = (
-    "checkpoint_listing",
     "checkpoint_pruning",
     "checkpoint_store",
     "checkpoints",
