@@ -23,6 +23,8 @@ CHUNK = 4 * 2**20
 PEEKED = 512
 """Bytes of a matrix that show already that it is not one number."""
 NO_FLOATS = frozenset({"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"})
+NOT_COVERED = "file not fully covered"
+"""The library's words where the file's length is not what its header says."""
 EXPONENTS: Mapping[str, tuple[Any, int]] = {
     "F16": (np.uint16, 0x7C00),
     "BF16": (np.uint16, 0x7F80),
@@ -59,7 +61,9 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror or error}", "check the path and its rights") from error
     except SafetensorError as error:
-        raise ModelError(f"{file} is not a complete safetensors file: {error}", "copy or download it again") from error
+        is_cut = NOT_COVERED in str(error)
+        what = "is truncated, or has more than its header names" if is_cut else "is not a complete safetensors file"
+        raise ModelError(f"{file} {what}: {error}", "copy or download it again") from error
     return dict(reversed(found.items()))
 
 

@@ -26,6 +26,7 @@ def driven(tmp_path, monkeypatch):
     monkeypatch.setattr(detached.ray, "get_actor", lambda name: name)
     monkeypatch.setattr(detached.ray, "kill", lambda actor: None)
     monkeypatch.setattr(detached, "LOCK_S", 0.0)
+    monkeypatch.chdir(tmp_path)  # the driver goes there, and later tests would stay there
 
     def drive(drive_run):
         kind = detached.DetachedDriver.__ray_metadata__.modified_class

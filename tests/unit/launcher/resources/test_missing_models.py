@@ -105,10 +105,8 @@ def test_no_weights(config, model):
 
 def test_truncated_weights(config, model):
     file = model / "model.safetensors"
-    whole = file.stat().st_size
-    os.truncate(file, whole - 1)
-    message = the_one(config, ModelError)
-    assert f"{file} is truncated: {whole - 1} bytes instead of the {whole}" in message
+    os.truncate(file, file.stat().st_size - 1)
+    assert f"{file} is truncated" in the_one(config, ModelError)
 
 
 @pytest.mark.parametrize(
