@@ -130,7 +130,9 @@ class ProcessHost:
         self._socket = socket_
         self._socket.setblocking(False)
         self._launch = launch
-        self._environment = _environment(launch) | {key: os.environ.get(key) for key in VARIES}
+        lasting = {key: value for key, value in _environment(launch).items() if key not in VARIES}
+        # These come last: setproctitle finds a process's title below the first variable, which must not change.
+        self._environment = {**lasting, **{key: os.environ.get(key) for key in VARIES}}
         self._identity: Process | None = None
         self._process: HostedProcess | None = None
         self._files: list[Path] = []

@@ -45,9 +45,11 @@ class World:
     def made(self, *words: str, grace_s: float = 0.0, vital: str = "", memory_limit: int | None = None):
         head = ENTRY if self.forks else (sys.executable, "-S", "-m") if not words else ()
         tree = ("tests.programs.fake_tree", str(self.file), *([vital] if vital else []))
+        of_its_own = {"TMPDIR": str(self.scratch), "LOOK_S": str(self.look_s)}
         return ProcessLaunch(
             command=(*head, *(words or tree)),
-            environment={**os.environ, **self.variables, "TMPDIR": str(self.scratch), "LOOK_S": str(self.look_s)},
+            # TMPDIR is the first, as `TMPDIR=… python -m launcher` has it
+            environment={"TMPDIR": "", **os.environ, **self.variables, **of_its_own},
             log=self.log,
             mark=self.mark,
             watch=[self.owner.pid],

@@ -123,9 +123,11 @@ async def test_a_server_is_as_a_program_that_was_run(forked, tmp_path):
     assert forked.process.ended.exit_code == 0
 
 
-async def test_a_server_can_be_given_a_title(forked, tmp_path):
+async def test_a_server_can_be_given_a_title(forked, tmp_path, monkeypatch):
     """SGLang's parts are known by theirs. setproctitle finds its place below the first variable, and found none where
-    the environment had been set anew: a scheduler that died was not seen as a vital part."""
+    the environment had been set anew, or its first variable was TMPDIR, of which each server has its own: a scheduler
+    that died was not seen as a vital part."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     setproctitle = pytest.importorskip("setproctitle")
     packages = str(Path(setproctitle.__file__).parents[1])
     await forked.begin(PYTHONPATH=os.pathsep.join((str(tmp_path), packages)))
