@@ -208,6 +208,7 @@ class _Whole(_DoorRequest):
     """A request whose answer is the server's own, and is begun anew where it is moved."""
 
     continues = False
+    is_streamed = False
 
     def __init__(self, door: DoorRequests, method: str, path: str, body: bytes) -> None:
         super().__init__(door)

@@ -71,6 +71,9 @@ class RequestLoop:
     @contextmanager
     def _watched(self, turn: ServerTurn, server: ServerInfo) -> Iterator[Callable[[], None]]:
         """Gives what is to be called when tokens arrive."""
+        if not turn.request.is_streamed:  # else a long answer under way would be its server's silence
+            yield lambda: None
+            return
         if self._watching is not None and self._watching.done():
             self._watching.result()  # a defect: without the watch no silence would be noticed
         if self._watching is None:

@@ -23,6 +23,8 @@ class ServerRequest(ABC):
     """The server that has just failed at it, or fell silent."""
     continues = True
     """The next server continues where the last one was; else a silence of its server does not move it."""
+    is_streamed = True
+    """What is made of it is heard as it is made; else waiting for it shows no silence of its server."""
     silences = 0
     """How often it was moved for a silence."""
     is_unheard = False

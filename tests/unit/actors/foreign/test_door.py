@@ -9,6 +9,7 @@ from actors.foreign.door_http import DoorHttp
 from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.kept_weights import KeptWeights
+from actors.rollout import request_loop
 from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerState
 from launcher.config.schema import RolloutConfig, RunConfig
@@ -133,6 +134,19 @@ async def test_a_completion_that_ends_before_a_part_of_it_would_be_sent_is_not_s
             assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
             assert aborted["output_ids"] == completion(IDS, 40)[: len(aborted["output_ids"])] != []
         assert [body["stream"] for body in [*first.bodies, *second.bodies] if "input_ids" in body] == [False] * 3
+
+
+async def test_what_comes_as_a_whole_shows_no_silence_of_its_server(tmp_path, monkeypatch):
+    """Its tokens are not heard as they are made: a server with one long answer under way got no other request."""
+    monkeypatch.setattr(request_loop, "TICK_S", 0.001)
+    monkeypatch.setattr(request_loop, "silent_servers", lambda looks, config: dict.fromkeys(looks, "no tokens"))
+    async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
+        await door.serve(first, second)
+        status, _ = await door.generate(sampling_params={"max_new_tokens": 40, "stop": ["\n"]})
+        assert status == 200
+        assert first.generated
+        assert door.silences == []
+        assert {server.state for server in door.servers.pool.servers()} == {ServerState.READY}
 
 
 async def test_what_can_not_be_continued_is_asked_again_as_a_whole(tmp_path):
