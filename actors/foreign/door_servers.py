@@ -6,7 +6,6 @@ In the place of `actors/training/training_servers.py`: the weights are those tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from statistics import fmean
 
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.rollout.server_pool import ServerPool
-from actors.serving.sglang_client import SGLangClient
+from actors.serving.sglang_client import RequestFailed, SGLangClient
 from actors.weights.server_admission import ServerAdmission, token_probe
-from actors.weights.weight_consistency_check import GREEDY, GoldenComparison
+from actors.weights.weight_consistency_check import GREEDY, TRIES, GoldenComparison
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
@@ -143,11 +142,20 @@ class DoorServers:
             is_other = other.name != server.name and other.state is ServerState.READY
             if not is_other or (other.weight_version, answer.weight_version) != (version, version):
                 continue
-            with contextlib.suppress(ServerError):  # which says nothing about the one that is to be admitted
-                same = self._admission.answer(other)
-                if same.weight_version == version:
-                    return GoldenComparison(version=version, distance=distance_of(answer, same), whom=other.name)
+            if (same := self._same_of(other)) is not None and same.weight_version == version:
+                return GoldenComparison(version=version, distance=distance_of(answer, same), whom=other.name)
         return GoldenComparison(version=version, distance=None)
+
+    def _same_of(self, other: ServerInfo) -> Completion | None:
+        """None where it can't be asked now: that says nothing about the one that is to be admitted. Asked again where
+        the trainer has ended it with all requests, or a pause would let any weights in."""
+        for _ in range(TRIES):
+            try:
+                return self._admission.answer(other)
+            except ServerError as error:
+                if not isinstance(error, RequestFailed) or error.kind != "aborted":
+                    break
+        return None
 
     async def close(self) -> None:
         await self.publisher.close()

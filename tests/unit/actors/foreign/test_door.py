@@ -321,6 +321,17 @@ async def test_one_whose_log_probs_are_far_from_another_s_gets_no_traffic_and_ke
         assert states == {"server-0": (ServerState.READY, 0), "server-1": (ServerState.STALE, None)}
 
 
+async def test_the_trainer_s_end_of_all_requests_spares_no_server_the_comparison(tmp_path):
+    async with Door(tmp_path) as door, CountingServer(token_s=0.02) as first, CountingServer("server-1") as wrong:
+        wrong.shift = 0.5
+        await door.serve(first)
+        admitting = asyncio.create_task(door.servers.admit(wrong.info(ServerState.STALE)))
+        await until(lambda: first.in_flight)
+        await door.post("/abort_request", {"abort_all": True})
+        with pytest.raises(WeightsRefused, match=r"0\.5 from those of server-0"):
+            await admitting
+
+
 async def test_one_that_can_not_be_asked_now_says_nothing_about_another(tmp_path):
     async with Door(tmp_path) as door, CountingServer() as lost, CountingServer("server-1") as server:
         await door.serve(lost)
