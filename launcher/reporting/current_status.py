@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import socket
 import threading
@@ -175,8 +176,9 @@ class CurrentStatusFile:
 def read_now(paths: RunPaths) -> CurrentStatus | None:
     """None where there is none, or none that can be read. What another version's file has more is passed over."""
     try:
-        return msgspec.json.decode(paths.now.read_bytes(), type=CurrentStatus, strict=False)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+        found = json.loads(paths.now.read_bytes())  # msgspec's own reader refuses half a character, as of a file's name
+        return msgspec.convert(found, CurrentStatus, strict=False)
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
         return None
 
 

@@ -95,3 +95,13 @@ def test_verdicts_are_read_as_they_were_written_and_nothing_else_is_taken_for_on
     del older["health"]
     paths.now.write_text(json.dumps(older | {"since": 5}))
     assert read_now(paths) == NOW
+
+
+def test_a_reason_with_a_file_name_that_is_no_unicode_hides_nothing(tmp_path):
+    """Its run was said to write nothing, and its driver to hang."""
+    paths = RunPaths(fileroot=tmp_path, user="me", experiment_name="e", trial_name="t")
+    paths.now.parent.mkdir(parents=True)
+    reason = os.fsdecode(b"no room in /data/caf\xe9")
+    now = dataclasses.replace(NOW, health=health_of(server(reason=reason)))
+    paths.now.write_bytes(encode(dataclasses.asdict(now)))
+    assert read_now(paths) == now
