@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
@@ -53,6 +54,8 @@ class DoorServers:
         self.waits_for = ""
         self._updating = asyncio.Lock()
         loop = asyncio.get_running_loop()
+        # Threads of its own: in the loop's few, servers that wait for new weights would keep these from being written.
+        self._admitting = ThreadPoolExecutor(config.sglang.n_servers, thread_name_prefix="admission")
         self._admission = ServerAdmission(
             self.client,
             self.pool,
@@ -127,7 +130,8 @@ class DoorServers:
 
     async def admit(self, server: ServerInfo) -> float | None:
         """As of ServerAdmission."""
-        distance = await asyncio.to_thread(self._admission.admit, dataclasses.replace(server, lineage=LINEAGE))
+        known = dataclasses.replace(server, lineage=LINEAGE)
+        distance = await asyncio.get_running_loop().run_in_executor(self._admitting, self._admission.admit, known)
         self.serves()
         return distance
 
@@ -161,6 +165,7 @@ class DoorServers:
         await self.publisher.close()
         await self.pool.close()
         await self.client.close()
+        self._admitting.shutdown(wait=False)
 
 
 def distance_of(one: Completion, other: Completion) -> float:

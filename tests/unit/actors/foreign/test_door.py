@@ -1,6 +1,7 @@
 """The door over HTTP, with servers of this process that are lost at any time: its client sees no error."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import pytest
@@ -292,6 +293,20 @@ async def test_no_version_counts_before_the_servers_are_being_sent_it(tmp_path):
         assert (await door.post("/update_weights_from_disk", {"model_path": str(weights)}))[0] == 200
         assert seen == [(1, True)], "else it takes every server for one with old weights"
         assert not door.servers.is_publishing
+
+
+async def test_servers_that_wait_for_new_weights_do_not_keep_these_from_being_written(tmp_path):
+    """The loop has few threads of its own: as many servers as these held all of them, and waited for one."""
+    async with Door(tmp_path) as door, CountingServer() as server:
+        with ThreadPoolExecutor(1) as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            door.servers.is_publishing = True
+            admitting = asyncio.create_task(door.servers.admit(server.info()))
+            await until(door.servers.pool.servers)
+            await asyncio.to_thread(door.kept.has, tmp_path)
+            assert not admitting.done()
+            door.servers.is_publishing = False
+            assert await admitting is None
 
 
 async def test_a_late_server_gets_the_newest_from_what_was_kept_and_a_wrong_one_no_traffic(tmp_path):
