@@ -260,7 +260,8 @@ class RolloutEngine:
             async for attempt in request_attempts(self._config):
                 with attempt:
                     tally.retried += attempt.num > 1
-                    await self._loop.ask(request, version)
+                    if not request.is_over():  # all may have come of newer weights than their server should have
+                        await self._loop.ask(request, version)
         finally:
             tally.hedged += request.silences
         completions = progress.completions()

@@ -173,6 +173,16 @@ async def test_ahead_of_the_trainer_the_newest_weights_are_asked_for():
     assert now.asked == [("p000", 5, "", 2)]
 
 
+async def test_what_is_whole_of_newer_weights_than_its_server_should_have_is_not_asked_for_again():
+    """A request for nothing is refused, and cost the group what there was of it."""
+    now = await scene((0, whole(7, 8, version=6)), version=5)
+    batch = await now.batch(ahead=1, newest=lambda: 5)
+    assert now.asked == [("p000", 5, "", 2)]
+    assert now.states() == [STALE, READY]
+    assert [one.completion.token_ids for one in batch.rollouts] == [(7,), (8,)]
+    assert batch.failed == 0
+
+
 async def test_what_a_state_kept_is_scored_and_not_asked_for():
     now = await scene()
     now.queue.keep(*now.queue.take(1), [made(7), made(8)])
