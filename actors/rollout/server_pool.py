@@ -257,8 +257,20 @@ class ServerPool:
             self.released += 1
             if load.requests == 0:
                 self._loads.pop(key, None)
-            async with self._changed:
-                self._changed.notify_all()
+            await self._wake()
+
+    async def _wake(self) -> None:
+        """A cancellation comes after it: who waits for the place that is free now would wait for ever."""
+        cancelled: asyncio.CancelledError | None = None
+        while True:
+            try:
+                async with self._changed:  # held by others for moments only
+                    self._changed.notify_all()
+                break
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     @asynccontextmanager
     async def take_turn(self, turn: ServerTurn, weight_version: Version) -> AsyncIterator[ServerInfo]:

@@ -7,6 +7,7 @@ import pytest
 from actors.rollout import server_pool
 from actors.rollout.server_request import RequestMoved
 from launcher.base.messages import ServerState
+from tests.support.machine import scaled
 from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server, turn
 
 
@@ -201,6 +202,32 @@ async def test_one_that_is_being_given_back_is_moved_no_more(within_s):
         servers._move({("server-0", 0)})
         await asyncio.sleep(2 * within_s)
     await asking
+
+
+async def test_one_that_is_cancelled_while_it_is_given_back_wakes_who_waits_for_its_place():
+    """As that of a client of the door that goes away: nobody else may end a request after it."""
+    servers = pool()
+    await servers.update([server()])
+    await servers.limit(1)
+    answered = asyncio.Event()
+
+    async def ask():
+        async with turn(servers):
+            await answered.wait()
+
+    asking = asyncio.create_task(ask())
+    await some_turns()
+    waiting = asyncio.create_task(ask())
+    await some_turns()
+    async with servers._changed:  # as whoever is woken has it for a moment
+        answered.set()
+        await some_turns()
+        asking.cancel()
+        await some_turns()
+    async with asyncio.timeout(scaled(5.0)):
+        await waiting
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 async def test_a_request_that_comes_after_a_server_was_cleared_stays_there(monkeypatch):
