@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from launcher.base.errors import StorageError
+from launcher.base.errors import StorageError, UsageError
 from launcher.base.wording import some_of
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.manifest import MANIFEST_NAME
@@ -76,7 +76,11 @@ def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_nam
                 f"{root} has no folder checkpoints; it holds {some_of(folders_in(root))}",
                 "--fileroot is the cluster.fileroot of the run; a run that has saved nothing yet has none",
             )
-        _, *named = choose_names(_trials(root), (user, experiment_name, trial_name), root / "checkpoints")
+        wanted, below = (user, experiment_name, trial_name), root / "checkpoints"
+        try:
+            _, *named = choose_names(_trials(root), wanted, below)
+        except UsageError:  # a run that has saved nothing yet is there too, and may be the one that is meant
+            _, *named = choose_names(_trials(root, with_empty=True), wanted, below)
         paths = RunPaths(fileroot=root, user=user, experiment_name=named[0], trial_name=named[1])
         found = [folder for folder in trial_roots(paths) if folder.is_dir()]
     older_logs = root / "logs" / paths.experiment_name / paths.trial_name
@@ -105,8 +109,9 @@ def _is_ours(paths: RunPaths) -> bool:
     return paths.events.is_file() or any(paths.default_checkpoints.glob(f"epoch*/{MANIFEST_NAME}"))
 
 
-def _trials(root: Path) -> list[Names]:
-    """Every folder that holds checkpoints, without a user in the older layout."""
+def _trials(root: Path, *, with_empty: bool = False) -> list[Names]:
+    """Every folder that holds checkpoints, without a user in the older layout; `with_empty`: or that a run of ours has
+    made for them."""
     top = root / "checkpoints"
     found = {
         folder.relative_to(top).parts
@@ -114,6 +119,8 @@ def _trials(root: Path) -> list[Names]:
         for folder in top.glob(depth)
         if folder.is_dir() and any(_looks_like_a_trial(inner) for inner in (folder, folder / "default"))
     }
+    if with_empty:
+        found |= {folder.parent.relative_to(top).parts for folder in top.glob("*/*/*/default") if folder.is_dir()}
     named = sorted(parts for parts in found if parts[-1] != "default")
     return [(parts[0] if len(parts) == 3 else "", parts[-2], parts[-1]) for parts in named]
 

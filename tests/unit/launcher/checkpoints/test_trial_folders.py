@@ -70,6 +70,17 @@ def test_each_wrong_name_is_named_with_what_there_is(root):
     assert "which holds t2, t1" in said
 
 
+def test_a_run_that_has_saved_nothing_yet_is_there_too(tmp_path):
+    """Where the name of a trial beside it was wrong, its experiment was said not to be there."""
+    (tmp_path / "checkpoints/ann/new/t1/default").mkdir(parents=True)
+    place(tmp_path, "checkpoints/ann/exp/t1")
+    said = refusal(tmp_path, "ann", "new", "t2")
+    assert "--trial-name t2: there is no such folder" in said
+    assert "which holds t1" in said
+    assert find_trial(tmp_path, "ann", "new", None).name == "new/t1"
+    assert find_trial(tmp_path, "ann", None, None).name == "exp/t1", "it alone has something to be seen"
+
+
 def test_a_name_not_given_lists_what_there_is(root):
     assert "--experiment-name is not given | in " in refusal(root, "ann", None, "t1")
     assert find_trial(root, "ann", None, "t2").name == find_trial(root, "ann", "exp", "t2").name == "exp/t2"
