@@ -37,6 +37,8 @@ FIGURES = (
 
 CLOSE = 0.05
 """Steps this much slower, as a share, are no different: each was measured in one run."""
+HELD = "FINISHED, never ran out of memory and has steps with a time"
+"""What `rank` asks for. One of a single step of another project's trainer has no time of a step."""
 
 
 def rank(results: Sequence[TrialResult]) -> list[TrialResult]:
@@ -48,9 +50,9 @@ def rank(results: Sequence[TrialResult]) -> list[TrialResult]:
 def recommendation(ranked: Sequence[TrialResult]) -> str:
     """One sentence on the first, `rank`'s answer being given."""
     if not ranked:
-        return "no setting can be recommended: no trial FINISHED without running out of memory"
+        return f"no setting can be recommended: no trial {HELD}"
     best, *others = ranked
-    why = f"the fastest step of the {len(ranked)} that FINISHED and never ran out of memory"
+    why = f"the fastest step of the {len(ranked)} that {HELD}"
     if others and (others[0].step_s or 0.0) <= (1 + CLOSE) * (best.step_s or 0.0):
         why += f"; {others[0].trial} is so close that one run of each can't separate them"
     return f"recommended: {best.trial} ({why})"

@@ -57,6 +57,15 @@ def test_where_all_ran_out_of_memory_nothing_is_recommended():
     assert "no setting can be recommended" in recommendation(rank([oom(1)]))
 
 
+def test_a_trial_that_finished_without_a_step_s_time_is_not_said_not_to_have_finished():
+    """One that has a single step of another project's trainer, whose steps are timed from one to the next."""
+    said = recommendation(rank([trial(1, step_s=None)]))
+    assert "no trial FINISHED, never ran out of memory and has steps with a time" in said
+    assert "the 1 that FINISHED, never ran out of memory and has steps with a time" in recommendation(
+        rank([trial(1, step_s=None), trial(2)])
+    )
+
+
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
