@@ -163,8 +163,9 @@ def not_placed(config: RunConfig, bundles: Sequence[Bundle], nodes: Sequence[Nod
     """What was asked for, by role, and what Ray says that the cluster has and has free."""
     free = OF_RAY.available_resources()
     left = NodeResources(name="free", gpus=free.get("GPU", 0.0), cpus=free.get("CPU", 0.0))
-    message = f"{why}: {no_room(config, bundles, nodes).message}, {amounts(left.gpus, left.cpus)} free"
-    return ResourceError(message, f"end what holds it (`ray status`), or {no_room(config, bundles, [left]).hint}")
+    found = no_room(config, bundles, nodes, free=[left])
+    message = f"{why}: {found.message}, {amounts(left.gpus, left.cpus)} free"
+    return ResourceError(message, f"end what holds it (`ray status`), or {found.hint}")
 
 
 def _place(config: RunConfig, nodes: Sequence[NodeResources]) -> Placement:

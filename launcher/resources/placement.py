@@ -248,15 +248,27 @@ CPU_KEYS = "sglang.num_cpus or actor.num_cpus"
 SHARE = ", let them share a GPU (sglang.gpu_fraction, actor.gpu_fraction)"
 JOIN = "join a cluster with more nodes (cluster.address, cluster.n_nodes)"
 ADD_NODES = "add nodes (cluster.n_nodes)"
+LARGER_NODES = "take larger nodes"
 
 
-def no_room(config: RunConfig, bundles: Sequence[Bundle], nodes: Sequence[NodeResources]) -> ResourceError:
-    """What the run asks for, by role, what the nodes have in all, and the settings that ask for less."""
-    lower, share = CPU_KEYS, ""
-    if not are_cpus_short(bundles, nodes):
+def no_room(
+    config: RunConfig, bundles: Sequence[Bundle], nodes: Sequence[NodeResources], free: Sequence[NodeResources] = ()
+) -> ResourceError:
+    """What the run asks for, by role, what the nodes have in all, and the settings that ask for less. `free`: what
+    others leave of the nodes, where they hold some of it."""
+    lower, share, alone, more = CPU_KEYS, "", "", ADD_NODES
+    if not are_cpus_short(bundles, free or nodes):
         lower, share = GPU_KEYS, SHARE if may_share_gpus(config) else ""
-    more = JOIN if config.cluster.address == "local" else ADD_NODES
-    return ResourceError(f"{asked_for(bundles)}; {there_are(nodes)}", f"lower {lower}{share}, or {more}")
+    if (one := _larger_than_each(bundles, nodes)) is not None:  # what there is in all may be enough
+        alone, more = f"; no node alone has {amounts(one.gpus, one.cpus)} ({one.roles})", LARGER_NODES
+    more = JOIN if config.cluster.address == "local" else more
+    return ResourceError(f"{asked_for(bundles)}{alone}; {there_are(nodes)}", f"lower {lower}{share}, or {more}")
+
+
+def _larger_than_each(bundles: Sequence[Bundle], nodes: Sequence[NodeResources]) -> Bundle | None:
+    """The first that no node holds, be it empty. Where no node has a GPU, that is what is lacking, and not its size."""
+    nodes = [replace(node, gpus=max(node.gpus, 1)) for node in nodes]
+    return next((one for one in bundles if _on_nodes([one], nodes, is_spread=False) is None), None)
 
 
 def are_cpus_short(bundles: Sequence[Bundle], nodes: Sequence[NodeResources]) -> bool:

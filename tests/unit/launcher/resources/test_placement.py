@@ -154,6 +154,20 @@ def test_what_is_asked_for_is_told_by_role_and_what_there_is_in_all():
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "larger"),
+    [
+        (alone(sglang__tp_size=16, actor__num_cpus=0.0), "16 GPUs and 1 CPU (1 server)"),
+        (alone(sglang__num_cpus=101.0), "1 GPU and 101 CPUs (1 server)"),
+    ],
+)
+def test_what_no_node_alone_can_hold_is_told_and_no_more_nodes_of_a_cluster_are_advised(config, larger):
+    """16 GPUs for one server were refused with "2 nodes with 16 GPUs in all", and the advice to add nodes."""
+    said, hint = shortage(changed(config, cluster__address="auto"), nodes(8, 12))
+    assert f"; no node alone has {larger}; 2 nodes with 20 GPUs and 200 CPUs in all" in said
+    assert hint.endswith(", or take larger nodes")
+
+
 N_GPUS, N_CPUS = "cluster.n_gpus_per_node", "hardware.n_cpus_per_node"
 
 
