@@ -145,7 +145,7 @@ class TreeWatch:
         self.ranks: list[Process] = []
         self._lines: dict[Process, str] = {}
         self._killed: set[Process] = set()
-        self._whole_at = math.inf
+        self._missed_at = math.inf
         self.lost = ""
         self.has_lost_all = False
         self._seen = TreeLook(state=None, cpu_s=0.0)
@@ -163,9 +163,9 @@ class TreeWatch:
             self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), now
         gone = [rank for rank in self.ranks if not command_line(rank)]  # that of one that has ended is empty
         self.has_lost_all = len(gone) == len(self.ranks)
-        if not gone:
-            self._whole_at = now
-        elif now - self._whole_at > GONE_S or not self._killed.isdisjoint(gone):
+        # From the first look without it: the last one with it may be older than GONE_S, as where a disk is slow.
+        self._missed_at = min(self._missed_at, now) if gone else math.inf
+        if gone and (now - self._missed_at >= GONE_S or not self._killed.isdisjoint(gone)):
             self.lost = f"its process {gone[0].pid} has ended, and the command lives on ({self._lines[gone[0]]})"
         return self._seen
 

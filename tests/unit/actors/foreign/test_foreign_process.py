@@ -87,6 +87,24 @@ def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(host, monkeypatch)
     assert watch.lost
 
 
+def test_last_words_have_their_time_however_old_the_last_look_is(host, monkeypatch):
+    """With the last look older than GONE_S, a rank's end was judged at once, and the pipe with its words was killed."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(foreign_process, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
+    wait_until(lambda: len(alike(host)) == 2)
+    watch.look()
+    (rank,) = watch.ranks
+    os.kill(rank.pid, signal.SIGTERM)
+    wait_until(lambda: not command_line(rank))
+    clock.now = 100.0
+    watch.look()
+    assert not watch.lost
+    clock.now += foreign_process.GONE_S
+    watch.look()
+    assert watch.lost
+
+
 def test_a_lost_command_is_killed_with_all_below_it_without_its_host(host):
     wait_until(lambda: len(alike(host)) == 2)
     (shell,) = [one for one in descendants(host.pid) if command_line(one)[0] == "sh"]
