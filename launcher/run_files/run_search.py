@@ -17,8 +17,8 @@ Names = tuple[str, str, str]
 
 
 def runs_below(fileroot: Path) -> list[RunPaths]:
-    """Each that has a folder of logs."""
-    folders = sorted(path for path in fileroot.glob("logs/*/*/*") if path.is_dir() and not path.name.startswith("."))
+    """Each that has a folder of logs; without those in folders that this user may not look into."""
+    folders = sorted(path for path in fileroot.glob("logs/*/*/*/") if not path.name.startswith("."))
     return [paths for folder in folders if (paths := RunPaths.of_logs(folder)) is not None]
 
 

@@ -14,11 +14,15 @@ from launcher.run_files.run_search import names_in, runs_below
 from scripts.run_processes import is_live
 
 MOST = 200
+NEVER = -1.0
 
 
 def list_runs(fileroot: Path) -> list[dict[str, object]]:
     """The MOST whose files changed last, that one first; `live` as far as this machine can see."""
-    aged = sorted(((_changed(paths), paths) for paths in written_runs(fileroot)), key=lambda one: -one[0])
+    aged = sorted(
+        ((_changed_at(paths.events, paths.metrics, paths.now), paths) for paths in written_runs(fileroot)),
+        key=lambda one: -one[0],
+    )
     return [
         {
             "run": name_of(paths),
@@ -34,7 +38,7 @@ def list_runs(fileroot: Path) -> list[dict[str, object]]:
 
 def written_runs(fileroot: Path) -> list[RunPaths]:
     """Those that have written something."""
-    return [paths for paths in runs_below(fileroot) if paths.events.exists() or paths.metrics.exists()]
+    return [paths for paths in runs_below(fileroot) if _changed_at(paths.events, paths.metrics) != NEVER]
 
 
 def run_of(fileroot: Path, name: str) -> RunPaths:
@@ -49,10 +53,11 @@ def name_of(paths: RunPaths) -> str:
     return "/".join(names_in(paths))
 
 
-def _changed(paths: RunPaths) -> float:
-    """Unix seconds of the newest change; 0 where it can't be seen."""
-    times = [0.0]
-    for file in (paths.events, paths.metrics, paths.now):
+def _changed_at(*files: Path) -> float:
+    """Unix seconds of the newest change; NEVER where there is none, or this user may not see it, as in another user's
+    folder."""
+    times = [NEVER]
+    for file in files:
         try:
             times.append(file.stat().st_mtime)
         except OSError:
