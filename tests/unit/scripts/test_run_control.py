@@ -99,6 +99,7 @@ class Driver:
 
     def __enter__(self):
         self._thread.start()
+        wait_until(lambda: run_control.lives(self.paths))  # else what is asked at once finds nobody
         return self
 
     def __exit__(self, *_):
