@@ -1,5 +1,7 @@
 """A process of the simulated run."""
 
+from launcher.base.messages import Cause
+
 
 class Process:
     """Ends all that belongs to it when it is killed."""
@@ -15,6 +17,8 @@ class Process:
         is_mortal = not self.is_dead and self.run.truth.furthest >= self.run.mortal_from
         if is_mortal and self.run.death.comes((self.kind, what)):
             self.is_dead = True
+            if self.kind == "trainer":  # of the others' deaths no incident is made
+                self.run.truth.befell(Cause.TRAINER_CRASH)
             self.run.loop.call_soon_threadsafe(self.kill)
         return self.is_dead
 
