@@ -22,7 +22,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser
 from scripts.ending import ended, print_json
 from scripts.health.disk_check import check_checkpoints, check_disk
-from scripts.health.findings import CheckResult, Finding, first_line, is_healthy, run_checks
+from scripts.health.findings import Checked, CheckResult, first_line, is_healthy, run_checks
 from scripts.health.log_check import check_logs
 from scripts.health.machine_check import check_gpus, check_memory
 from scripts.health.run_check import Subject, check_run, find_subject
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> dict[str, object]:
+def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Checked]) -> dict[str, object]:
     return {
         "format": "grpo-health/1",
         "healthy": is_healthy(findings),
@@ -103,7 +103,7 @@ def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> d
     }
 
 
-def show(paths: RunPaths, findings: Sequence[Finding]) -> None:
+def show(paths: RunPaths, findings: Sequence[Checked]) -> None:
     console = console_of_width(WIDTH_OF_A_FILE)
     run = f"{paths.experiment_name} / {paths.trial_name}"
     state = next((one.said for one in findings if one.check == "run" and one.subject == "state"), "")

@@ -20,7 +20,7 @@ from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.areal_processes import YOUNG_S, areal_processes, is_of_this_machine, newest_log
 from scripts.checkpoints.choosing import read_catalog
-from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked
 from scripts.health.log_times import LogTimes
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run_settings
 from scripts.run_processes import STOPPED, state
@@ -147,22 +147,22 @@ def live_of(run: ArealRun) -> bool | None:
     return None if is_young and not is_of_this_machine(run.trial) else False
 
 
-def judge_processes(run: ArealRun, *, is_live: bool | None) -> Finding:
+def judge_processes(run: ArealRun, *, is_live: bool | None) -> Checked:
     shown = ", ".join(f"{run.names[one.pid]} {one.pid}" for one in run.processes)
     facts = {"pids": {str(one.pid): run.names[one.pid] for one in run.processes}}
     if not run.processes:
-        return Finding("run", "processes", OK if is_live is False else UNKNOWN, "none on this machine", facts)
+        return Checked("run", "processes", OK if is_live is False else UNKNOWN, "none on this machine", facts)
     stopped = [one for one in run.processes if state(one) in STOPPED]
     if stopped:
         names = ", ".join(f"{run.names[one.pid]} {one.pid}" for one in stopped)
-        return Finding("run", "processes", BAD, f"stopped, and nothing tells the run so: {names}; of {shown}", facts)
+        return Checked("run", "processes", BAD, f"stopped, and nothing tells the run so: {names}; of {shown}", facts)
     if not {"trainer", OTHER} & set(run.names.values()):
         verdict = BAD if run.steps.last_step is not None else UNKNOWN  # while it starts the servers come first
-        return Finding("run", "processes", verdict, f"no trainer among them: {shown}", facts)
-    return Finding("run", "processes", OK, shown, facts)
+        return Checked("run", "processes", verdict, f"no trainer among them: {shown}", facts)
+    return Checked("run", "processes", OK, shown, facts)
 
 
-def check_areal_checkpoints(run: ArealRun, *, may_be_live: bool) -> list[Finding]:
+def check_areal_checkpoints(run: ArealRun, *, may_be_live: bool) -> list[Checked]:
     """Exports by their names, lengths and headers, AReaL's own recover folder, and the last good one by the logs."""
     catalog = read_catalog(run.trial)
     entries = [one for one in catalog.entries if not one.set_aside_as]
@@ -177,19 +177,19 @@ def check_areal_checkpoints(run: ArealRun, *, may_be_live: bool) -> list[Finding
     seen = f", the last good by its logs of step {good.global_step}" if good else ", none good by its logs"
     verdict = OK if sound else NOTE if may_be_live or catalog.recover_info else BAD
     text = f"{len(sound)} exports complete by their sizes{newest}{seen if entries else ''}"
-    damaged = [Finding("checkpoints", one.path.name, NOTE, one.problem) for one in entries if one.problem]
-    return [Finding("checkpoints", "exports", verdict, text, facts), *damaged, _recovery(catalog, may_be_live)]
+    damaged = [Checked("checkpoints", one.path.name, NOTE, one.problem) for one in entries if one.problem]
+    return [Checked("checkpoints", "exports", verdict, text, facts), *damaged, _recovery(catalog, may_be_live)]
 
 
-def _recovery(catalog: CheckpointCatalog, may_be_live: bool) -> Finding:
+def _recovery(catalog: CheckpointCatalog, may_be_live: bool) -> Checked:
     info = catalog.recover_info
     if info is None:
-        return Finding("checkpoints", "recovery", NOTE, "AReaL has no recover_info: it could not resume by itself")
+        return Checked("checkpoints", "recovery", NOTE, "AReaL has no recover_info: it could not resume by itself")
     if info.problems:  # a live run may be writing it at this moment
-        return Finding("checkpoints", "recovery", NOTE if may_be_live else BAD, "; ".join(info.problems))
+        return Checked("checkpoints", "recovery", NOTE if may_be_live else BAD, "; ".join(info.problems))
     optimizer = "" if info.has_optimizer else ", without an optimizer"
     step = "?" if info.name is None else info.name.global_step
-    return Finding("checkpoints", "recovery", OK, f"AReaL would resume after step {step}{optimizer}")
+    return Checked("checkpoints", "recovery", OK, f"AReaL would resume after step {step}{optimizer}")
 
 
 def trial_of_logs(paths: RunPaths) -> TrialFolder:

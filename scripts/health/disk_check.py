@@ -20,7 +20,7 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer, read_settings
 from scripts.checkpoints.choosing import read_catalog
 from scripts.health.areal_run import check_areal_checkpoints
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, CheckResult, Finding
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, Checked, CheckResult
 from scripts.health.machine_check import GIB
 from scripts.health.run_check import Subject
 
@@ -30,7 +30,7 @@ LOGS_NEED = 256 * 2**20
 SAID = {DiskFault.READ_ONLY: "its disk is mounted read-only"}
 
 
-def check_disk(subject: Subject) -> list[Finding]:
+def check_disk(subject: Subject) -> list[Checked]:
     paths = subject.paths
     store = paths.default_checkpoints if subject.areal is None else subject.areal.trial.default
     checkpoints = CheckpointStore(store).list()
@@ -42,26 +42,26 @@ def check_disk(subject: Subject) -> list[Finding]:
         if (fault := fault_of_room(found)) is not None:
             facts: dict[str, object] = {"cause": Cause.DISK_FULL, "free_bytes": found.free, "free_inodes": found.inodes}
             text = f"{Cause.DISK_FULL}: nothing can be saved in {place}: {SAID.get(fault, fault)}"
-            findings.append(Finding("disk", name, BAD if subject.may_be_live else NOTE, text, facts))
+            findings.append(Checked("disk", name, BAD if subject.may_be_live else NOTE, text, facts))
     if logs.stat().st_dev != folder.stat().st_dev:
         free = shutil.disk_usage(logs).free
         text = f"{free / GIB:.1f} GiB free in {logs}"
-        findings.append(Finding("disk", "logs", OK if free >= LOGS_NEED else BAD, text, {"free_bytes": free}))
+        findings.append(Checked("disk", "logs", OK if free >= LOGS_NEED else BAD, text, {"free_bytes": free}))
     return findings
 
 
-def judge_space(folder: str, free: int, sizes: Sequence[int]) -> Finding:
+def judge_space(folder: str, free: int, sizes: Sequence[int]) -> Checked:
     """`sizes`: bytes of the last checkpoints. The next one is written before an old one is removed."""
     largest = max(sizes, default=None)
     facts: dict[str, object] = {"free_bytes": free, "checkpoint_bytes": largest, "fits": None}
     text = f"{free / GIB:.1f} GiB free in {folder}"
     if largest is None:
-        return Finding("disk", "checkpoints", NOTE, f"{text}; no checkpoint yet to take the size of", facts)
+        return Checked("disk", "checkpoints", NOTE, f"{text}; no checkpoint yet to take the size of", facts)
     fits = free // max(largest, 1)
     verdict = BAD if fits < 1 else NOTE if fits < FEW_CHECKPOINTS else OK
     size = f"{largest / GIB:.2f} GiB" if largest >= GIB / 10 else f"{largest / 2**20:.1f} MiB"
     text += f": room for {counted(int(fits), 'more checkpoint')} of {size}"
-    return Finding("disk", "checkpoints", verdict, text, facts | {"fits": int(fits)})
+    return Checked("disk", "checkpoints", verdict, text, facts | {"fits": int(fits)})
 
 
 def _bytes(checkpoint: Checkpoint) -> int:
@@ -71,13 +71,13 @@ def _bytes(checkpoint: Checkpoint) -> int:
     return sum(file.stat().st_size for file in checkpoint.path.rglob("*") if file.is_file())
 
 
-def check_checkpoints(subject: Subject) -> list[Finding]:
+def check_checkpoints(subject: Subject) -> list[Checked]:
     """Sizes against manifests: a torn one is seen, a flipped bit is not (`scripts.list_checkpoints --verify` does)."""
     folder = subject.paths.default_checkpoints
     if subject.areal is not None:
         return check_areal_checkpoints(subject.areal, may_be_live=subject.may_be_live)
     if foreign := foreign_trainer(read_settings(subject.paths.config)):
-        return [Finding("checkpoints", "checkpoints", ABSENT, f"{foreign}, which are not looked at here")]
+        return [Checked("checkpoints", "checkpoints", ABSENT, f"{foreign}, which are not looked at here")]
     found = [(one, _problem(one)) for one in CheckpointStore(folder).list()]
     complete = [one for one, problem in found if not problem]
     last_good = _last_good(subject.paths)
@@ -88,15 +88,15 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
         "last_good": last_good,
     }
     if not found and subject.may_be_live:
-        return [Finding("checkpoints", "checkpoints", NOTE, "none yet", facts)]
+        return [Checked("checkpoints", "checkpoints", NOTE, "none yet", facts)]
     if not found:
-        return [Finding("checkpoints", "checkpoints", BAD, "none: there is nothing to resume from", facts)]
-    damaged = [Finding("checkpoints", one.path.name, _verdict(one), problem) for one, problem in found if problem]
+        return [Checked("checkpoints", "checkpoints", BAD, "none: there is nothing to resume from", facts)]
+    damaged = [Checked("checkpoints", one.path.name, _verdict(one), problem) for one, problem in found if problem]
     newest = f", the newest of step {complete[-1].global_step}, {_age(complete[-1])} old" if complete else ""
     good = f", the last good of step {last_good}" if last_good is not None else ""
     verdict = OK if complete else BAD if any(one.verdict is BAD for one in damaged) else NOTE
     text = f"{len(complete)} complete by their sizes{newest}{good}"
-    return [Finding("checkpoints", "checkpoints", verdict, text, facts), *damaged]
+    return [Checked("checkpoints", "checkpoints", verdict, text, facts), *damaged]
 
 
 def _verdict(checkpoint: Checkpoint) -> CheckResult:

@@ -27,7 +27,7 @@ OK, NOTE, ABSENT, UNKNOWN, BAD = CheckResult
 
 
 @dataclass(frozen=True, slots=True)
-class HealthFinding:
+class Checked:
     """`facts` are for machines; `said` is the text for people, with the figures that matter."""
 
     check: str
@@ -37,15 +37,14 @@ class HealthFinding:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-Finding = HealthFinding
-Check = Callable[[], list[Finding]]
+Check = Callable[[], list[Checked]]
 
 
-def is_healthy(findings: Iterable[Finding]) -> bool:
+def is_healthy(findings: Iterable[Checked]) -> bool:
     return all(finding.verdict in (OK, NOTE, ABSENT) for finding in findings)
 
 
-def first_line(run: str, state: str, findings: Sequence[Finding]) -> str:
+def first_line(run: str, state: str, findings: Sequence[Checked]) -> str:
     """The answer: healthy or not, and what to look at first."""
     troubles = [one for verdict in (BAD, UNKNOWN) for one in findings if one.verdict is verdict]
     if not troubles:
@@ -55,17 +54,17 @@ def first_line(run: str, state: str, findings: Sequence[Finding]) -> str:
     return f"NOT HEALTHY  {run}: {first}{more}"
 
 
-def run_checks(checks: Mapping[str, Check], *, timeout_s: float) -> list[Finding]:
+def run_checks(checks: Mapping[str, Check], *, timeout_s: float) -> list[Checked]:
     """The findings in the order of `checks`. A check that is late or fails is UNKNOWN and delays no other; a thread
     that hangs at a disk ends with the process."""
-    answers: queue.SimpleQueue[tuple[str, list[Finding]]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[str, list[Checked]]] = queue.SimpleQueue()
 
     def answer(name: str, check: Check) -> None:
         answers.put((name, _guarded(name, check)))
 
     for name, check in checks.items():
         threading.Thread(target=answer, args=(name, check), name=name, daemon=True).start()
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[Checked]] = {}
     give_up_at = time.monotonic() + timeout_s
     while len(found) < len(checks):
         try:
@@ -74,13 +73,13 @@ def run_checks(checks: Mapping[str, Check], *, timeout_s: float) -> list[Finding
             break
         found[name] = findings
     late = f"no answer within {timeout_s:g} s"
-    return [one for name in checks for one in found.get(name, [Finding(name, name, UNKNOWN, late)])]
+    return [one for name in checks for one in found.get(name, [Checked(name, name, UNKNOWN, late)])]
 
 
-def _guarded(name: str, check: Check) -> list[Finding]:
+def _guarded(name: str, check: Check) -> list[Checked]:
     try:
         return check()
     except LauncherError as error:
-        return [Finding(name, name, UNKNOWN, error.message)]
+        return [Checked(name, name, UNKNOWN, error.message)]
     except Exception as error:  # noqa: BLE001 - a check that fails must not keep the others from being shown
-        return [Finding(name, name, UNKNOWN, f"the check itself failed: {error!r}")]
+        return [Checked(name, name, UNKNOWN, f"the check itself failed: {error!r}")]

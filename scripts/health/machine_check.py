@@ -18,7 +18,7 @@ from actors.processes.process_tree import descendants
 from launcher.base.wording import counted
 from launcher.resources.gpus import UnreadableGpu, handle_of, nvml
 from launcher.resources.hardware import HOST_MEMORY, find_hardware, memory_in_use, oom_kills
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked, CheckResult
 from scripts.health.recorded_run import RecordedRun
 from scripts.health.run_check import Subject
 
@@ -32,16 +32,16 @@ Kill = tuple[float, int, str]
 """Unix time, pid and name of a process that the kernel killed for memory."""
 
 
-def judge_memory(name: str, used: float, limit: float) -> Finding:
+def judge_memory(name: str, used: float, limit: float) -> Checked:
     share = used / limit if limit > 0 else 1.0
     verdict = BAD if share >= MEMORY_BAD else NOTE if share >= MEMORY_NOTE else OK
     text = f"{used / GIB:.1f} of {limit / GIB:.1f} GiB used ({share:.0%})"
-    return Finding("memory", name, verdict, text, {"used_bytes": used, "limit_bytes": limit})
+    return Checked("memory", name, verdict, text, {"used_bytes": used, "limit_bytes": limit})
 
 
 def judge_kills(
     view: RecordedRun, kills: tuple[Kill, ...] | None, *, count: int, own_pids: Set[int], is_live: bool, now: float
-) -> Finding:
+) -> Checked:
     """`kills`: None where the kernel's log can't be read. `count`: the kernel's own counter since boot."""
     until = now if is_live else view.ended_at
     own = [kill for kill in kills or () if kill[1] in own_pids and kill[0] >= view.started_at]  # pids are used again
@@ -66,25 +66,25 @@ def judge_kills(
         text = (
             f"{count} since boot; the kernel's log can't be read, and the journal has {deaths} of the run's processes"
         )
-    return Finding("memory", "kills for memory", verdict, text, {"oom_kill": count, "ran_out": view.ran_out})
+    return Checked("memory", "kills for memory", verdict, text, {"oom_kill": count, "ran_out": view.ran_out})
 
 
-def check_gpus(subject: Subject) -> list[Finding]:
+def check_gpus(subject: Subject) -> list[Checked]:
     hardware = find_hardware()
     if not hardware.gpus:
         wanted = [key for key in ("sglang", "actor") if subject.view.setting(f"{key}.device") == "cuda"]
         text = f"{'.device and '.join(wanted)}.device is cuda, and " if wanted else "no GPU here: "
         verdict = BAD if wanted or hardware.is_unusable else ABSENT
-        return [Finding("gpu", "GPUs", verdict, text + hardware.no_gpu)]
+        return [Checked("gpu", "GPUs", verdict, text + hardware.no_gpu)]
     own = _own_pids(subject)
     try:
         with nvml() as count:
             return [_gpu(index, handle_of(index), own) for index in range(count)]
     except (pynvml.NVMLError, UnreadableGpu) as error:
-        return [Finding("gpu", "GPUs", BAD, f"NVML can't read them: {error}")]
+        return [Checked("gpu", "GPUs", BAD, f"NVML can't read them: {error}")]
 
 
-def _gpu(index: int, handle: Any, own: dict[int, str]) -> Finding:
+def _gpu(index: int, handle: Any, own: dict[int, str]) -> Checked:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     holders = [
         {"pid": one.pid, "of": own.get(one.pid, "another"), "bytes": int(one.usedGpuMemory or 0)}
@@ -94,7 +94,7 @@ def _gpu(index: int, handle: Any, own: dict[int, str]) -> Finding:
     # SGLang takes its share at the start and keeps it: full is how a GPU should be.
     verdict = NOTE if any(one["of"] == "another" for one in holders) else OK
     text = finding.said + "".join(f"; {one['of']} ({one['pid']}) {one['bytes'] / GIB:.1f} GiB" for one in holders)
-    return Finding("gpu", finding.subject, verdict, text, {**finding.facts, "processes": holders})
+    return Checked("gpu", finding.subject, verdict, text, {**finding.facts, "processes": holders})
 
 
 def _own_pids(subject: Subject) -> dict[int, str]:
@@ -109,7 +109,7 @@ def _own_pids(subject: Subject) -> dict[int, str]:
     return pids
 
 
-def check_memory(subject: Subject) -> list[Finding]:
+def check_memory(subject: Subject) -> list[Checked]:
     own, view = _own_pids(subject), subject.view
     host = judge_memory(HOST_MEMORY, *memory_in_use()[HOST_MEMORY])
     rss: dict[str, int] = {}

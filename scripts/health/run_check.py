@@ -33,7 +33,7 @@ from scripts.health.areal_run import (
     read_areal,
     trial_of_logs,
 )
-from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked, CheckResult
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run
 from scripts.run_processes import STOPPED, NotLive, RunProcesses, find_run, find_servers, is_live, seen_to_write, state
 
@@ -109,7 +109,7 @@ def find_subject(paths: RunPaths, *, timeout_s: float, recent_s: float, extra_se
     )
 
 
-def check_run(subject: Subject) -> list[Finding]:
+def check_run(subject: Subject) -> list[Checked]:
     view = subject.view
     if subject.areal is not None:
         state, *judged = judge_run(view, subject.steps, is_live=subject.is_live, now=time.time())
@@ -118,7 +118,7 @@ def check_run(subject: Subject) -> list[Finding]:
         return [state, *judged, judge_processes(subject.areal, is_live=subject.is_live)]
     steps = subject.steps
     if subject.is_live is False and not view.started_at and steps.last_step is None:
-        return [Finding("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
+        return [Checked("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
     findings = judge_run(view, steps, is_live=subject.is_live, now=time.time(), health=subject.health)
     is_starting = view.state in ("", "INITIALIZING")
     if subject.may_be_live:
@@ -130,22 +130,22 @@ def check_run(subject: Subject) -> list[Finding]:
     elif subject.is_live is False:
         findings.append(_left_over(subject.paths))
     if view.not_read:
-        findings.append(Finding("run", "files", NOTE, f"not read: {'; '.join(view.not_read)}"))
+        findings.append(Checked("run", "files", NOTE, f"not read: {'; '.join(view.not_read)}"))
     return findings
 
 
-def judge_now(now: CurrentStatus | None, *, is_due: bool) -> Finding:
+def judge_now(now: CurrentStatus | None, *, is_due: bool) -> Checked:
     """`is_due`: a run is here that should write it."""
     if now is None:
         text = "it was not seen to be written: the Coordinator or the driver hangs, has ended, or is being replaced"
-        return Finding("run", "now.json", BAD if is_due else UNKNOWN, text)
+        return Checked("run", "now.json", BAD if is_due else UNKNOWN, text)
     facts = {"attempt": now.attempt, "beat": now.beat, "look_age_s": None if now.health is None else now.health.age_s}
-    return Finding("run", "now.json", OK, f"written just now, on {now.host}", facts)
+    return Checked("run", "now.json", OK, f"written just now, on {now.host}", facts)
 
 
 def judge_run(
     view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now: float, health: RunHealth | None = None
-) -> list[Finding]:
+) -> list[Checked]:
     """`health`: as the run judges itself now."""
     since_step_s = None if steps.last_at is None else max(now - steps.last_at, 0.0)
     facts = {
@@ -156,19 +156,19 @@ def judge_run(
         "since_step_s": since_step_s,
         "usual_step_s": steps.usual_step_s,
     }
-    findings = [Finding("run", "state", *_judge_state(view, steps, is_live), facts)]
+    findings = [Checked("run", "state", *_judge_state(view, steps, is_live), facts)]
     if is_live and since_step_s is not None and steps.usual_step_s is not None and view.state == "RUNNING":
         is_stalled = since_step_s > max(STALL_FACTOR * steps.usual_step_s, STALL_MIN_S)
         text = f"the last step was {since_step_s:.0f} s ago, one usually takes {steps.usual_step_s:.1f} s"
         verdict = BAD if is_stalled else OK
         if steps.last_at is not None and (ahead := steps.last_at - now) > STALL_MIN_S:
             verdict, text = UNKNOWN, f"the last step's time is {ahead:.0f} s ahead of this clock: its age is not known"
-        findings.append(Finding("run", "steps", verdict, text, facts))
+        findings.append(Checked("run", "steps", verdict, text, facts))
     if steps.unread:
-        findings.append(Finding("run", "steps", UNKNOWN, steps.unread, facts))
+        findings.append(Checked("run", "steps", UNKNOWN, steps.unread, facts))
     elif view.status == "FINISHED" and not is_live and view.total_steps and _done(steps) < view.total_steps:
         text = f"all {view.total_steps} are done by its journal, but metrics.jsonl ends after {_done(steps)}"
-        findings.append(Finding("run", "steps", UNKNOWN, text, facts))
+        findings.append(Checked("run", "steps", UNKNOWN, text, facts))
     if health is not None and health.trainer is not None:
         findings.append(_as_judged("trainer", health.trainer))
     rewards = None if health is None else health.rewards
@@ -179,13 +179,13 @@ def judge_run(
         text = f"mean of {mean_of([one.mean for one in last]):.3f} over the last {len(last)} steps"
         zeros = judge_zeros(steps.rewards, _zero_limits(view), restored_step=view.restored_step)
         is_sound = rewards is not None or zeros.level is Level.SOUND
-        findings.append(Finding("run", "reward", OK if is_sound else BAD, text if is_sound else zeros.reason, facts))
+        findings.append(Checked("run", "reward", OK if is_sound else BAD, text if is_sound else zeros.reason, facts))
     return findings
 
 
-def _as_judged(subject: str, verdict: Verdict) -> Finding:
+def _as_judged(subject: str, verdict: Verdict) -> Checked:
     facts = {"health": verdict.health, "cause": verdict.cause}
-    return Finding("run", subject, RESULTS[verdict.health], verdict.reason, facts)
+    return Checked("run", subject, RESULTS[verdict.health], verdict.reason, facts)
 
 
 def _zero_limits(view: RecordedRun) -> RewardHealthConfig:
@@ -225,7 +225,7 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
     return BAD, f"{view.state}: {view.state_reason}" if view.state_reason else view.state
 
 
-def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
+def _processes(found: RunProcesses, *, is_starting: bool) -> Checked:
     """Trainer and supervisors, by which a run that does not write is understood; servers have their own check."""
     there = {**found.supervisors, "driver": found.driver}
     if found.trainer is not None:
@@ -234,24 +234,24 @@ def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
     facts = {"pids": pids}
     if missing := [name for name in (*SUPERVISORS, "trainer") if name not in pids]:
         text = f"no process of {', '.join(missing)}"
-        return Finding("run", "processes", UNKNOWN if is_starting else BAD, text, facts)
+        return Checked("run", "processes", UNKNOWN if is_starting else BAD, text, facts)
     if stopped := [f"{name} {process.pid}" for name, process in there.items() if state(process) in STOPPED]:
-        return Finding("run", "processes", BAD, f"stopped: {', '.join(stopped)}", facts)
-    return Finding("run", "processes", OK, ", ".join(f"{name} {pid}" for name, pid in pids.items()), facts)
+        return Checked("run", "processes", BAD, f"stopped: {', '.join(stopped)}", facts)
+    return Checked("run", "processes", OK, ", ".join(f"{name} {pid}" for name, pid in pids.items()), facts)
 
 
-def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Finding:
+def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Checked:
     """Of another project's trainer: its whole tree, which one actor supervises."""
     pids = sorted(process.pid for process in bearing(mark_of(paths)))
     if not pids:
-        return Finding("run", "processes", UNKNOWN if is_starting else BAD, "the command does not run", {"pids": {}})
+        return Checked("run", "processes", UNKNOWN if is_starting else BAD, "the command does not run", {"pids": {}})
     text = f"driver {driver}, the command's {', '.join(map(str, pids))}"
-    return Finding("run", "processes", OK, text, {"pids": {"driver": driver, "command": pids}})
+    return Checked("run", "processes", OK, text, {"pids": {"driver": driver, "command": pids}})
 
 
-def _left_over(paths: RunPaths) -> Finding:
+def _left_over(paths: RunPaths) -> Checked:
     pids = {server.name: [process.pid for process in server.tree] for server in find_servers(paths)}
     if not pids:
-        return Finding("run", "processes", OK, "no server is left, as it should be")
+        return Checked("run", "processes", OK, "no server is left, as it should be")
     text = f"the run has ended, but these are still running: {', '.join(f'{n} {p}' for n, p in pids.items())}"
-    return Finding("run", "processes", BAD, text, {"pids": pids})
+    return Checked("run", "processes", BAD, text, {"pids": pids})

@@ -17,36 +17,36 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.base.messages import Health, ServerState
 from launcher.reporting.current_status import RunHealth, ServerHealth
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked, CheckResult
 from scripts.health.run_check import RESULTS, SHARE_OF_DEADLINE, Subject
 
 RUNNING = "sglang:num_running_reqs"
 
 
-def check_servers(subject: Subject) -> list[Finding]:
+def check_servers(subject: Subject) -> list[Checked]:
     asked = asyncio.run(_ask_all(subject.extra_servers, SHARE_OF_DEADLINE * subject.timeout_s))
     if subject.areal is not None and asked:
         return asked
     return [*_recorded(subject), *asked]
 
 
-def _recorded(subject: Subject) -> list[Finding]:
+def _recorded(subject: Subject) -> list[Checked]:
     if not subject.may_be_live:
-        return [Finding("servers", "servers", ABSENT, "the run has ended")]
+        return [Checked("servers", "servers", ABSENT, "the run has ended")]
     if subject.has_own_servers:
-        return [Finding("servers", "servers", ABSENT, "another project's trainer has its own, which are not looked at")]
+        return [Checked("servers", "servers", ABSENT, "another project's trainer has its own, which are not looked at")]
     if subject.health is None:
-        return [Finding("servers", "servers", UNKNOWN, "now.json does not say how they are")]
+        return [Checked("servers", "servers", UNKNOWN, "now.json does not say how they are")]
     leaving = {name for name, one in subject.view.servers.items() if one.state == "LEAVING"}
     if not subject.health.servers:
-        return [Finding("servers", "servers", UNKNOWN, "now.json names none yet")]
+        return [Checked("servers", "servers", UNKNOWN, "now.json names none yet")]
     return [judge_server(one, subject.health, is_leaving=one.name in leaving) for one in subject.health.servers]
 
 
-def judge_server(server: ServerHealth, health: RunHealth, *, is_leaving: bool = False) -> Finding:
+def judge_server(server: ServerHealth, health: RunHealth, *, is_leaving: bool = False) -> Checked:
     age_s = health.age_s + server.silent_s
     result, text = _verdict(server, is_leaving=is_leaving)
-    return Finding("servers", server.name, result, text, dataclasses.asdict(server) | {"age_s": age_s})
+    return Checked("servers", server.name, result, text, dataclasses.asdict(server) | {"age_s": age_s})
 
 
 def _verdict(server: ServerHealth, *, is_leaving: bool) -> tuple[CheckResult, str]:
@@ -85,7 +85,7 @@ class Answered:
     running: float | None = None
 
 
-def judge_answer(seen: Answered) -> Finding:
+def judge_answer(seen: Answered) -> Checked:
     """One that is busy with other requests may keep this one waiting: whether it is healthy is not known then."""
     result: CheckResult = BAD
     text = seen.failure or "no answer"
@@ -96,10 +96,10 @@ def judge_answer(seen: Answered) -> Finding:
         text = f"no token for this check, while it reports to be busy, {seen.running:.0f} running: {seen.failure}"
     elif seen.weight_version is not None:
         text = f"it answers and generates nothing: {seen.failure}"
-    return Finding("servers", seen.url, result, text, dataclasses.asdict(seen))
+    return Checked("servers", seen.url, result, text, dataclasses.asdict(seen))
 
 
-async def _ask_all(urls: tuple[str, ...], timeout_s: float) -> list[Finding]:
+async def _ask_all(urls: tuple[str, ...], timeout_s: float) -> list[Checked]:
     """A run's keys are never sent: what answers there may be anybody's."""
     if not urls:
         return []

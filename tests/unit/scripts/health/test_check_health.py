@@ -24,7 +24,7 @@ from launcher.run_log.last_attempt import ServerRecord
 from scripts import check_health, run_processes
 from scripts.health import log_check
 from scripts.health.disk_check import check_checkpoints, check_disk
-from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding, run_checks
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked, run_checks
 from scripts.health.log_check import check_logs
 from scripts.health.recorded_run import read_view
 from scripts.health.run_check import check_run, find_subject
@@ -38,7 +38,7 @@ from tests.support.worlds.reporting import NOW
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
     hangs = threading.Event()
-    good = [Finding("disk", "d", OK, "fine")]
+    good = [Checked("disk", "d", OK, "fine")]
 
     def fails():
         raise CheckpointError("no folder")

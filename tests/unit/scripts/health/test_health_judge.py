@@ -8,7 +8,7 @@ from launcher.base.messages import Cause, Health, ServerState
 from launcher.policy.reward_health import RewardPoint
 from launcher.run_log.run_log import RunLog
 from scripts.health.disk_check import judge_space
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Finding, first_line, is_healthy
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked, first_line, is_healthy
 from scripts.health.log_check import ErrorsSeen, judge_errors
 from scripts.health.machine_check import judge_kills, judge_memory
 from scripts.health.recorded_run import LastSteps, RecordedRun, last_steps
@@ -241,11 +241,11 @@ def test_errors_in_logs_count_while_they_are_young_and_the_run_lives():
 
 
 def test_unknown_is_never_healthy_and_nothing_there_is():
-    findings = [Finding("gpu", "GPUs", v, v.value) for v in (OK, NOTE, ABSENT)]
+    findings = [Checked("gpu", "GPUs", v, v.value) for v in (OK, NOTE, ABSENT)]
     assert is_healthy(findings)
     assert first_line("run", "RUNNING", findings) == "HEALTHY      run: RUNNING"
     for result in (UNKNOWN, BAD):
-        ill = [*findings, Finding("c", "server-0", result, "hangs")]
+        ill = [*findings, Checked("c", "server-0", result, "hangs")]
         assert not is_healthy(ill)
         assert first_line("run", "RUNNING", ill) == "NOT HEALTHY  run: server-0: hangs"
 
