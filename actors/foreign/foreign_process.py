@@ -40,6 +40,8 @@ MARK = "GRPO_TRAINER"
 TREE_EVERY_S = 1.0
 GONE_S = 0.5
 MOST_SAID = 1000
+MOST_NAMED = 2
+"""Of the processes that one look misses: a worker may end with the server that it started, and either is the cause."""
 
 
 def inherited() -> dict[str, str]:
@@ -166,7 +168,10 @@ class TreeWatch:
         # From the first look without it: the last one with it may be older than GONE_S, as where a disk is slow.
         self._missed_at = min(self._missed_at, now) if gone else math.inf
         if gone and (now - self._missed_at >= GONE_S or not self._killed.isdisjoint(gone)):
-            self.lost = f"its process {gone[0].pid} has ended, and the command lives on ({self._lines[gone[0]]})"
+            named = sorted(gone, key=lambda rank: rank not in self._killed)[:MOST_NAMED]
+            who = " and ".join(f"its process {rank.pid} has ended" for rank in named)
+            lines = "; ".join(self._lines[rank] for rank in named)
+            self.lost = f"{who}, and the command lives on ({lines})"
         return self._seen
 
     async def ended(self, rank: Process) -> None:
