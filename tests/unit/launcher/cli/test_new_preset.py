@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 
 from launcher.base.errors import ConfigError, UsageError
 from launcher.cli import new_preset
@@ -19,7 +20,9 @@ MEANINGS = {one.key: one.meaning for one in settings_of(RunConfig)}
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    register()  # once a process: what it stores has to stay
+    # Once a process: what these two store has to stay.
+    register()
+    Plugins.instance()
     store = ConfigStore.instance()  # of the whole process: what is stored here must not be a preset of other tests
     monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
     return tmp_path
