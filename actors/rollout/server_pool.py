@@ -97,9 +97,17 @@ class ServerPool:
     async def unless_ended(self, server: ServerInfo, asking: Awaitable[Answer]) -> Answer:
         """Await an answer of this incarnation of a server. Raises ServerError where it ends first: a machine that is
         gone would keep the caller waiting until the deadline."""
-        over = self._wait_over((server.name, server.generation))
-        error = ServerError(f"{server.name} (generation {server.generation}) ended before it answered")
-        return await _unless(asking, over, error)
+        answering = asyncio.ensure_future(asking)
+        ending = asyncio.ensure_future(self._wait_over((server.name, server.generation)))
+        try:
+            await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ServerError(f"{server.name} (generation {server.generation}) ended before it answered")
+            return answering.result()
+        finally:
+            for task in (answering, ending):
+                task.cancel()
+            await asyncio.gather(answering, ending, return_exceptions=True)
 
     async def _wait_over(self, key: ServerKey) -> None:
         async with self._changed:
@@ -369,17 +377,3 @@ class ServerPool:
                 await self._put(suspected.name, functools.partial(back, version))
                 return
             await asyncio.sleep(PROBE_INTERVAL_S)
-
-
-async def _unless(asking: Awaitable[Answer], event: Awaitable[object], error: Exception) -> Answer:
-    """What is asked for. Raises `error` where `event` comes first."""
-    answering, coming = asyncio.ensure_future(asking), asyncio.ensure_future(event)
-    try:
-        await asyncio.wait((answering, coming), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            raise error
-        return answering.result()
-    finally:
-        for task in (answering, coming):
-            task.cancel()
-        await asyncio.gather(answering, coming, return_exceptions=True)

@@ -22,15 +22,16 @@ def health_of(
     asked in vain. None where the look is old."""
     if age_s > LOOK_LATE_S:
         return None
+    unheard = _unheard(seen)
     return RunHealth(
         age_s=age_s,
         trainer=seen.trainer.verdict if has_trainer else None,
-        rewards=_of_rewards(seen.incident, _unheard(seen)) if has_trainer else None,
+        rewards=_of_rewards(seen.incident, unheard) if has_trainer else None,
         servers=tuple(
             ServerHealth(
                 name=one.name,
                 state=one.state,
-                verdict=_of_server(one, _unheard(seen)),
+                verdict=_of_server(one, unheard),
                 weight_version=one.weight_version,
                 reason=one.stale_reason or reasons.get(one.name, ""),
                 silent_s=silent_s.get(one.name, 0.0),

@@ -45,10 +45,10 @@ class StepState:
         return cast(int, self.training[0]["policy_version"])
 
     def position_file(self) -> dict[str, object]:
-        lines = (
-            {} if self.report is None else {"report": plain(asdict(self.report))}
-        )  # NaN as text: the file is JSON to every reader
-        return {"position": self.position.to_json(), "queue": self.queue, **lines}
+        content: dict[str, object] = {"position": self.position.to_json(), "queue": self.queue}
+        if self.report is not None:
+            content["report"] = plain(asdict(self.report))  # NaN as text: the file is JSON to every reader
+        return content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,10 +163,9 @@ class Training:
                     restored = self._checkpointer.begin_anew(self._first_position)
                 else:
                     restored = self._checkpointer.load_step(global_step)
-                if (
-                    restored.last is not None and restored.last.attempt <= self._attempt
-                ):  # else of another machine's logs
-                    self._records.complete(restored.last)
+                last = restored.last
+                if last is not None and last.attempt <= self._attempt:  # else of another machine's logs
+                    self._records.complete(last)
                 self._loop.restore(restored.position, lineage)
                 self.servers.begin(lineage)
             self._is_loaded = True
