@@ -181,18 +181,18 @@ async def test_a_request_that_is_moved_has_ended_at_its_server_when_it_asks_anot
     assert story == ["aborted", "moved"]
 
 
+async def hold_turn(servers, answered):
+    async with turn(servers):
+        await answered.wait()
+
+
 @pytest.mark.parametrize("within_s", [0.0, 0.001])
 async def test_one_that_is_being_given_back_is_moved_no_more(within_s):
     """Who waited for its place was told nothing, until another request ended."""
     servers = pool()
     await servers.update([server()])
     answered = asyncio.Event()
-
-    async def ask():
-        async with turn(servers):
-            await answered.wait()
-
-    asking = asyncio.create_task(ask())
+    asking = asyncio.create_task(hold_turn(servers, answered))
     await some_turns()
     async with servers._changed:  # as whoever is woken has it for a moment
         if within_s:
@@ -210,14 +210,9 @@ async def test_one_that_is_cancelled_while_it_is_given_back_wakes_who_waits_for_
     await servers.update([server()])
     await servers.limit(1)
     answered = asyncio.Event()
-
-    async def ask():
-        async with turn(servers):
-            await answered.wait()
-
-    asking = asyncio.create_task(ask())
+    asking = asyncio.create_task(hold_turn(servers, answered))
     await some_turns()
-    waiting = asyncio.create_task(ask())
+    waiting = asyncio.create_task(hold_turn(servers, answered))
     await some_turns()
     async with servers._changed:  # as whoever is woken has it for a moment
         answered.set()

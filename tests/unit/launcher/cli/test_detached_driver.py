@@ -1,6 +1,5 @@
 """What a detached run's driver writes where it can't begin an attempt."""
 
-import threading
 import time
 
 import pytest
@@ -12,6 +11,7 @@ from launcher.reporting.current_status import CurrentStatusFile, DriverFacts
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, RunPaths
 from launcher.run_log.run_log import last_end, read_run_log
+from tests.support.live_status import beating
 from tests.support.machine import scaled
 
 
@@ -48,19 +48,10 @@ def locks(config, **_):
 def live(driven):
     """Another driver holds the lock, and writes."""
     paths = driven(lambda config, **_: 0)
-    over = threading.Event()
     with RunLock(paths):
         file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 1, address="local", is_detached=True))
-
-        def beat():
-            while not over.wait(0.02):
-                file.write()
-
-        writer = threading.Thread(target=beat)
-        writer.start()
-        yield paths
-        over.set()
-        writer.join()
+        with beating(file):
+            yield paths
 
 
 def test_a_driver_that_is_refused_for_a_live_run_does_not_end_that_run(live, driven, monkeypatch):

@@ -32,6 +32,7 @@ from scripts.health.server_check import check_servers
 from tests.programs.fake_run import run_paths
 from tests.programs.stand_in_server import running
 from tests.support.health_parts import health_of, server, subject_of, verdicts
+from tests.support.live_status import beating
 from tests.support.machine import scaled
 from tests.support.worlds.reporting import NOW
 
@@ -257,19 +258,10 @@ def live(tmp_path):
 def beats(live):
     """Writes now.json as a live run does, until the test ends."""
     paths, _ = live
-    over = threading.Event()
     file = CurrentStatusFile(paths, DriverFacts.of_this_process(paths, 1, address="local", is_detached=False))
     file.judged(health_of(server("server-0")))
-
-    def beat():
-        while not over.wait(0.02):
-            file.write()
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    yield paths
-    over.set()
-    thread.join()
+    with beating(file):
+        yield paths
 
 
 def of_run(paths, **changes):
