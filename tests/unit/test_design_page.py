@@ -10,6 +10,11 @@ PAGE = (REPOSITORY / "docs" / "design.md").read_text()
 FILE = re.compile(r"`((?:launcher|actors|scripts|conf)/[\w/]+\.(?:py|css|yaml))`")
 
 
+WALKS = ("A prompt", "A SIGKILL of a server", "A reward collapse")
+COUNTS = re.compile(r"a prompt (\d+), a killed server (\d+), a collapse (\d+)\.")
+REFERS = re.compile(r"as in steps? (\d+)(?: to (\d+))? of a (prompt|SIGKILL)")
+
+
 def layers(contract):
     contracts = configparser.ConfigParser(comment_prefixes=(";",))
     contracts.read(REPOSITORY / ".importlinter")
@@ -20,6 +25,26 @@ def test_every_file_that_the_page_names_exists():
     named = set(FILE.findall(PAGE))
     assert len(named) > 100
     assert [name for name in sorted(named) if not (REPOSITORY / name).is_file()] == []
+
+
+def steps_of(walk):
+    text = PAGE.partition(f"\n### {walk}\n")[2].partition("\n### ")[0]
+    return dict(re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |\Z)", text, re.MULTILINE | re.DOTALL))
+
+
+def files_of(step):
+    """Those that it names, and those of the steps to which it refers."""
+    named = set(FILE.findall(step))
+    for first, last, where in REFERS.findall(" ".join(step.split())):
+        (walk,) = (name for name in WALKS if where in name)
+        for number in range(int(first), int(last or first) + 1):
+            named |= files_of(steps_of(walk)[str(number)])
+    return named
+
+
+def test_the_walks_pass_as_many_files_as_the_page_says():
+    passed = [len(set().union(*map(files_of, steps_of(walk).values()))) for walk in WALKS]
+    assert passed == [int(count) for count in COUNTS.search(PAGE).groups()]
 
 
 def test_the_picture_has_every_room_and_no_other():
