@@ -40,14 +40,23 @@ def judge_memory(name: str, used: float, limit: float) -> Checked:
 
 
 def judge_kills(
-    view: RecordedRun, kills: tuple[Kill, ...] | None, *, count: int, own_pids: Set[int], is_live: bool, now: float
+    view: RecordedRun,
+    kills: tuple[Kill, ...] | None,
+    *,
+    count: int,
+    own_pids: Set[int],
+    is_live: bool,
+    now: float,
+    has_all_pids: bool = True,
 ) -> Checked:
-    """`kills`: None where the kernel's log can't be read. `count`: the kernel's own counter since boot."""
+    """`kills`: None where the kernel's log can't be read. `count`: the kernel's own counter since boot. `has_all_pids`
+    False: of its processes only those that live are known, and a killed one does not."""
     until = now if is_live else view.ended_at
     own = [kill for kill in kills or () if kill[1] in own_pids and kill[0] >= view.started_at]  # pids are used again
     others = [kill for kill in kills or () if view.started_at <= kill[0] <= until]
     verdict: CheckResult = OK
     text = "none while it ran" if kills is not None or not count else "none of this run's processes died"
+    may_have_lost = view.deaths > 0 or not has_all_pids
     text += f" ({count} since boot)" if count else ""
     if own:
         _, pid, name = own[-1]
@@ -59,13 +68,14 @@ def judge_kills(
         text = f"memory ran out {times} in this attempt, the last time {view.ran_out[-1]}"
     elif others:
         _, pid, name = others[-1]
-        verdict, text = NOTE, f"{len(others)} while it ran, none of this run: {name} (pid {pid})"
-    elif kills is None and count and view.deaths:
+        unknown = "and it is not known whether of this run, whose ended ones nobody recorded"
+        verdict = NOTE if has_all_pids else UNKNOWN
+        text = f"{len(others)} while it ran, {'none of this run' if has_all_pids else unknown}: {name} (pid {pid})"
+    elif kills is None and count and may_have_lost:
         verdict = UNKNOWN
-        deaths = counted(view.deaths, "death")
-        text = (
-            f"{count} since boot; the kernel's log can't be read, and the journal has {deaths} of the run's processes"
-        )
+        deaths = f"the journal has {counted(view.deaths, 'death')} of the run's processes"
+        why = deaths if view.deaths else "nobody recorded which of the run's processes ended"
+        text = f"{count} since boot; the kernel's log can't be read, and {why}"
     return Checked("memory", "kills for memory", verdict, text, {"oom_kill": count, "ran_out": view.ran_out})
 
 
@@ -122,6 +132,7 @@ def check_memory(subject: Subject) -> list[Checked]:
         _kernel_kills(),
         count=oom_kills()[1],
         own_pids=view.pids | set(own),
+        has_all_pids=subject.areal is None,
         is_live=subject.may_be_live,
         now=time.time(),
     )

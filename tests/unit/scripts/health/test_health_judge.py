@@ -218,6 +218,17 @@ def test_memory_and_disk_space():
         ({"kills": ((50.0, 7, "python"),), "count": 1}, OK, "none while it ran"),  # another's, before, of the same pid
         ({"kills": None, "count": 3}, OK, "none of this run's processes died (3 since boot)"),
         ({"kills": None}, OK, "none while it ran"),
+        (
+            {"kills": ((150.0, 9, "other"),), "count": 1, "has_all_pids": False},
+            UNKNOWN,
+            "it is not known whether of this run, whose ended ones nobody recorded: other (pid 9)",
+        ),
+        (
+            {"kills": ((150.0, 7, "python"),), "count": 1, "has_all_pids": False},
+            NOTE,
+            "killed 1 of this run's processes",
+        ),
+        ({"kills": None, "count": 3, "has_all_pids": False}, UNKNOWN, "3 since boot; the kernel's log can't be read"),
     ],
 )
 def test_kills_for_memory(change, verdict, said):
