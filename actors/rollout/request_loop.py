@@ -17,9 +17,9 @@ from contextlib import contextmanager
 
 from actors.rollout.server_pool import ServerPool, Version
 from actors.rollout.server_request import RequestMoved, ServerRequest, ServerTurn
-from actors.rollout.stream_pace import TICK_S, LiveStream, ServerKey, StreamPace
+from actors.rollout.stream_pace import TICK_S, LiveStream, StreamPace
 from launcher.base.errors import RequestFailed
-from launcher.base.messages import ServerInfo
+from launcher.base.messages import ServerInfo, ServerKey
 from launcher.config.schema import RolloutConfig
 from launcher.policy.routing import silent_servers
 
@@ -56,17 +56,17 @@ class RequestLoop:
             except RequestFailed as failure:
                 assert turn.server is not None
                 request.is_unheard = False  # another silence is another server's
-                await self._report(turn.server.name, failure)
+                await self._report(turn.server, failure)
                 await request.failed(failure)
             if request.is_over():
                 return
 
-    async def _report(self, name: str, failure: RequestFailed) -> None:
+    async def _report(self, server: ServerInfo, failure: RequestFailed) -> None:
         """What a failure shows of its server."""
         if failure.kind in OF_WEIGHTS:
-            await self._pool.mark_stale(name, str(failure))
+            await self._pool.mark_stale(server.key, str(failure))
         if failure.kind in NOBODY_THERE:
-            await self._pool.suspect(name, failure.kind)
+            await self._pool.suspect(server.key, failure.kind)
 
     @contextmanager
     def _watched(self, turn: ServerTurn, server: ServerInfo) -> Iterator[Callable[[], None]]:
@@ -110,7 +110,7 @@ class RequestLoop:
         if key not in self._silent:
             self._silent.add(key)
             self._event("hedge.began", name, reason)
-            await self._pool.suspect(name, reason)
+            await self._pool.suspect(key, reason)
         for turn in self._live:
             request = turn.request
             if turn.key == key and request.continues and not request.is_unheard:

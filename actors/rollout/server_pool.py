@@ -24,7 +24,7 @@ from typing import TypeVar
 from actors.rollout.prefix_affinity import PrefixAffinity
 from actors.rollout.server_request import RequestMoved, ServerTurn
 from launcher.base.errors import ServerError
-from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.messages import ServerInfo, ServerKey, ServerState
 from launcher.policy.routing import RoutingCandidate, route
 
 Probe = Callable[[str], Awaitable[int | None]]
@@ -38,8 +38,6 @@ OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
 
 Answer = TypeVar("Answer")
 Version = int | Callable[[], int]
-ServerKey = tuple[str, int]
-"""A server's name and generation: an earlier incarnation's requests are no load of the next one."""
 
 
 @dataclass(slots=True)
@@ -98,7 +96,7 @@ class ServerPool:
         """Await an answer of this incarnation of a server. Raises ServerError where it ends first: a machine that is
         gone would keep the caller waiting until the deadline."""
         answering = asyncio.ensure_future(asking)
-        ending = asyncio.ensure_future(self._wait_over((server.name, server.generation)))
+        ending = asyncio.ensure_future(self._wait_over(server.key))
         try:
             await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
@@ -116,7 +114,7 @@ class ServerPool:
     async def update_if_alive(self, server: ServerInfo) -> None:
         """`update` with what may be outdated. Raises ServerError where this incarnation has ended."""
         async with self._changed:
-            if self._is_over((server.name, server.generation)):
+            if self._is_over(server.key):
                 raise ServerError(f"{server.name} (generation {server.generation}) ended meanwhile")
             self._take(server)
             self._changed.notify_all()
@@ -139,31 +137,18 @@ class ServerPool:
         known = self._servers.get(server.name)
         return known is not None and known.generation == server.generation and known.state not in OVER
 
-    async def confirm(
-        self, name: str, weight_version: int, lineage: int | None = None, *, generation: int | None = None
-    ) -> None:
-        """The server holds these weights: it gets traffic for them, if this incarnation was admitted. `generation`: of
-        the incarnation that said so; None: whichever is known."""
-
-        def confirmed(known: ServerInfo) -> ServerInfo | None:
-            if known.state in OVER or generation not in (None, known.generation):
-                return None  # it left, or ended, while its answer was on the way
-            return self._with_weights(known, weight_version, lineage)
-
-        await self._put(name, confirmed)
+    async def confirm(self, key: ServerKey, weight_version: int, lineage: int | None = None) -> None:
+        """The server holds these weights: it gets traffic for them, if this incarnation was admitted."""
+        await self._change(key, lambda known: self._with_weights(known, weight_version, lineage))
 
     def _with_weights(self, known: ServerInfo, weight_version: int, lineage: int | None) -> ServerInfo:
         state = ServerState.READY if self._admitted.get(known.name) == known.generation else ServerState.STALE
         lineage = known.lineage if lineage is None else lineage
         return dataclasses.replace(known, state=state, weight_version=weight_version, lineage=lineage, reason="")
 
-    async def mark_stale(self, name: str, reason: str) -> None:
+    async def mark_stale(self, key: ServerKey, reason: str) -> None:
         """The server may not hold the weights it was sent: no traffic until confirmed."""
-
-        def stale(known: ServerInfo) -> ServerInfo | None:
-            return None if known.state in OVER else dataclasses.replace(known, state=ServerState.STALE, reason=reason)
-
-        await self._put(name, stale)
+        await self._change(key, lambda known: dataclasses.replace(known, state=ServerState.STALE, reason=reason))
 
     async def clear(self, name: str, *, within_s: float) -> int:
         """Until a server that gets no new requests has none: they finish, or are moved after `within_s`. Returns how
@@ -210,17 +195,17 @@ class ServerPool:
             if other.name != name
         )
 
-    async def suspect(self, name: str, reason: str) -> None:
+    async def suspect(self, key: ServerKey, reason: str) -> None:
         """A connection failed, or it is silent. No traffic until the server answers a probe."""
 
         def suspect(known: ServerInfo) -> ServerInfo | None:
             one = dataclasses.replace(known, state=ServerState.SUSPECT, reason=reason)
             return one if known.state is ServerState.READY else None
 
-        if (suspected := await self._put(name, suspect)) is not None:
-            if (earlier := self._probing.get(name)) is not None:
+        if (suspected := await self._change(key, suspect)) is not None:
+            if (earlier := self._probing.get(suspected.name)) is not None:
                 earlier.cancel()  # of a doubt that other news ended: `close` would know of the later one only
-            self._probing[name] = asyncio.create_task(self._probe_until_back(suspected))
+            self._probing[suspected.name] = asyncio.create_task(self._probe_until_back(suspected))
 
     async def close(self) -> None:
         for task in self._probing.values():
@@ -238,9 +223,11 @@ class ServerPool:
 
         Returns how many were moved.
         """
-        leaving = functools.partial(dataclasses.replace, state=ServerState.STOPPED, reason="leaving")
-        if (server := await self._put(name, leaving)) is None:
-            return 0
+        async with self._changed:
+            if (server := self._servers.get(name)) is None:
+                return 0
+            self._servers[name] = dataclasses.replace(server, state=ServerState.STOPPED, reason="leaving")
+            self._changed.notify_all()
         moved = await self.clear(name, within_s=within_s)
         if (known := self._servers.get(name)) is not None and known.generation == server.generation:  # not asked twice
             del self._servers[name]
@@ -254,7 +241,7 @@ class ServerPool:
         """A READY server at `weight_version`, not `avoid` where there is another, for so many samples of `prompt`.
         A function: of whatever version it names when there is one."""
         server = await self._wait_for_server(weight_version, avoid, samples, prompt)
-        key = (server.name, server.generation)
+        key = server.key
         load = self._loads[key]
         try:
             yield server
@@ -315,7 +302,7 @@ class ServerPool:
                 or (server := self._route(weight_version, avoid, samples, prompt)) is None
             ):
                 await self._changed.wait()
-            load = self._loads.setdefault((server.name, server.generation), Load())
+            load = self._loads.setdefault(server.key, Load())
             load.requests += 1
             load.samples += samples
             self._samples += samples
@@ -356,16 +343,19 @@ class ServerPool:
         return None if taken is None else self._servers[taken.name]
 
     def _samples_of(self, server: ServerInfo) -> int:
-        return self._loads.get((server.name, server.generation), Load()).samples
+        return self._loads.get(server.key, Load()).samples
 
-    async def _put(self, name: str, change: Callable[[ServerInfo], ServerInfo | None]) -> ServerInfo | None:
-        """What a server is from now on; None where it stays. `change` gets what is known when its turn comes."""
+    async def _change(self, key: ServerKey, change: Callable[[ServerInfo], ServerInfo | None]) -> ServerInfo | None:
+        """What an incarnation is from now on; None where it stays what it is, has ended, or is not the one that is
+        known: news of an earlier one must not hit its successor. `change` gets what is known when its turn comes."""
+        name, generation = key
         async with self._changed:
             known = self._servers.get(name)
-            if known is None or (changed := change(known)) is None:
+            if known is None or known.generation != generation or known.state in OVER:
                 return None
-            self._servers[name] = changed
-            self._changed.notify_all()
+            if (changed := change(known)) is not None:
+                self._servers[name] = changed
+                self._changed.notify_all()
             return changed
 
     async def _probe_until_back(self, suspected: ServerInfo) -> None:
@@ -374,6 +364,6 @@ class ServerPool:
 
         while self._servers.get(suspected.name) == suspected:
             if (version := await self._probe(suspected.url)) is not None:
-                await self._put(suspected.name, functools.partial(back, version))
+                await self._change(suspected.key, functools.partial(back, version))
                 return
             await asyncio.sleep(PROBE_INTERVAL_S)

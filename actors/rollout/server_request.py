@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from launcher.base.errors import RequestFailed
-from launcher.base.messages import ServerInfo
+from launcher.base.messages import ServerInfo, ServerKey
 
 
 class RequestMoved(Exception):
@@ -60,9 +60,9 @@ class ServerTurn:
         self.limit = asyncio.timeout(None)
 
     @property
-    def key(self) -> tuple[str, int] | None:
-        """The incarnation of its server, by name and generation."""
-        return None if self.server is None else (self.server.name, self.server.generation)
+    def key(self) -> ServerKey | None:
+        """The incarnation of its server."""
+        return None if self.server is None else self.server.key
 
     def move(self, within_s: float = 0.0) -> None:
         """End it then, unless it ends earlier."""

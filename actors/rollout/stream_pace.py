@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
-from launcher.base.messages import ServerInfo
+from launcher.base.messages import ServerInfo, ServerKey
 from launcher.policy.routing import StreamLook
 
 TICK_S = 0.1
@@ -21,8 +21,6 @@ LONGEST_S = 2 * TICK_S
 KEPT = 20
 KNOWN_AT = 3
 """Requests of which a usual wait is known."""
-
-ServerKey = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)

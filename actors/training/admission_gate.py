@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from actors.model.update_stats import LogprobDistance, UpdateStats
 from actors.rollout.live_rollouts import Stopped
-from launcher.base.messages import ServerInfo
+from launcher.base.messages import ServerInfo, ServerKey
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport, GateRules, admit
@@ -67,7 +67,7 @@ class AdmissionGate:
         score: Callable[[int], Future[tuple[CanaryScore, ...]]] | None = None,
         servers: Callable[[], Sequence[ServerInfo]] = tuple,
         record: Record | None = None,
-        doubt: Callable[[str, str], None] = lambda name, reason: None,
+        doubt: Callable[[ServerKey, str], None] = lambda key, reason: None,
         lineage: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._rules = GateRules.of(config)
@@ -102,15 +102,17 @@ class AdmissionGate:
         """The last question before the weights move, of the batch that was checked last. Raises Stopped where the loop
         is to stop before the answer."""
         assert self._report is not None, "check comes first"
-        record = self._record_of_run
+        record, servers = self._record_of_run, self._servers()
+        makers = {server.name: server.key for server in servers}  # of now: they may be others when it is answered
         report = dataclasses.replace(
             self._report,
-            **self._distances(batch, stats.logprob_distance),
+            **self._distances(batch, stats.logprob_distance, servers),
             can_check=record is not None and record.is_enough,
         )
         decision = self._decide(report)
         for name in decision.accused:  # at once: the Coordinator learns it later, and the next batch is begun before
-            self._doubt(name, decision.reason)
+            if name in makers:
+                self._doubt(makers[name], decision.reason)
         if record is None:
             return decision
         if decision.check_before is not None:
@@ -132,9 +134,11 @@ class AdmissionGate:
     def allow(self) -> None:
         self._stop.clear()
 
-    def _distances(self, batch: RolloutBatch, distance: LogprobDistance) -> dict[str, Any]:
+    def _distances(
+        self, batch: RolloutBatch, distance: LogprobDistance, servers: Sequence[ServerInfo]
+    ) -> dict[str, Any]:
         """By the name of each server that made tokens of the batch."""
-        names = {server.url: server.name for server in self._servers()}
+        names = {server.url: server.name for server in servers}
         mean = distance.mean if distance.current is None else distance.current
         makers = {rollout.completion.server for group in batch.groups for rollout in group.rollouts}
         by_server = distance.by_server or dict.fromkeys(makers, mean)  # one made all of it

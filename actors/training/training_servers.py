@@ -28,7 +28,7 @@ from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.disk_faults import Refusal, fault_of
 from launcher.base.durable import refusal_of
 from launcher.base.errors import WeightsRefused
-from launcher.base.messages import ServerInfo
+from launcher.base.messages import ServerInfo, ServerKey
 from launcher.base.rollouts import Completion
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.checkpoints.model_files import vocabulary_of
@@ -165,9 +165,9 @@ class TrainingServers:
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         self._thread.call(self.pool.update(servers))
 
-    def doubt(self, name: str, reason: str) -> None:
-        """It made a batch that was rejected for its weights: no traffic until it has been sent them again."""
-        self._thread.call(self.pool.mark_stale(name, reason))
+    def doubt(self, key: ServerKey, reason: str) -> None:
+        """This incarnation made a batch that was rejected for its weights: no traffic until it has been sent others."""
+        self._thread.call(self.pool.mark_stale(key, reason))
 
     def drain(self, name: str, *, within_s: float) -> int:
         """Remove a server: no new requests; those in flight finish or are migrated. Returns how many were migrated."""

@@ -10,13 +10,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Collection, Sequence
 
-from actors.rollout.server_pool import ServerKey
 from actors.serving.group_address import LOOPBACK
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.weight_buckets import WeightBucket
 from actors.weights.update_group import UpdateGroup
 from launcher.base.errors import RequestFailed, WeightsRefused
-from launcher.base.messages import ServerInfo
+from launcher.base.messages import ServerInfo, ServerKey
 
 
 class GroupSender:
@@ -37,7 +36,7 @@ class GroupSender:
     async def send(self, server: ServerInfo, buckets: Sequence[WeightBucket], weight_version: int) -> None:
         """Raises WeightsRefused where the server said no or the group broke, RequestFailed where it did not answer in
         time. Then, and where it is cancelled, the group is ended, and the server may hold a part of the weights."""
-        key = (server.name, server.generation)
+        key = server.key
         what = f"{server.url} and weight version {weight_version}"
         try:
             async with asyncio.timeout(self._timeout_s), self._turns.setdefault(key, asyncio.Lock()):
@@ -54,7 +53,7 @@ class GroupSender:
     async def _send(
         self, server: ServerInfo, buckets: Sequence[WeightBucket], weight_version: int, deadline: float
     ) -> None:
-        group = self._groups.get((server.name, server.generation)) or await self._form(server, deadline)
+        group = self._groups.get(server.key) or await self._form(server, deadline)
         for bucket in buckets:
             order = self._client.update_weights_from_distributed(
                 server.url,
@@ -67,7 +66,7 @@ class GroupSender:
 
     async def _form(self, server: ServerInfo, deadline: float) -> UpdateGroup:
         group = UpdateGroup(address=self._address, tp_size=self._tp_size, device=self.device, within_s=_left(deadline))
-        self._groups[(server.name, server.generation)] = group
+        self._groups[server.key] = group
         joined = self._client.join_update_group(
             server.url,
             name=group.name,

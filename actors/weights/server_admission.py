@@ -101,5 +101,5 @@ class ServerAdmission:
 
     def _known(self, server: ServerInfo) -> ServerInfo:
         """As the pool knows this incarnation: it may have taken newer weights meanwhile."""
-        lives = {(known.name, known.generation): known for known in self._pool.servers()}
-        return lives.get((server.name, server.generation), server)
+        lives = {known.key: known for known in self._pool.servers()}
+        return lives.get(server.key, server)

@@ -22,12 +22,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from actors.rollout.server_pool import OVER, ServerKey, ServerPool
+from actors.rollout.server_pool import OVER, ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_way import WeightWay
 from launcher.base.errors import RequestFailed, ServerError, WeightsRefused
-from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
+from launcher.base.messages import PublishedWeights, ServerInfo, ServerKey, ServerState
 
 if TYPE_CHECKING:
     import torch  # takes seconds, and the driver imports this without a tensor in sight
@@ -147,10 +147,10 @@ class WeightPublisher:
         """Whether any server took it."""
         servers = [server for server in self._pool.servers() if server.state not in OVER]
         if self._groups is not None:
-            self._groups.keep([_key(server) for server in servers])
+            self._groups.keep([server.key for server in servers])
         send = await self.prepare(version)
         self._version, self._parcel = version, _Parcel(version=version, lineage=self.lineage, send=send)
-        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
+        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(server.key)}
         took_them = await self._wait_for(fresh)
         self._forget_what_nobody_loads()
         return took_them
@@ -174,14 +174,14 @@ class WeightPublisher:
                 took_them = True
                 now = time.monotonic()
                 give_up_at = now + max(PATIENCE_S, now - started)
-        self._late |= {_key(fresh[task]) for task in waiting if task in fresh}
+        self._late |= {fresh[task].key for task in waiting if task in fresh}
         return took_them
 
     def _is_awaited(self, server: ServerInfo) -> bool:
-        return server.state is ServerState.READY and _key(server) not in self._late
+        return server.state is ServerState.READY and server.key not in self._late
 
     def _begin_loading(self, server: ServerInfo) -> asyncio.Task[bool]:
-        key = _key(server)
+        key = server.key
         task = self._loading[key] = asyncio.create_task(self._bring_up_to_date(server))
         task.add_done_callback(functools.partial(self._ended, key))
         return task
@@ -196,7 +196,7 @@ class WeightPublisher:
 
     async def _bring_up_to_date(self, server: ServerInfo) -> bool:
         """Send the newest weights until none newer appear meanwhile. Returns whether the server holds the newest."""
-        key = _key(server)
+        key = server.key
         while (parcel := self._parcel) is not None:
             async with self._one_at_a_time[key]:
                 was_delivered = await self._deliver(server, parcel)
@@ -211,16 +211,15 @@ class WeightPublisher:
     async def _deliver(self, server: ServerInfo, parcel: _Parcel) -> bool:
         if not self._pool.is_living(server):
             return False
-        await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
+        await self._pool.mark_stale(server.key, f"loading weight version {parcel.version}")
         if self._finish_s is not None:
             await self._pool.clear(server.name, within_s=self._finish_s)
         try:
             await self._send(server, parcel.send, parcel.version)
         except ServerError as error:
-            if self._pool.is_living(server):
-                await self._pool.mark_stale(server.name, error.message)
+            await self._pool.mark_stale(server.key, error.message)
             return False
-        await self._pool.confirm(server.name, parcel.version, parcel.lineage, generation=server.generation)
+        await self._pool.confirm(server.key, parcel.version, parcel.lineage)
         return True
 
     async def prepare(self, version: int) -> Send:
@@ -262,15 +261,15 @@ class WeightPublisher:
         Raises ServerError: WeightsRefused, RequestFailed, or that it has ended.
         """
         lineage = self.lineage
-        async with self._one_at_a_time[_key(server)]:
+        async with self._one_at_a_time[server.key]:
             for known in self._pool.servers():
-                held = known.weight_version if (_key(known), known.lineage) == (_key(server), lineage) else None
+                held = known.weight_version if (known.key, known.lineage) == (server.key, lineage) else None
                 if held is not None and held > version:
                     return held
             await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
             await self._send(server, send, version)
-            await self._pool.confirm(server.name, version, lineage, generation=server.generation)
-        self._late.discard(_key(server))
+            await self._pool.confirm(server.key, version, lineage)
+        self._late.discard(server.key)
         return version
 
     async def _send(self, server: ServerInfo, send: Send, version: int) -> None:
@@ -295,7 +294,3 @@ class WeightPublisher:
         if self._way.failed(name) and self._files is not None:
             tried = "tensors" if self._groups is None else "weights over its group"
             self._folders = self._files(f"{name} failed to take {tried}: {reason}")
-
-
-def _key(server: ServerInfo) -> ServerKey:
-    return (server.name, server.generation)

@@ -22,6 +22,10 @@ class ServerState(enum.StrEnum):
     FAILED = "FAILED"
 
 
+ServerKey = tuple[str, int]
+"""One incarnation of a server: its name and its generation. What is seen of it is no news of the next one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
     """One server as its actor knows it. `weight_version` is None until the server has reported one.
@@ -40,6 +44,10 @@ class ServerInfo:
     lineage: int | None = None
     reason: str = ""
     node: str = ""
+
+    @property
+    def key(self) -> ServerKey:
+        return self.name, self.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,7 @@ class WatchServer:
 
     async def _facts(self, request: web.Request) -> web.Response:
         asked = request.query
-        paths = self._named(asked.get("run", ""))
+        paths = await self._named(asked.get("run", ""))
         watched = self._watched.pop(asked["run"], None) or WatchedRun(paths)
         self._watched[asked["run"]] = watched  # the last one now
         if len(self._watched) > MOST_RUNS:
@@ -109,7 +109,7 @@ class WatchServer:
         return _said(await asyncio.to_thread(watched.answer, seen))
 
     async def _samples(self, request: web.Request) -> web.Response:
-        paths, step = self._named(request.query.get("run", "")), _number(request.query, "step")
+        paths, step = await self._named(request.query.get("run", "")), _number(request.query, "step")
         return _said({"samples": await asyncio.to_thread(samples_around, paths, step)})
 
     async def _ask(self, request: web.Request) -> web.Response:
@@ -120,11 +120,12 @@ class WatchServer:
             raise UsageError("the request is no JSON with run and what", "use the page's buttons") from error
         if what not in ASKS:
             raise UsageError(f"{what!r} can't be asked", f"one of {', '.join(ASKS)}")
-        asked = await asyncio.to_thread(_ask_run, self._named(run), what, reason)
+        asked = await asyncio.to_thread(_ask_run, await self._named(run), what, reason)
         return _said({"asked": asked})
 
-    def _named(self, name: str) -> RunPaths:
-        return run_of(self._fileroot, name)
+    async def _named(self, name: str) -> RunPaths:
+        """It looks at the folders of all runs: a slow file system must not keep the loop from answering others."""
+        return await asyncio.to_thread(run_of, self._fileroot, name)
 
 
 def _ask_run(paths: RunPaths, what: str, reason: str) -> str:

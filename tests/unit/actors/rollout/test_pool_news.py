@@ -28,9 +28,9 @@ async def test_each_answer_counts_once_as_progress_also_one_that_failed():
 async def test_a_server_that_nobody_has_told_of_is_not_over_not_living_and_leaves_at_once():
     servers = pool()
     answer = await servers.unless_ended(server(), asyncio.sleep(0, "an answer"))
-    await servers.suspect("server-0", "reset")
-    await servers.mark_stale("server-0", "other weights")
-    await servers.confirm("server-0", 3)
+    await servers.suspect(("server-0", 0), "reset")
+    await servers.mark_stale(("server-0", 0), "other weights")
+    await servers.confirm(("server-0", 0), 3)
     left = await servers.drain("server-0", within_s=0.01)
     before = servers.servers(), servers.is_living(server())
     await servers.update_if_alive(server())
@@ -66,15 +66,15 @@ async def test_a_server_that_confirms_its_weights_gets_traffic_only_once_its_sup
     servers = pool()
     seen = []
     await servers.update([server(state=ServerState.STALE)])
-    await servers.confirm("server-0", 3)
+    await servers.confirm(("server-0", 0), 3)
     seen.append(servers.servers()[0].state)
     await servers.update([server(version=3)])
-    await servers.mark_stale("server-0", "sent other weights")
-    await servers.confirm("server-0", 4, lineage=2)
+    await servers.mark_stale(("server-0", 0), "sent other weights")
+    await servers.confirm(("server-0", 0), 4, lineage=2)
     seen.append(servers.servers()[0].state)
     confirmed = servers.servers()[0]
     await servers.update([server(generation=1, state=ServerState.STALE)])
-    await servers.confirm("server-0", 4)
+    await servers.confirm(("server-0", 1), 4)
     states, held = [*seen, servers.servers()[0].state], (confirmed.weight_version, confirmed.lineage)
     assert states == [ServerState.STALE, ServerState.READY, ServerState.STALE]
     assert held == (4, 2)
@@ -84,9 +84,9 @@ async def test_a_server_that_confirms_its_weights_gets_traffic_only_once_its_sup
 async def test_one_that_is_over_is_not_brought_back_by_late_news(over):
     servers = pool()
     await servers.update([server(state=over)])
-    await servers.confirm("server-0", 0)
-    await servers.mark_stale("server-0", "late")
-    await servers.suspect("server-0", "late")
+    await servers.confirm(("server-0", 0), 0)
+    await servers.mark_stale(("server-0", 0), "late")
+    await servers.suspect(("server-0", 0), "late")
     assert servers.servers()[0].state is over
     await assert_none_is_leased(servers, 0)
 
@@ -94,7 +94,7 @@ async def test_one_that_is_over_is_not_brought_back_by_late_news(over):
 async def test_only_a_ready_server_is_suspected():
     servers = pool()
     await servers.update([server(state=ServerState.STALE)])
-    await servers.suspect("server-0", "reset")
+    await servers.suspect(("server-0", 0), "reset")
     assert servers.servers()[0].state is ServerState.STALE
 
 

@@ -23,7 +23,7 @@ async def test_the_samples_of_each_request_are_free_again():
 async def test_a_pool_that_closes_leaves_no_probe_behind():
     servers = pool(answers=[None])
     await servers.update([server()])
-    await servers.suspect("server-0", "reset")
+    await servers.suspect(("server-0", 0), "reset")
     await asyncio.sleep(0)
     async with asyncio.timeout(HOLD_S):
         await servers.close()
@@ -40,7 +40,7 @@ async def test_a_suspect_that_does_not_answer_stays_one_and_is_asked_at_interval
 
     servers = server_pool.ServerPool(probe)
     await servers.update([server()])
-    await servers.suspect("server-0", "reset")
+    await servers.suspect(("server-0", 0), "reset")
     while not asked:
         await asyncio.sleep(0)
     for _ in range(20):
@@ -58,7 +58,7 @@ async def test_an_answer_that_comes_after_other_news_of_a_suspect_changes_nothin
 
     servers = server_pool.ServerPool(probe)
     await servers.update([server()])
-    await servers.suspect("server-0", "reset")
+    await servers.suspect(("server-0", 0), "reset")
     await asyncio.sleep(0)
     await servers.update([server(state=ServerState.STALE)])
     late.set_result(7)
@@ -82,11 +82,12 @@ async def test_what_is_known_when_its_turn_comes_decides_and_not_what_was_when_i
     """A server that had died a moment before was READY again by the confirmation that came just after."""
     dead, of_now = server(state=ServerState.DEAD), server(generation=1, state=ServerState.STALE)
     for first, then, now in (
-        (lambda pool: pool.update([dead]), lambda pool: pool.confirm("server-0", 1), dead),
-        (lambda pool: pool.update([dead]), lambda pool: pool.mark_stale("server-0", "loading"), dead),
+        (lambda pool: pool.update([dead]), lambda pool: pool.confirm(("server-0", 0), 1), dead),
+        (lambda pool: pool.update([dead]), lambda pool: pool.mark_stale(("server-0", 0), "loading"), dead),
         (lambda pool: pool.update([dead]), lambda pool: pool.update_if_alive(server()), dead),
-        (lambda pool: pool.update([dead]), lambda pool: pool.suspect("server-0", "reset"), dead),
-        (lambda pool: pool.update([of_now]), lambda pool: pool.confirm("server-0", 1, generation=0), of_now),
+        (lambda pool: pool.update([dead]), lambda pool: pool.suspect(("server-0", 0), "reset"), dead),
+        (lambda pool: pool.update([of_now]), lambda pool: pool.mark_stale(("server-0", 0), "loading"), of_now),
+        (lambda pool: pool.update([of_now]), lambda pool: pool.confirm(("server-0", 0), 1), of_now),
     ):
         servers = pool()
         await servers.update([server()])
@@ -104,10 +105,10 @@ async def test_a_probe_that_is_answered_late_ends_no_doubt():
 
     servers = server_pool.ServerPool(probe)
     await servers.update([server()])
-    await servers.suspect("server-0", "reset")
+    await servers.suspect(("server-0", 0), "reset")
     await asyncio.sleep(0)
     async with servers._changed:
-        doubting = asyncio.create_task(servers.mark_stale("server-0", "its log-probs are far"))
+        doubting = asyncio.create_task(servers.mark_stale(("server-0", 0), "its log-probs are far"))
         await asyncio.sleep(0)
         answered.set()
         for _ in range(5):

@@ -40,7 +40,7 @@ async def test_a_server_that_its_supervisor_has_taken_back_gets_no_traffic_by_co
     servers = pool()
     await servers.update([server()])
     await servers.update([server(state=ServerState.STALE)])
-    await servers.confirm("server-0", 0)
+    await servers.confirm(("server-0", 0), 0)
     assert servers.servers()[0].state is ServerState.STALE
     await assert_none_is_leased(servers, 0)
 
@@ -76,7 +76,7 @@ async def test_nobody_stands_in_for_an_unknown_server_nor_with_weights_of_anothe
     servers = pool()
     await servers.update([server(), server("server-1", 1)])
     before = servers.has_other("server-0"), servers.has_other("server-2")
-    await servers.confirm("server-1", 0, lineage=1)
+    await servers.confirm(("server-1", 0), 0, lineage=1)
     assert (before, servers.has_other("server-0")) == ((True, False), False)
 
 
@@ -86,7 +86,7 @@ async def test_a_prompt_goes_to_the_server_that_had_it_where_all_are_as_free_als
     async with servers.acquire(0):
         first = await leased(servers, 0, prompt="p")
     for name in ("server-0", "server-1"):
-        await servers.confirm(name, 1)
+        await servers.confirm((name, 0), 1)
     again, new = await leased(servers, 1, prompt="p"), await leased(servers, 1, prompt="q")
     assert (first, again, new) == ("server-1", "server-1", "server-0")
 
@@ -102,12 +102,12 @@ async def test_the_probe_of_a_suspect_is_a_request_of_it_until_it_is_answered_or
 
     servers = server_pool.ServerPool(probe)
     await servers.update([server(), server("server-1", 1)])
-    await servers.suspect("server-0", "silent")
+    await servers.suspect(("server-0", 0), "silent")
     counts = [servers.in_flight()]
     answers.put_nowait(0)
     await some_turns()
     counts.append(servers.in_flight())
-    await servers.suspect("server-0", "silent")
+    await servers.suspect(("server-0", 0), "silent")
     await servers.drain("server-0", within_s=HOLD_S)
     counts.append(servers.in_flight())
     await servers.close()

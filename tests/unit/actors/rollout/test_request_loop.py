@@ -206,6 +206,20 @@ async def test_a_failure_of_the_other_one_is_a_failure_and_what_is_asked_again_m
         assert now.tokens() == [(7,)]
 
 
+@pytest.mark.parametrize("kind", ["reset", "nonfinite"])
+async def test_what_a_request_saw_of_a_server_that_was_replaced_meanwhile_is_no_word_on_the_next(monkeypatch, kind):
+    """The successor lost its traffic for what its predecessor had done."""
+    async with scene(monkeypatch) as now:
+        asking = now.ask(avoid="server-1")
+        await now.until_sent(1)
+        now.sent[0].sends(7)
+        await now.pool.update([ready("url-0", 0, generation=1)])
+        now.sent[0].ends(kind)
+        with pytest.raises(RequestFailed, match="it is gone"):
+            await asking
+        assert [one.state for one in now.pool.servers()] == [ServerState.READY, ServerState.READY]
+
+
 async def test_a_silence_is_told_of_once_and_again_when_it_was_over(monkeypatch):
     async with scene(monkeypatch) as now:
         asking = [now.ask(avoid="server-1"), now.ask(avoid="server-1")]
@@ -237,7 +251,7 @@ async def test_one_whose_server_goes_moves_too_and_not_for_a_silence(monkeypatch
             case "leaves":
                 assert await now.pool.drain("server-0", within_s=0) == 1
             case "loads":
-                await now.pool.mark_stale("server-0", "loading")
+                await now.pool.mark_stale(("server-0", 0), "loading")
                 assert await now.pool.clear("server-0", within_s=0) == 1
             case _:
                 await now.pool.update([ready("url-0", 0, state=ServerState.DEAD)])

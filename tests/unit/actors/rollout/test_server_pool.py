@@ -24,7 +24,7 @@ async def test_a_retry_goes_to_another_server_where_there_is_one():
     servers = pool()
     await servers.update([server("server-0", 0), server("server-1", 1)])
     other = await leased(servers, 0, avoid="server-0")
-    await servers.mark_stale("server-1", "gone")
+    await servers.mark_stale(("server-1", 0), "gone")
     assert (other, await leased(servers, 0, avoid="server-0")) == ("server-1", "server-0")
 
 
@@ -41,7 +41,7 @@ async def test_a_server_with_other_weights_gets_no_traffic_until_it_confirms_the
     waiting = asyncio.create_task(leased(servers, 7))
     await asyncio.sleep(0)
     assert not waiting.done()
-    await servers.confirm("server-0", 7)
+    await servers.confirm(("server-0", 0), 7)
     assert await waiting == "server-0"
 
 
@@ -50,18 +50,18 @@ async def test_after_a_restore_the_same_version_of_other_weights_gets_no_traffic
     restore had undone, under the number of the new version, was given it."""
     servers = pool()
     await servers.update([server(version=6)])
-    await servers.confirm("server-0", 7, 1)
+    await servers.confirm(("server-0", 0), 7, 1)
     publisher = WeightPublisher(None, servers, folders=None, weights=tuple, tp_size=1, timeout_s=1.0)
     await publisher.begin(2)
     await assert_none_is_leased(servers, lambda: 7)
-    await servers.confirm("server-0", 7, 2)
+    await servers.confirm(("server-0", 0), 7, 2)
     assert await leased(servers, 7) == "server-0"
 
 
 async def test_a_suspect_comes_back_when_it_says_its_version():
     servers = pool(answers=[None, 3])
     await servers.update([server(version=3)])
-    await servers.suspect("server-0", "reset")
+    await servers.suspect(("server-0", 0), "reset")
     assert servers.servers()[0].state is ServerState.SUSPECT
     name = await leased(servers, 3)
     await servers.close()
@@ -71,7 +71,7 @@ async def test_a_suspect_comes_back_when_it_says_its_version():
 async def test_a_suspect_that_lost_its_weights_gets_no_traffic():
     servers = pool(answers=[2])
     await servers.update([server(version=3)])
-    await servers.suspect("server-0", "reset")
+    await servers.suspect(("server-0", 0), "reset")
     await assert_none_is_leased(servers, 3)
     assert (servers.servers()[0].state, servers.servers()[0].weight_version) == (ServerState.READY, 2)
     await servers.close()
@@ -146,8 +146,8 @@ async def test_a_prompt_comes_back_to_the_server_that_has_its_prefix_and_not_aft
     ):
         again = await leased(servers, 0, prompt="p", samples=2)
     async with servers.acquire(0, samples=1, prompt="p"):  # its home has one in flight, the other none
-        await servers.confirm("server-0", 1)
-        await servers.confirm("server-1", 1)
+        await servers.confirm(("server-0", 0), 1)
+        await servers.confirm(("server-1", 0), 1)
         after_update = await leased(servers, 1, prompt="p")
     await servers.update([server("server-1", 1, generation=1, version=1)])
     among_equals = await leased(servers, 1, prompt="p")
@@ -208,9 +208,9 @@ async def test_what_a_leaving_server_does_not_end_in_time_moves():
     moved = await servers.drain("server-0", within_s=0.01)
     with pytest.raises(RequestMoved):
         await asking
-    await servers.suspect("server-0", "late word of one that left")
-    await servers.mark_stale("server-0", "late word of one that left")
-    await servers.confirm("server-0", 0)
+    await servers.suspect(("server-0", 0), "late word of one that left")
+    await servers.mark_stale(("server-0", 0), "late word of one that left")
+    await servers.confirm(("server-0", 0), 0)
     assert (moved, cancelled, [one.name for one in servers.servers()]) == (1, [True], ["server-1"])
 
 

@@ -37,10 +37,10 @@ async def test_a_restarted_server_at_the_same_address_gets_traffic_again():
     """A list of bad addresses, kept apart from the lives at them, shuts out the replacement for good."""
     pool = ServerPool(nobody)
     await pool.update([server()])
-    await pool.suspect("server-0", "refused")
+    await pool.suspect(("server-0", 0), "refused")
     await pool.update([server(state=ServerState.DEAD)])
     await pool.update([server(generation=1, state=ServerState.STALE)])
-    await pool.confirm("server-0", 0)
+    await pool.confirm(("server-0", 0), 0)
     before = pool.servers()[0].state
     await pool.update([server(generation=1)])
     async with pool.acquire(0, avoid="server-0") as leased:

@@ -160,10 +160,18 @@ def test_older_tokens_are_told_apart_with_their_distance_from_the_weights_of_tod
 )
 def test_a_server_that_is_rejected_for_its_weights_loses_its_traffic_before_the_next_batch(journal, cause, doubted):
     no = Admission(admitted=False, reason="far", cause=cause, subjects=("server-1",))
-    told = []
-    gate = gate_of(journal, lambda report: no, doubt=lambda name, reason: told.append((name, reason)))
+    told, servers = [], []
+
+    def answer(report):
+        servers[0] = dataclasses.replace(servers[0], generation=4)  # it was restarted while the monitor was asked
+        return no
+
+    servers.append(ServerInfo(name="server-1", index=1, generation=3, state=ServerState.READY, url=URL))
+    gate = gate_of(
+        journal, answer, servers=lambda: tuple(servers), doubt=lambda key, reason: told.append((key, reason))
+    )
     assert admitted(gate, Figures(mean=0.2)) == no
-    assert told == [(name, "far") for name in doubted]
+    assert told == [((name, 3), "far") for name in doubted], "the one that made the batch, not its successor"
 
 
 def test_without_a_monitor_the_rules_that_need_no_history_decide(journal):

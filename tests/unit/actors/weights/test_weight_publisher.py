@@ -309,7 +309,7 @@ def test_the_loop_goes_on_while_the_model_is_written(servers, tmp_path, prepares
         ):
             work = asyncio.create_task(publisher.prepare(4) if prepares else publisher.publish(4))
             await asyncio.to_thread(writing.wait, deadline_s())
-            await pool.mark_stale("server-0", "the loop still runs")
+            await pool.mark_stale(("server-0", 0), "the loop still runs")
             may_end.set()
             await work
             return publisher.newest.version

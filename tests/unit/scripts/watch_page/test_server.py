@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -143,6 +144,20 @@ def test_what_can_not_be_is_refused_in_one_message(fileroot, path, said):
     assert status == 400
     assert said in content["error"]
     assert content["hint"]
+
+
+@pytest.mark.parametrize("path", ROUTES[1:])
+def test_a_run_is_looked_for_beside_the_loop(fileroot, monkeypatch, path):
+    """On a file system that answered late, nobody else was answered either."""
+    threads, find = [], server_module.run_of
+
+    def found(*named):
+        threads.append(threading.current_thread())
+        return find(*named)
+
+    monkeypatch.setattr(server_module, "run_of", found)
+    assert got(fileroot, path)[0] == 200
+    assert threading.main_thread() not in threads != []
 
 
 def test_what_others_wrote_is_text(tmp_path):
