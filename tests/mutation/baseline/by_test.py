@@ -45,4 +45,4 @@ def pytest_sessionfinish() -> None:
         "failed": sorted(failed),
         "skipped": len(skipped),
     }
-    Path(os.environ["BASELINE_DATA"] + ".tests.json").write_text(json.dumps(said))
+    Path(os.environ["COVERAGE_FILE"] + ".tests.json").write_text(json.dumps(said))

@@ -14,7 +14,6 @@ import coverage
 
 from tests.mutation.baseline.trials import OPTIONS, folders_of_tests
 
-SETTINGS = Path(__file__).with_name("coverage.ini")
 ROOMS = ("launcher", "actors", "scripts")
 
 
@@ -23,18 +22,16 @@ def measure_coverage(results: Path) -> None:
     results.mkdir(parents=True, exist_ok=True)
     if data_file(results).exists():
         return
-    environment = {**os.environ, "BASELINE_DATA": str(data_file(results).resolve())}
-    settings = f"--rcfile={SETTINGS}"
+    environment = {**os.environ, "COVERAGE_FILE": str(data_file(results).resolve())}
     pytest = ["-m", "pytest", "-q", "-p", "tests.mutation.baseline.by_test", *OPTIONS, *folders_of_tests()]
     started = time.monotonic()
-    subprocess.run([sys.executable, "-m", "coverage", "run", settings, *pytest], env=environment, check=False)
+    subprocess.run([sys.executable, "-m", "coverage", "run", *pytest], env=environment, check=False)
     print(f"coverage: {time.monotonic() - started:.0f} s", flush=True)
     combine(results)
 
 
 def combine(results: Path) -> None:
-    os.environ["BASELINE_DATA"] = str(data_file(results).resolve())
-    measured = coverage.Coverage(config_file=str(SETTINGS), data_file=str(data_file(results).resolve()))
+    measured = coverage.Coverage(data_file=str(data_file(results).resolve()))
     measured.config.parallel = False
     measured.combine([str(part) for part in results.glob("coverage.data.*") if part.suffix != ".json"])
     measured.save()
@@ -51,8 +48,7 @@ def failed_tests(results: Path) -> list[str]:
 
 def by_room(results: Path) -> dict[str, tuple[int, int]]:
     """Of each folder with Python files: how many lines can be executed, and how many were passed."""
-    os.environ["BASELINE_DATA"] = str(data_file(results).resolve())
-    measured = coverage.Coverage(config_file=str(SETTINGS), data_file=str(data_file(results).resolve()))
+    measured = coverage.Coverage(data_file=str(data_file(results).resolve()))
     measured.load()
     there: Counter[str] = Counter()
     passed: Counter[str] = Counter()
