@@ -40,8 +40,7 @@ from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import OF_LEARNING
-from launcher.policy.observed import Observed, RecoveryPlan, TrainerFacts
-from launcher.policy.run_state import ENDS, RunState
+from launcher.policy.observed import ENDS, Observed, RecoveryPlan, RunState, TrainerFacts
 from launcher.reporting.current_status import RunHealth
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.run_paths import RunPaths

@@ -43,9 +43,9 @@ from launcher.base.messages import Cause, Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt
 from launcher.policy.incident_policy import OF_LEARNING, Ending
+from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import FIRST_WEIGHTS
-from launcher.policy.run_state import RunState
 from launcher.run_files.control_requests import FILE
 from launcher.run_files.journal import Journal, number_of
 from launcher.run_files.run_paths import RunPaths

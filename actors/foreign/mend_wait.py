@@ -24,7 +24,7 @@ from launcher.base.errors import RunError, StorageError
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import OF_THE_MONITOR, REWARD, SUBJECT_OF, Ending, OpenIncident, Trouble
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
 from launcher.run_files.journal import number_of
 from launcher.run_files.run_paths import RunPaths

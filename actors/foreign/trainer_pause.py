@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import RunError
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 
 
 class TrainerPause:

@@ -42,8 +42,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
     UnparkTrainer,
 )
-from launcher.policy.observed import Observed
-from launcher.policy.reconcile_trainer import TRAINER, holds_damage
+from launcher.policy.observed import TRAINER, Observed, holds_damage
 from launcher.policy.restore import first_damaged
 from launcher.run_files.run_order import TAKEN
 

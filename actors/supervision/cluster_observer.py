@@ -36,9 +36,7 @@ from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.observed import Observed, ServerFacts, StandbyTrainer, TrainerFacts
-from launcher.policy.reconcile_servers import is_dead
-from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.observed import TRAINER, Observed, ServerFacts, StandbyTrainer, TrainerFacts, is_dead
 from launcher.policy.restore import first_damaged
 from launcher.reporting.current_status import RunHealth
 from launcher.run_files.run_paths import RunPaths

@@ -1,7 +1,7 @@
 """The Coordinator: observe → plan → perform → record, until the run has ended. The only writer of RunState.
 
 `Coordinator` is the plain class, with a `ClusterInterface` to see and act through; `CoordinatorActor` is the Ray actor
-around it. It decides nothing itself (launcher/policy/recovery.py does), and what it must remember is in memory.json
+around it. It decides nothing itself (launcher/policy/plan.py does), and what it must remember is in memory.json
 before it acts: one that was killed is replaced by one that reads this file, observes what runs, and continues.
 
 Consumes: `abort`, `hold`, `resize`, `restore`. Waits for: the cluster's `changed`, a plan's `wake_at`, at most a turn.
@@ -24,10 +24,9 @@ from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action, Halt, PauseTrainer, RestoreTrainer
-from launcher.policy.observed import Observed, RecoveryPlan
-from launcher.policy.recovery import plan
+from launcher.policy.observed import ENDS, Observed, RecoveryPlan, RunState
+from launcher.policy.plan import plan
 from launcher.policy.restart_budget import wait_s
-from launcher.policy.run_state import ENDS, RunState
 from launcher.policy.trainer_liveness import StepClock
 
 TURN_S = 0.25

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from actors.supervision.run_history import RunHistory
-from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.observed import TRAINER
 from launcher.run_files.journal import LineTail
 
 LAST_BYTES = 256 * 1024

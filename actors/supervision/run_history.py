@@ -34,9 +34,8 @@ from launcher.policy.actions import (
 )
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
-from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.observed import ENDS, TRAINER, RunState
 from launcher.policy.restart_budget import RepairAttempt, restored_nothing, still_counted
-from launcher.policy.run_state import ENDS, RunState
 from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_memory import IncidentMemory, MemoryFile, RunMemory

@@ -14,11 +14,20 @@ from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Health, Rejection, ServerState
 from launcher.policy.actions import Action, Halt, LoadWeights, RestartServer, RestoreTrainer
-from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
-from launcher.policy.reconcile_servers import OF_WEIGHTS, is_current, is_dead, is_doubted
-from launcher.policy.reconcile_trainer import TRAINER, holds_damage
+from launcher.policy.observed import (
+    ENDS,
+    OF_WEIGHTS,
+    TRAINER,
+    Observed,
+    RunState,
+    ServerFacts,
+    TrainerFacts,
+    holds_damage,
+    is_current,
+    is_dead,
+    is_doubted,
+)
 from launcher.policy.restart_budget import RepairAttempt
-from launcher.policy.run_state import ENDS, RunState
 
 REWARD, POLICY, BATCH, DISK, ENVIRONMENT = "reward", "policy", "batch", "disk", "environment"
 CLUSTER, DRIVER, RUN = "cluster", "driver", "run"

@@ -10,14 +10,44 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.base.messages import EvalReport, Incident, Rejection, ServerState, TerminalStatus, Verdict
+from launcher.base.messages import Cause, EvalReport, Health, Incident, Rejection, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import Action, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.restart_budget import RepairAttempt
-from launcher.policy.run_state import RunState
+from launcher.policy.restore import first_damaged
+
+TRAINER = "trainer"
+GONE = frozenset({ServerState.DEAD, ServerState.FAILED})
+OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
+
+
+class RunState(enum.StrEnum):
+    """The states of a run.
+
+    INITIALIZING ──► RUNNING ◄──► REPAIRING ◄──► RESTORING ◄──► PAUSED   (each of the last four to each other)
+         │              │              │              │            │
+         └──────────────┴──────────────┴──────────────┴────────────┴──► SHUTTING_DOWN ──► FINISHED | ERRORED | ABORTED
+
+    INITIALIZING lasts until the trainer steps for the first time, or could and is held: a pause that was asked for
+    before the first step leads to PAUSED. Every run ends with a status (P9), and only through SHUTTING_DOWN, so that
+    nothing is left running when it is reported. `transition` in launcher/policy/plan.py holds the legal ways.
+    """
+
+    INITIALIZING = "INITIALIZING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    REPAIRING = "REPAIRING"
+    RESTORING = "RESTORING"
+    SHUTTING_DOWN = "SHUTTING_DOWN"
+    FINISHED = "FINISHED"
+    ERRORED = "ERRORED"
+    ABORTED = "ABORTED"
+
+
+ENDS = frozenset(RunState(status) for status in TerminalStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +96,31 @@ class TrainerFacts:
     ran_out: RanOut | None = None
     unschedulable_since: float | None = None
     told: str = ""
+
+
+def is_dead(server: ServerFacts) -> bool:
+    return server.state in GONE or server.verdict.health is Health.DEAD
+
+
+def is_doubted(server: ServerFacts) -> bool:
+    """Its weights are."""
+    return server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS
+
+
+def is_current(server: ServerFacts, trainer: TrainerFacts) -> bool:
+    """Does it hold the very weights that the trainer has?"""
+    return (server.weight_version, server.lineage) == (trainer.policy_version, trainer.lineage)
+
+
+def is_unschedulable(server: ServerFacts) -> bool:
+    """It ended with its node, and Ray has found no other for it."""
+    return is_dead(server) and server.unschedulable_since is not None
+
+
+def holds_damage(incident: Incident | None, trainer: TrainerFacts) -> bool:
+    """Are the trainer's weights from after the damage began? After a restore to before it, no longer."""
+    damaged = first_damaged(incident) if incident is not None else None
+    return damaged is not None and trainer.is_loaded and trainer.next_step - 1 >= damaged
 
 
 class StandbyTrainer(enum.StrEnum):

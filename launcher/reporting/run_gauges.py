@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from launcher.base.messages import EvalReport, ServerInfo, ServerState, TrainerStatus
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from launcher.reporting.run_facts import RunFacts
 
 GAUGES: Mapping[str, str] = {

@@ -26,10 +26,8 @@ from launcher.base.errors import DiskError, RunError
 from launcher.base.messages import Cause, Health, TerminalStatus
 from launcher.policy.incident_policy import OF_LEARNING, OpenIncident
 from launcher.policy.memory_backoff import TriedSettings
-from launcher.policy.observed import TrainerFacts
-from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.observed import TRAINER, RunState, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt
-from launcher.policy.run_state import RunState
 from launcher.run_files.journal import number_of, plain
 from launcher.run_files.run_paths import RunPaths
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 POLICY = "tests/unit/launcher/policy"
-RECOVERY = f"{POLICY}/recovery"
 RECORDS = "tests/unit/launcher/run_files"
 REPORTING = "tests/unit/launcher/reporting"
 ROLLOUT = "tests/unit/actors/rollout"
@@ -24,53 +23,48 @@ STORE = (
     "verification",
 )
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
-PLAN = [
-    *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states", "may_pass", "undone_restore")),
-    *(f"{POLICY}/reconcile/test_{name}.py" for name in ("plan_borders", "reconcile_servers", "reconcile_trainer")),
-    *(f"{POLICY}/test_{name}.py" for name in ("disk_pause", "node_policy", "standby_trainer")),
-    SCALING,
-]
+OF_THE_PLAN = (
+    *("disk_pause", "may_pass", "node_policy", "plan", "plan_borders", "run_state"),
+    *("servers", "standby_trainer", "states", "trainer", "undone_restore"),
+)
+PLAN = [*(f"{POLICY}/plan/test_{name}.py" for name in OF_THE_PLAN), SCALING]
 
 TARGETS: dict[str, list[str]] = {
     "launcher/policy/admission.py": [f"{POLICY}/test_admission.py", f"{POLICY}/test_distance_by_server.py"],
     "launcher/policy/canary_policy.py": [
         *(f"{POLICY}/test_{name}.py" for name in ("canary_policy", "rescored")),
-        f"{RECOVERY}/test_borne_out.py",
+        f"{POLICY}/test_borne_out.py",
     ],
     "launcher/policy/change_point.py": [
         *(f"{POLICY}/test_{name}.py" for name in ("change_point", "reward_health")),
-        f"{RECOVERY}/test_borne_out.py",
+        f"{POLICY}/test_borne_out.py",
     ],
-    "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{RECOVERY}/test_restore.py"],
-    "launcher/policy/disk_health.py": [f"{POLICY}/test_disk_health.py", f"{POLICY}/test_disk_pause.py"],
+    "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{POLICY}/test_restore.py"],
+    "launcher/policy/disk_health.py": [f"{POLICY}/test_disk_health.py", f"{POLICY}/plan/test_disk_pause.py"],
     "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py", f"{POLICY}/test_exit_messages.py"],
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
     "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
     "launcher/policy/memory_backoff.py": [f"{POLICY}/test_memory_backoff.py"],
     "launcher/policy/observation_history.py": [f"{POLICY}/test_liveness.py", f"{POLICY}/test_stopped_servers.py"],
-    "launcher/policy/plan_builder.py": PLAN,
-    "launcher/policy/reconcile_fleet.py": PLAN,
-    "launcher/policy/reconcile_servers.py": PLAN,
-    "launcher/policy/reconcile_trainer.py": [*PLAN, f"{RECOVERY}/test_restore.py"],
-    "launcher/policy/recovery.py": [*PLAN, f"{POLICY}/test_run_state.py"],
-    "launcher/policy/restart_budget.py": [f"{RECOVERY}/test_restart_budget.py", *PLAN],
+    "launcher/policy/observed.py": PLAN,
+    "launcher/policy/plan.py": [*PLAN, f"{POLICY}/test_restore.py"],
+    "launcher/policy/restart_budget.py": [f"{POLICY}/test_restart_budget.py", *PLAN],
     "launcher/policy/restore.py": [
-        *(f"{RECOVERY}/test_{name}.py" for name in ("restore", "borne_out")),
-        f"{POLICY}/reconcile/test_reconcile_trainer.py",
+        *(f"{POLICY}/test_{name}.py" for name in ("restore", "borne_out")),
+        f"{POLICY}/plan/test_trainer.py",
     ],
     "launcher/policy/retention.py": [
-        f"{RECOVERY}/test_restore.py",
+        f"{POLICY}/test_restore.py",
         "tests/unit/launcher/checkpoints/test_retention.py",
     ],
     "launcher/policy/reward_health.py": [
         *(f"{POLICY}/test_{name}.py" for name in ("change_point", "reward_health")),
-        *(f"{RECOVERY}/test_{name}.py" for name in ("borne_out", "sharp_falls")),
+        *(f"{POLICY}/test_{name}.py" for name in ("borne_out", "sharp_falls")),
     ],
     "launcher/policy/routing.py": [
         f"{POLICY}/test_routing.py",
         *(f"{ROLLOUT}/test_{name}.py" for name in ("stream_pace", "dynamic_sampling")),
     ],
-    "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
     "launcher/base/prompt_order.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "launcher/reporting/ledger_audit.py": [

@@ -27,8 +27,8 @@ def names_of(path):
     ("path", "change"),
     [
         ("actors/rollout/group_progress.py", "part.weight_version != self._weight_version"),
-        ("launcher/policy/recovery.py", "or seen.ending is not None → seen.state is RunState.SHUTTING_DOWN"),
-        ("launcher/policy/reconcile_servers.py", "and _may_work(builder, other) → _may_work(builder, other)"),
+        ("launcher/policy/plan.py", "or seen.ending is not None → seen.state is RunState.SHUTTING_DOWN"),
+        ("launcher/policy/plan.py", "and _may_work(builder, other) → _may_work(builder, other)"),
         ("launcher/policy/admission.py", "min(rewards, default=None) → max(rewards, default=None)"),
         ("launcher/policy/admission.py", "_reject: 0 → -1"),
         ("actors/rollout/server_pool.py", "ServerPool.acquire: self.released += 1 → (removed)"),
@@ -74,7 +74,7 @@ def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
 def test_the_page_keeps_what_it_says_of_a_module_that_was_not_run_again(tmp_path):
     shown = PAGE.read_text()
     assert page(tmp_path, shown) == shown
-    path, killed = "launcher/policy/run_state.py", Outcome.KILLED
+    path, killed = "launcher/policy/retention.py", Outcome.KILLED
     write(path, tmp_path, {"a": killed, "b": killed, "c": Outcome.SURVIVED})
     changed = set(page(tmp_path, shown).splitlines()) - set(shown.splitlines())
     assert {line for line in changed if path in line} == {

@@ -19,8 +19,7 @@ from actors.training.admission_gate import MonitorAway
 from launcher.base.messages import ServerState
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.policy.memory_backoff import Lengths
-from launcher.policy.observed import Observed
-from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.observed import TRAINER, Observed
 from tests.sim.virtual_process import Process
 from tests.sim.virtual_time import belongs_to
 from tests.support.mortal import MortalFile, MortalJournal

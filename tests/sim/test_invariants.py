@@ -17,11 +17,11 @@ from actors.training.admission_gate import AdmissionGate
 from actors.training.step_records import StepRecords
 from launcher.base.messages import Cause, Health, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.policy import incident_policy, recovery
+from launcher.policy import incident_policy
 from launcher.policy.actions import RestartTrainer
 from launcher.policy.admission import Admission
 from launcher.policy.checkpoint_status import CheckpointStatus, JudgedCheckpoint
-from launcher.policy.plan_builder import PlanBuilder
+from launcher.policy.plan import PlanBuilder, reconcile_trainer
 from launcher.run_files.run_memory import RunMemory
 from tests.sim import scenarios
 from tests.sim.sim_servers import SimServer
@@ -136,16 +136,14 @@ async def condemns_nothing(executor, after_step, reason):
 
 
 def test_p5_a_trainer_that_is_restarted_for_a_server(simulator, tmp_path, monkeypatch):
-    planned = recovery.reconcile_trainer
-
     def with_each_server(builder):
         is_lost = any(server.verdict.health is Health.DEAD for server in builder.seen.servers)
         if is_lost and not builder.does(RestartTrainer):
             builder.order(RestartTrainer(reason="planted"))
         else:
-            planned(builder)
+            reconcile_trainer(builder)
 
-    monkeypatch.setattr(recovery, "reconcile_trainer", with_each_server)
+    monkeypatch.setattr("launcher.policy.plan.reconcile_trainer", with_each_server)
     assert "P5" in promises_broken(simulator.live(tmp_path / "run", scenarios.a_server_is_killed))
 
 

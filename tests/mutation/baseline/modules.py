@@ -16,7 +16,7 @@ CHOSEN: dict[str, str] = {
     "launcher/diagnosis/output": "as_text",
     "launcher/diagnosis/reading": "inputs log_file log_clock",
     "launcher/html_report": "page_facts lanes",
-    "launcher/policy": "recovery reconcile_servers reconcile_trainer",
+    "launcher/policy": "plan",
     "launcher/reporting": "ledger_audit samples run_reader figures",
     "launcher/resources": "config_checks memory_estimate placement",
     "launcher/run_files": "journal run_paths control_requests",

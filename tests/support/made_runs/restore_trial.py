@@ -20,12 +20,10 @@ from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.checkpoint_status import CheckpointFacts, checkpoint_status
 from launcher.policy.memory_backoff import MemorySettings
-from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
-from launcher.policy.reconcile_trainer import holds_damage
-from launcher.policy.recovery import plan
+from launcher.policy.observed import Observed, RunState, ServerFacts, TrainerFacts, holds_damage
+from launcher.policy.plan import plan
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import first_damaged
-from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal
 from tests.support.made_runs.restore_world import PROMPTS, MadeRun
 

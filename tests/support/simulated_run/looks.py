@@ -12,10 +12,9 @@ from launcher.base.messages import (
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.memory_backoff import MemorySettings
-from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
-from launcher.policy.recovery import plan
+from launcher.policy.observed import Observed, RunState, ServerFacts, TrainerFacts
+from launcher.policy.plan import plan
 from launcher.policy.restart_budget import RepairAttempt, Rung
-from launcher.policy.run_state import RunState
 
 CONFIG = RunConfig()
 NOW = 1000.0

@@ -24,7 +24,7 @@ from launcher.base.messages import ServerInfo, ServerState, TerminalStatus, Trai
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.config.supervision import RestartConfig
 from launcher.policy.actions import Halt
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths

@@ -14,7 +14,7 @@ from launcher.base.messages import TerminalStatus
 from launcher.config.compose import REPOSITORY
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths

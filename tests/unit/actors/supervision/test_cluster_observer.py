@@ -15,7 +15,7 @@ from launcher.checkpoints.checkpoint_catalog import set_aside_by_restore
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, RestoreTrainer
-from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.observed import TRAINER
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths

@@ -18,8 +18,8 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
+from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import RepairAttempt, Rung
-from launcher.policy.run_state import RunState
 from tests.support.run_memory import history_of
 from tests.support.simulated_run.run_model import ALIVE, CONFIG, STARTING, RunModel
 from tests.support.worlds.supervision import Trial, collapsed, restored_unheard

@@ -17,7 +17,7 @@ from launcher.base.messages import Cause, Incident, ServerState
 from launcher.policy.actions import RestartServer
 from launcher.policy.admission import Admission
 from launcher.policy.incident_policy import Trouble
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
 from tests.support.run_memory import history_of

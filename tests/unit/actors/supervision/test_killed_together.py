@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.policy.actions import RestartTrainer, RestoreTrainer
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from tests.support.worlds.supervision import Trial, collapsed, restored_unheard
 
 

@@ -180,8 +180,7 @@ def test_a_last_good_checkpoint_is_not_deleted_by_age(tmp_path, monkeypatch):
 
 def test_a_server_that_slept_through_a_restore_does_not_pass_for_current():
     from launcher.base.messages import Health, Verdict
-    from launcher.policy.observed import ServerFacts, TrainerFacts
-    from launcher.policy.reconcile_servers import is_current
+    from launcher.policy.observed import ServerFacts, TrainerFacts, is_current
 
     well = Verdict(health=Health.HEALTHY, reason="tokens")
     trainer = TrainerFacts(verdict=well, is_loaded=True, is_paused=False, policy_version=7, lineage=2, next_step=7)

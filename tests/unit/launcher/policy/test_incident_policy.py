@@ -7,9 +7,8 @@ import pytest
 from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import AdmitServer, Halt, LoadWeights, PauseTrainer, RestartServer
 from launcher.policy.incident_policy import OpenIncident, Trouble, incident_changes, repair_text
-from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
+from launcher.policy.observed import Observed, RunState, ServerFacts, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung
-from launcher.policy.run_state import RunState
 from launcher.run_files.run_memory import IncidentMemory
 from tests.support.simulated_run.run_model import ALIVE, MEMORY, killed
 

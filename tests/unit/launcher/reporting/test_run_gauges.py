@@ -3,7 +3,7 @@
 import math
 
 from launcher.base.messages import EvalReport, ServerInfo, ServerState, TrainerStatus
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from launcher.reporting.run_facts import facts_of
 from launcher.reporting.run_gauges import GAUGES, gauges_of_facts, gauges_of_status
 from launcher.reporting.run_reader import RunData

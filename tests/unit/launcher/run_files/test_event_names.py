@@ -8,7 +8,7 @@ import pytest
 from actors.supervision.run_history import EVENTS
 from launcher.base.messages import Cause, Health
 from launcher.config.compose import REPOSITORY
-from launcher.policy.run_state import RunState
+from launcher.policy.observed import RunState
 from launcher.run_files.event_names import EVENT_NAMES
 
 RECORDERS = {"record", "_record", "event", "_event", "told", "_told", "tell", "_tell"}

@@ -6,9 +6,8 @@ from launcher.base.messages import Cause, ServerState
 from launcher.policy.actions import ParkTrainer, RestartTrainer, UnparkTrainer
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import TriedSettings
-from launcher.policy.observed import StandbyTrainer
+from launcher.policy.observed import RunState, StandbyTrainer
 from launcher.policy.restart_budget import Rung
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
     MEMORY,
     NOW,

@@ -4,8 +4,8 @@ import pytest
 
 from launcher.base.messages import Cause, Health, Incident, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import Rung
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
     CONFIG,
     CRASHED,

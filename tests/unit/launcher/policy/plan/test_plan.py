@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from launcher.base.messages import Cause, ServerState, TerminalStatus
-from launcher.policy import recovery
 from launcher.policy.actions import (
     Halt,
     LoadWeights,
@@ -14,8 +13,8 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
+from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import RepairAttempt, Rung
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
     BROKEN,
     COLLAPSE,
@@ -144,8 +143,7 @@ def test_the_trainer_is_never_resumed_on_damage_or_a_broken_verifier():
 
 
 def test_without_the_look_at_the_damage_it_would_be_resumed(monkeypatch):
-    monkeypatch.setattr("launcher.policy.reconcile_trainer.holds_damage", lambda incident, trainer: False)
-    monkeypatch.setattr(recovery, "holds_damage", lambda incident, trainer: False)
+    monkeypatch.setattr("launcher.policy.plan.holds_damage", lambda incident, trainer: False)
     made = decide(observed(incident=COLLAPSE, trainer=PAUSED, state=RunState.PAUSED))
     assert kinds(made) == [ResumeTrainer]
 

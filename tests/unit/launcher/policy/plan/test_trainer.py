@@ -13,9 +13,9 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.recovery import UNJUDGED
+from launcher.policy.observed import RunState
+from launcher.policy.plan import UNJUDGED
 from launcher.policy.restart_budget import Rung
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
     BROKEN,
     COLLAPSE,

@@ -10,8 +10,8 @@ from launcher.config.supervision import RestartConfig
 from launcher.policy.actions import Halt, LoadWeights, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.incident_policy import OpenIncident, incident_changes
+from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import next_repair
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
     CONFIG,
     CRASHED,

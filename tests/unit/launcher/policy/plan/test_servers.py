@@ -15,8 +15,8 @@ from launcher.policy.actions import (
     RestoreTrainer,
 )
 from launcher.policy.exit_cause import RanOut
+from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import RepairAttempt, Rung
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
     BOTH_SPENT,
     COLLAPSE,

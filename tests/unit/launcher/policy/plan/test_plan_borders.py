@@ -15,10 +15,8 @@ from launcher.policy.actions import (
     RestoreTrainer,
 )
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.reconcile_servers import is_unschedulable
-from launcher.policy.reconcile_trainer import holds_damage
+from launcher.policy.observed import RunState, holds_damage, is_unschedulable
 from launcher.policy.restart_budget import Rung
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
     BOTH_SPENT,
     COLLAPSE,

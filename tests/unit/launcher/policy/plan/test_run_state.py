@@ -6,7 +6,8 @@ import pytest
 
 from launcher.base.errors import StateError
 from launcher.base.messages import TerminalStatus
-from launcher.policy.run_state import ENDS, TRANSITIONS, RunState, transition
+from launcher.policy.observed import ENDS, RunState
+from launcher.policy.plan import TRANSITIONS, transition
 
 TO_AND_FRO = ("RUNNING", "PAUSED", "REPAIRING", "RESTORING")
 LEGAL = {
@@ -20,7 +21,7 @@ LEGAL = {
     "ERRORED": set(),
     "ABORTED": set(),
 }
-"""As a person reads them in the picture of launcher/policy/run_state.py."""
+"""As a person reads them in the picture of RunState (launcher/policy/observed.py)."""
 
 
 def test_there_are_these_states():

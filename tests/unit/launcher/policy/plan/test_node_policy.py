@@ -7,8 +7,8 @@ import pytest
 from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, ResumeTrainer
+from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import Rung
-from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import NOW, PAUSED, attempts, dead, decide, kinds, observed, server, trainer
 
 LOST = Verdict(health=Health.DEAD, reason="node 10.0.0.7 was lost", cause=Cause.NODE_LOST)
