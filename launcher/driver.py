@@ -50,8 +50,7 @@ from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.keeper import DriverTask
 from launcher.cli.run_end import BEFORE_IT_BEGAN, ends_the_run, finish
-from launcher.cli.run_follower import RunFollower
-from launcher.cli.run_screen import Screen
+from launcher.cli.run_screen import RunFollower, Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command, typed_command
 from launcher.config.foreign import OWN, SERVERS
 from launcher.config.schema import RunConfig

@@ -18,8 +18,7 @@ from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.reporting.current_status import CurrentStatus
 from launcher.reporting.event_lines import tell
-from launcher.reporting.followed_run import FollowedRun
-from launcher.reporting.run_panel import RunPanel
+from launcher.reporting.live_display import Display, FollowedRun
 from launcher.reporting.run_view import STEPS_REMEMBERED, RunProgress
 from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_ends import ENDS
@@ -39,21 +38,21 @@ class Attached:
 
     def __init__(self, paths: RunPaths, out: TextIO) -> None:
         self._paths = paths
-        self._panel = RunPanel(out)
+        self._display = Display(out)
         self._run = FollowedRun(paths)
         self._attempt: int | None = None
         self._silent_s = 0.0  # by turns: after a pause of the whole machine the driver has its whole time again
 
     def follow(self) -> int:
         """Until the run has ended; its exit code. LOST where it gives no sign of life any more."""
-        with contextlib.closing(self._panel), contextlib.suppress(KeyboardInterrupt):
+        with contextlib.closing(self._display), contextlib.suppress(KeyboardInterrupt):
             while True:
                 if (code := self._ended()) is not None:
                     return code
                 self._show(self._run.new_status())
                 self._silent_s += POLL_S
                 if self._silent_s > SILENT_S:
-                    self._panel.line(
+                    self._display.line(
                         f"the run has written nothing for {SILENT_S:g} s: its driver, or its cluster, is gone\n"
                         "  → the command that started it resumes from its last step"
                     )
@@ -65,11 +64,11 @@ class Attached:
     def _ended(self) -> int | None:
         for event in self._run.new_events():
             if line := tell(event):
-                self._panel.line(line)
+                self._display.line(line)
             status = ENDS.get(str(event.get("event")))
             attempt = as_attempt(event.get("attempt")) or self._attempt
             if status is not None and (attempt or 0) >= (self._attempt or 0):  # an earlier one may write late
-                self._panel.close()
+                self._display.close()
                 self._show_end(status, str(event.get("reason")))
                 code = event.get("exit_code")
                 return code if isinstance(code, int) else EXIT_CODES[status]
@@ -81,10 +80,10 @@ class Attached:
         while time.monotonic() < give_up_at:
             with contextlib.suppress(OSError):
                 if self._paths.summary.stat().st_mtime > began:
-                    self._panel.line(self._paths.summary.read_text())
+                    self._display.line(self._paths.summary.read_text())
                     return
             time.sleep(POLL_S)
-        self._panel.line(f"{status}: {reason}")
+        self._display.line(f"{status}: {reason}")
 
     def _show(self, now: CurrentStatus | None) -> None:
         steps: Sequence[Record] = self._run.new_steps()
@@ -92,9 +91,9 @@ class Attached:
             self._silent_s = 0.0
             if now.attempt != self._attempt:
                 self._attempt = now.attempt
-                self._panel.begin(self._paths.title, now.attempt, started=time.monotonic() - now.elapsed_s)
+                self._display.begin(self._paths.title, now.attempt, started=time.monotonic() - now.elapsed_s)
                 steps = _last(self._paths.metrics, now.attempt)
-        self._panel.show(now, [line for line in steps if line.get("attempt") == self._attempt])
+        self._display.show(now, [line for line in steps if line.get("attempt") == self._attempt])
 
 
 def attach(paths: RunPaths) -> int:

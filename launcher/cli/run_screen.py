@@ -1,4 +1,5 @@
-"""Shows a run to people: the display, WandB, the resolved configuration, the closing summary."""
+"""Shows a run to people, as its driver follows it through its files: the display, WandB and other sinks, the resolved
+configuration, the closing summary."""
 
 from __future__ import annotations
 
@@ -9,24 +10,31 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
+from actors.foreign.foreign_actors import ForeignActors
+from actors.supervision.run_actors import RunActors
 from launcher.base.durable import replace_file
 from launcher.base.messages import EvalReport, RunOutcome
+from launcher.cli.deadlines import Deadlines
 from launcher.cli.ray_metrics import RayMetrics
 from launcher.cli.watch_process import WatchProcess
 from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.current_status import CurrentStatus
+from launcher.reporting.event_lines import alert_of, tell
+from launcher.reporting.live_display import Display, FollowedRun
 from launcher.reporting.otel_sink import OtelSink
 from launcher.reporting.run_gauges import gauges_of_facts, gauges_of_status
-from launcher.reporting.run_panel import RunPanel
 from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.reporting.wandb_sink import WandbSink
-from launcher.run_files.journal import Record
+from launcher.resources.seen_memory import SeenMemory
+from launcher.run_files.journal import Journal, Record, number_of
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import settings_text
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class Screen:
@@ -38,7 +46,7 @@ class Screen:
         """`out`: sys.stdout by default. `began`: since when seconds count (monotonic), by default now."""
         self._config = config
         self._paths = paths
-        self._panel = RunPanel(sys.stdout if out is None else out)
+        self._display = Display(sys.stdout if out is None else out)
         self._started = time.monotonic() if began is None else began
         self._wandb: WandbSink | None = None
         self._tensorboard: TensorBoardSink | None = None
@@ -59,7 +67,7 @@ class Screen:
 
     def leave(self) -> None:
         """Nothing is written to the screen, the report or WandB any more, and the watch page has ended."""
-        self._panel.close()
+        self._display.close()
         if self._watch is not None:
             self._watch.close()
         if self._report is not None:
@@ -73,7 +81,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Print something once: a milestone, or what happened and what is done about it."""
-        self._panel.line(text)
+        self._display.line(text)
 
     def milestone(self, text: str) -> None:
         """A step of the start, with the seconds since the command."""
@@ -92,7 +100,7 @@ class Screen:
     def begin(self, attempt: int) -> Path:
         """The attempt has its number: keep its settings, and open the sinks. Returns the file of the settings."""
         config = self._config
-        self._panel.begin(self._paths.title, attempt, started=self._started)
+        self._display.begin(self._paths.title, attempt, started=self._started)
         settings = dataclasses.asdict(config)
         log_to_file(self._paths)
         written = write_config(settings, self._paths, attempt)
@@ -118,18 +126,18 @@ class Screen:
                 if held_out not in self._evals:
                     self._tell_eval(held_out)
             self._evals = now.evals
-        self._panel.show(now, steps)
+        self._display.show(now, steps)
 
     def close(self, outcome: RunOutcome) -> None:
         """The last panel stays; below it the summary, which also goes into the run's folder with the curve."""
-        self._panel.close()
+        self._display.close()
         if self._otel is not None:
             self._otel.end(outcome)
         for sink in self._sinks:
             sink.finish()
         if self._report is not None:
             self._report.close()
-        self._panel.line(write_summary(self._paths, outcome))
+        self._display.line(write_summary(self._paths, outcome))
 
     def _tell_eval(self, report: EvalReport) -> None:
         self.line(
@@ -150,6 +158,59 @@ class Screen:
     def _log(self, line: Mapping[str, object]) -> None:
         for sink in self._sinks:
             sink.log(line)
+
+
+class RunFollower:
+    """Gives the screen what is new in the run's files. `actors`: None until they are created."""
+
+    def __init__(
+        self, paths: RunPaths, journal: Journal, screen: Screen, memory: SeenMemory, deadlines: Deadlines
+    ) -> None:
+        self._journal = journal
+        self._screen = screen
+        self._memory = memory
+        self._deadlines = deadlines
+        self._run = FollowedRun(paths, journal.attempt)
+        self.actors: RunActors | ForeignActors | None = None
+        self._nodes_told: set[str] = set()
+        self._steps_seen = 0
+
+    def say_lost(self, nodes: Mapping[str, str]) -> None:
+        """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next incarnation waits."""
+        for node in nodes.keys() - self._nodes_told:
+            self._nodes_told.add(node)
+            facts: dict[str, Any] = {"node": node, "held": ["the Coordinator"], "cause": "node_lost"}
+            self._journal.record("node.lost", subject=nodes[node], reason=f"node {node[:8]} was lost", **facts)
+
+    def show(self, *, unwritten: Sequence[Mapping[str, object]] = ()) -> None:
+        """What is new in the run's files. `unwritten`: events that the disk has not taken, as the Coordinator last had
+        them."""
+        assert self.actors is not None
+        for event in self._run.new_events(unwritten):
+            if event.get("event") == "node.lost":
+                self._nodes_told.add(str(event.get("node")))
+            self.actors.follow(event)
+            self._deadlines.follow(event)
+            self.tell(event)
+        now = self._run.new_status()
+        # After the status: it never counts a step whose line is not read yet.
+        steps = [_with_numbers(line) for line in self._run.new_steps()]
+        self._deadlines.take(steps)
+        self._steps_seen += len(steps)
+        self._memory.look_if_due(self._steps_seen)
+        self._screen.show(now, steps)
+
+    def tell(self, event: Record) -> None:
+        self._screen.follow(event)
+        if line := tell(event):
+            self._screen.milestone(line)
+        if alert := alert_of(event):
+            self._screen.alert(*alert)
+
+
+def _with_numbers(line: Record) -> Record:
+    """JSON has no NaN and no infinity, and WandB would draw their names as texts."""
+    return {key: number_of(value) if value in NOT_FINITE else value for key, value in line.items()}
 
 
 class _DriverLog(logging.FileHandler):

@@ -1,18 +1,28 @@
-"""The live display: a panel of Rich in a terminal, plain lines elsewhere. Its errors never end a run."""
+"""A run as whoever looks at it sees it, from its files alone: its driver does so, and `attach`.
+
+events.jsonl ─► what happens ─┐
+metrics.jsonl ─► its steps ───┼─► FollowedRun ─► Display: a panel of Rich in a terminal, plain lines elsewhere
+now.json ─► phase, servers ───┘
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Self, TextIO
 
 from rich.live import Live
 
-from launcher.reporting.run_view import RunView
+from launcher.reporting.current_status import CurrentStatus, read_now
+from launcher.reporting.event_lines import EventTail
+from launcher.reporting.run_view import RunProgress, RunView
 from launcher.reporting.terminal_panel import render_line, render_panel
 from launcher.reporting.terminal_text import SafeConsole, discard, visible_on
+from launcher.run_files.journal import Record
+from launcher.run_files.run_paths import RunPaths
 
 LINE_EVERY_S = 2.0
 """At most so often a line about a step, where lines are written; the last step always has one."""
@@ -21,10 +31,10 @@ HEARTBEAT_S = 60.0
 
 
 class Display:
-    """Shows views as they come. `line` prints something once, above the panel. Safe to call from several threads.
+    """Lines, and below them the panel of the run's progress, once it has begun. Safe to call from several threads.
 
-    In a terminal, what others print (Ray forwards its workers' output) scrolls by above the panel. A stream that
-    breaks, such as a pipe to `head`, silences the display and nothing else.
+    In a terminal, what others print (Ray forwards its workers' output) scrolls by above the panel. Its errors never
+    end a run: a stream that breaks, such as a pipe to `head`, silences the display and nothing else.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -34,14 +44,33 @@ class Display:
         self._shown: RunView | None = None  # the last view that got a line of its own
         self._live: Live | None = None
         self._console = SafeConsole(stream) if _is_live(stream) else None
+        self._progress: RunProgress | None = None
+        self._now: CurrentStatus | None = None
+
+    def begin(self, title: str, attempt: int, *, started: float) -> None:
+        """Of an attempt without any step yet. `started`: monotonic."""
+        self._progress = RunProgress(title, attempt, started=started)
+        self._now = None
+
+    def show(self, now: CurrentStatus | None, steps: Sequence[Record]) -> None:
+        """`now` None: as it was the last time. `steps`: lines of metrics.jsonl since then."""
+        if self._progress is None:
+            return
+        self._progress.add(steps)
+        self._now = now or self._now
+        if (now is not None or steps) and self._now is not None and self._now.status is not None:
+            status, servers, evals = self._now.status, self._now.servers, self._now.evals
+            self.update(self._progress.view(status, servers=servers, evals=evals, now=time.monotonic()))
 
     def update(self, view: RunView) -> None:
         """Show the run as it is now."""
         self._safely(lambda: self._show(view))
 
     def line(self, text: str) -> None:
-        """Print `text`: a milestone or an event."""
+        """Print `text` once: a milestone or an event. Also before the run has begun."""
         self._safely(lambda: self._say(text))
+        if self._progress is not None:
+            self._progress.last_event = text
 
     def close(self) -> None:
         """Leave the last panel on the screen and give the terminal back. Lines may still be written."""
@@ -116,3 +145,31 @@ def _is_live(stream: TextIO) -> bool:
     """A terminal that can move its cursor and show our characters."""
     is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
     return is_utf8 and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+class FollowedRun:
+    """What its files say from now on, each once."""
+
+    def __init__(self, paths: RunPaths, attempt: int | None = None) -> None:
+        """`attempt`: whose events and status; None: of every attempt. Steps are those that anybody writes: a trainer
+        that begins may complete the last one of the attempt before."""
+        self._paths = paths
+        self._attempt = attempt
+        self._events = EventTail(paths.events, attempt)
+        self._steps = EventTail(paths.metrics)
+        self._beat = (-1, -1)
+
+    def new_events(self, unwritten: Sequence[Record] = ()) -> list[Record]:
+        """`unwritten`: as of EventTail."""
+        return self._events.new_events(unwritten)
+
+    def new_steps(self) -> list[Record]:
+        return self._steps.new_events()
+
+    def new_status(self) -> CurrentStatus | None:
+        """None where nobody has written since the last time."""
+        now = read_now(self._paths)
+        if now is None or self._attempt not in (None, now.attempt) or (now.attempt, now.beat) == self._beat:
+            return None
+        self._beat = (now.attempt, now.beat)
+        return now

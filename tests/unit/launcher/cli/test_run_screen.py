@@ -10,8 +10,7 @@ import pytest
 from launcher.base.messages import EvalReport, TrainerStatus
 from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts
-from launcher.cli.run_follower import RunFollower
-from launcher.cli.run_screen import Screen
+from launcher.cli.run_screen import RunFollower, Screen
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.reporting.current_status import CurrentStatusFile, DriverFacts
 from launcher.run_files.journal import Journal, append_line
