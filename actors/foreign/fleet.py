@@ -17,8 +17,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster.actor_calls import ActorAway, answer
-from actors.cluster.actor_probe import ActorProbe
+from actors.cluster.actor_calls import ActorAway, ActorProbe, answer
 from actors.cluster.node_identity import is_here
 from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_actor import DOOR
@@ -27,9 +26,9 @@ from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.kept_weights import LINEAGE
 from actors.processes.exit_watch import process_ended
 from actors.supervision.action_executor import ActionExecutor
-from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
+from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory

@@ -31,11 +31,10 @@ from actors.foreign.step_source import StepSource
 from actors.foreign.trainer_pause import TrainerPause
 from actors.processes.hosted_process import Ended, HostedProcess
 from actors.processes.process_tree import Process
-from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.coordinator import FLUSH_S
+from actors.supervision.incident_artifacts import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
-from actors.supervision.progress_tracker import ProgressTracker, furthest_step
-from actors.supervision.run_history import RunHistory
+from actors.supervision.run_history import ProgressTracker, RunHistory, furthest_step
 from launcher.adapters.foreign_health import unproven_of, was_started
 from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError, ServerError

@@ -23,9 +23,8 @@ from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.exit_reason import HangReasons
 from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.oom_backoff import OomBackoff
-from actors.supervision.progress_tracker import ProgressTracker
 from actors.supervision.run_health import health_of
-from actors.supervision.run_history import RunHistory, index_of
+from actors.supervision.run_history import ProgressTracker, RunHistory, index_of
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.server_loads import ServerLoads
 from actors.supervision.standby_handle import StandbyHandle

@@ -16,7 +16,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from actors.supervision.artifact_collector import ArtifactCollector
+from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.interfaces import ClusterInterface
 from actors.supervision.run_history import RunHistory, server_names

@@ -20,12 +20,11 @@ from actors.cluster.fencing import MARGIN_S, bind_to_cluster, lease_of
 from actors.cluster.node_identity import this_node
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.action_executor import ActionExecutor
-from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
+from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.oom_backoff import OomBackoff
-from actors.supervision.progress_tracker import furthest_step
-from actors.supervision.run_history import RunHistory, server_names
+from actors.supervision.run_history import RunHistory, furthest_step, server_names
 from actors.training.trainer import MONITOR
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, TrainerStatus

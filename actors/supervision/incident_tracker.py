@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from actors.supervision.artifact_collector import ArtifactCollector
+from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Rejection
 from launcher.base.wording import counted

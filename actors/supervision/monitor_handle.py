@@ -16,8 +16,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster.actor_calls import answer
-from actors.cluster.actor_probe import ActorProbe
+from actors.cluster.actor_calls import ActorProbe, answer
 from actors.monitoring.monitor_report import MonitorReport
 from actors.serving.server_report import ServerReport, ServerWork
 from launcher.base.errors import LauncherError

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from launcher.base.disk_faults import Refusal
@@ -37,12 +38,14 @@ from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.observed import ENDS, TRAINER, RunState
 from launcher.policy.restart_budget import RepairAttempt, restored_nothing, still_counted
 from launcher.resources.memory_history import RememberedSettings
-from launcher.run_files.journal import Journal
+from launcher.run_files.journal import Journal, LineTail
 from launcher.run_files.run_memory import IncidentMemory, MemoryFile, RunMemory
 
 TOOK_OVER = "trainer.took_over"
 RESIZED = "fleet.resized"
 LEFT = "server.left"
+LAST_BYTES = 256 * 1024
+"""Of the metrics: some hundred steps, more than were repeated since the restore that a killed Coordinator ordered."""
 
 EVENTS: Mapping[type[Action], tuple[str, str]] = {
     PauseTrainer: ("trainer.pausing", "trainer.paused"),
@@ -404,3 +407,42 @@ class RunHistory:
         self.memory.keep_event(line)
         self._save_soon()
         return line
+
+
+def furthest_step(metrics: Path, attempt: int) -> int:
+    """The step after the last that this attempt has committed, as far as the end of its metrics shows. Undone ones
+    count, and a Coordinator that takes over has no time to read a week's steps: it is not the fold's."""
+    size = metrics.stat().st_size if metrics.exists() else 0
+    lines = LineTail(metrics, since=max(0, size - LAST_BYTES)).read()
+    steps = [line.get("global_step") for line in lines if line.get("attempt") == attempt]
+    return 1 + max((step for step in steps if isinstance(step, int)), default=-1)
+
+
+class ProgressTracker:
+    """How far a run has got, and with which servers: a new highest step resets the restart budgets
+    (launcher/policy/restart_budget.py). `furthest`: the step after the last one that this attempt has ever committed.
+
+    That a repair was followed by progress is written down, once for each; so a Coordinator that takes over neither
+    forgets the repairs that have not helped yet, nor counts those that have. Nor does it count a restore that was
+    ordered by a Coordinator that was killed, where the order never reached the trainer or the trainer ended too: what
+    takes its place is not a second one, and no second collapse at the same place.
+    """
+
+    def __init__(self, history: RunHistory, furthest: int = 0) -> None:
+        self._history = history
+        self._furthest = max(furthest, history.memory.furthest)
+        self._at: dict[str, float] = dict(history.memory.proved)
+
+    def at(self, subject: str) -> float | None:
+        """When the run last got further than ever before, with the help of `subject`."""
+        return self._at.get(subject)
+
+    def note(self, next_step: int, helpers: Collection[str], now: float) -> None:
+        """`helpers`: the servers whose tokens these were. The trainer has its part in every step."""
+        if next_step <= self._furthest:
+            return
+        self._furthest = next_step
+        for subject in (TRAINER, *helpers):
+            if self._history.memory.owes_proof(subject):
+                self._history.proved_by(subject, next_step, now)
+            self._at[subject] = now

@@ -14,8 +14,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster.actor_calls import answer, call_method
-from actors.cluster.actor_probe import ActorProbe
+from actors.cluster.actor_calls import ActorProbe, answer, call_method
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Overrides, TrainerView
 from launcher.policy.observed import StandbyTrainer

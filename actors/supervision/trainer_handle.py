@@ -14,8 +14,7 @@ from typing import Any, assert_never
 
 import ray
 
-from actors.cluster.actor_calls import ActorAway, answer, call_method
-from actors.cluster.actor_probe import ActorProbe
+from actors.cluster.actor_calls import ActorAway, ActorProbe, answer, call_method
 from actors.cluster.fencing import MARGIN_S
 from actors.cluster.node_identity import is_here
 from actors.monitoring.trainer_watch import TrainerWatch

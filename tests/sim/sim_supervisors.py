@@ -13,8 +13,7 @@ from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.coordinator_actor import take_place
 from actors.supervision.oom_backoff import OomBackoff
-from actors.supervision.progress_tracker import ProgressTracker, furthest_step
-from actors.supervision.run_history import RunHistory
+from actors.supervision.run_history import ProgressTracker, RunHistory, furthest_step
 from actors.training.admission_gate import MonitorAway
 from launcher.base.messages import ServerState
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog

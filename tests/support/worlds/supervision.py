@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from actors.serving.server_report import ServerReport
-from actors.supervision import artifact_collector, incident_artifacts
+from actors.supervision import incident_artifacts
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.server_handle import ServerHandle
 from actors.weights.start_weights import StartWeights
@@ -94,10 +94,8 @@ waits_for_nothing()
 @pytest.fixture
 def patience(monkeypatch):
     """With py-spy, which takes its time on a busy machine."""
-    for name in ("DEADLINE_S", "DUMP_TIMEOUT_S"):
+    for name in ("DEADLINE_S", "DUMP_TIMEOUT_S", "EVIDENCE_S", "CLOSE_S"):
         monkeypatch.setattr(incident_artifacts, name, scaled(60))
-    for name in ("EVIDENCE_S", "CLOSE_S"):
-        monkeypatch.setattr(artifact_collector, name, scaled(60))
 
 
 HUNG_AFTER_S = 30.0

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from actors.supervision import incident_artifacts
-from actors.supervision.artifact_collector import ArtifactCollector
+from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.training import rejections
 from actors.training.rejections import MOST_FILES, Rejections
 from launcher.base.messages import Cause, Incident, ServerState

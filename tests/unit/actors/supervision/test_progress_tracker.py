@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from actors.supervision.progress_tracker import ProgressTracker, furthest_step
+from actors.supervision.run_history import ProgressTracker, furthest_step
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
