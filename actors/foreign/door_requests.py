@@ -44,7 +44,7 @@ class Reply:
 
 
 class RefusedByServer(Exception):
-    """A server has judged the request itself, and another would say the same."""
+    """A server has judged the request itself, and another would say the same; or all have failed at it, repeatedly."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.status)
@@ -115,26 +115,32 @@ class DoorRequests:
             whole = body if not asked.get("stream") else orjson.dumps({**asked, "stream": False})
             reply = await self.forward("POST", "/generate", whole)
         else:
-            self.counts.requests += 1
             completion = _Completion(self, PartialAnswer(asked, stream_interval=self.config.stream_interval))
-            try:
-                await self._loop.ask(completion, self.servers.newest)
+            refused = await self._ask(completion)
+            if refused is None:
                 answer = completion.made.answer()
                 self.completions = self.completions.plus(answer)
-                reply = Reply(body=orjson.dumps(answer))
-            except RefusedByServer as refused:
-                reply = refused.reply
+            reply = refused or Reply(body=orjson.dumps(answer))
         if asked.get("stream") and reply.status == HTTPStatus.OK:  # complete as it is, it is one event
             return Reply(body=PREFIX + reply.body + END + PREFIX + DONE + END, content_type="text/event-stream")
         return reply
 
     async def forward(self, method: str, path: str, body: bytes) -> Reply:
         """Any other request, once a server is there; one that is cut is asked again from its beginning."""
-        self.counts.requests += 1
         whole = _Whole(self, method, path, body)
-        await self._loop.ask(whole, self.servers.newest)
-        assert whole.reply is not None
-        return whole.reply
+        refused = await self._ask(whole)
+        reply = refused or whole.reply
+        assert reply is not None, "it is over"
+        return reply
+
+    async def _ask(self, request: _DoorRequest) -> Reply | None:
+        """Until it is over. The error that servers answered with instead, where they did."""
+        self.counts.requests += 1
+        try:
+            await self._loop.ask(request, self.servers.newest)
+        except RefusedByServer as refused:
+            return refused.reply
+        return None
 
     async def exchange(
         self, server: ServerInfo, *, method: str, path: str, body: bytes, timeout_s: float, admin: bool = False
@@ -148,14 +154,33 @@ class DoorRequests:
 
 
 class _DoorRequest(ServerRequest):
-    """A lost server is nothing that the trainer sees: it is asked again for ever."""
+    """A lost server is nothing that the trainer sees: it is asked again for ever. What servers answer with an error is
+    asked `rollout.request_retries` times more, and then the last error is the answer."""
 
     def __init__(self, door: DoorRequests) -> None:
         self._door = door
+        self._refusals = 0
+        self._refusal: Reply | None = None
+
+    def _refuse(self, server: ServerInfo, reply: Reply) -> NoReturn:
+        """Raises RequestFailed where another server may say something else, RefusedByServer where it would not."""
+        said = reply.body[:300].decode(errors="replace")
+        failure = refusal(f"a request of {server.url}", reply.status, said)
+        if not failure.retryable:
+            raise RefusedByServer(reply)
+        self._refusal, self.avoid = reply, server.name
+        raise failure
 
     async def failed(self, failure: RequestFailed) -> None:
-        if failure.kind not in NOBODY_THERE:  # whose server gets no further request; else it would be asked in a circle
-            await asyncio.sleep(AGAIN_S)
+        """Raises RefusedByServer."""
+        if failure.kind in NOBODY_THERE:  # its server gets no further request
+            return
+        refused, self._refusal = self._refusal, None
+        if refused is not None:
+            self._refusals += 1
+            if self._refusals > self._door.config.request_retries:
+                raise RefusedByServer(refused)
+        await asyncio.sleep(AGAIN_S)  # else it would be asked in a circle
 
 
 class _Completion(_DoorRequest):
@@ -174,18 +199,33 @@ class _Completion(_DoorRequest):
         body = orjson.dumps(request)
         async with self._door.servers.client.exchange("POST", server.url, "/generate", timeout_s, body) as response:
             if response.status != HTTPStatus.OK:
-                _refuse(server, await response.read(), response.status)
+                self._refuse(server, Reply(body=await response.read(), status=response.status))
             if not request["stream"]:
-                _take(await response.read(), self.made, server)
+                self._take(await response.read(), server)
             else:
                 async for data in response.content.iter_any():
                     *events, rest = (rest + data).split(END)
                     if events:
                         heard()
                     for event in events:
-                        _take(event, self.made, server)
+                        self._take(event, server)
         if self.made.finish is None:
             raise RequestFailed(f"{server.name} ended its answer early", kind="truncated")
+
+    def _take(self, event: bytes, server: ServerInfo) -> None:
+        content = event.removeprefix(PREFIX)
+        if content == DONE:
+            return
+        try:
+            answer = orjson.loads(content)
+            said = answer.get("error")
+            code = 0 if said is None else int(said["code"])
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise malformed(server.url, f"{error!r} in {content[:200]!r}") from error
+        if said is not None:
+            self._refuse(server, Reply(body=orjson.dumps({"error": {"message": said.get("message", "")}}), status=code))
+        self.made.take(answer, server=server.url)
+        self._refusals = 0
 
     def is_over(self) -> bool:
         made, counts = self.made, self._door.counts
@@ -208,46 +248,24 @@ class _Whole(_DoorRequest):
     """A request whose answer is the server's own, and is begun anew where it is moved."""
 
     continues = False
-    is_streamed = False
 
     def __init__(self, door: DoorRequests, method: str, path: str, body: bytes) -> None:
         super().__init__(door)
         self._method = method
         self._path = path
         self._body = body
-        self._refusals = 0
         self.reply: Reply | None = None
 
     async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
+        """Raises RefusedByServer too."""
         timeout_s = self._door.config.request_timeout
-        self.reply = await self._door.exchange(
+        reply = await self._door.exchange(
             server, method=self._method, path=self._path, body=self._body, timeout_s=timeout_s
         )
+        if reply.status >= HTTPStatus.BAD_REQUEST:
+            self._refuse(server, reply)
+        self.reply = reply
 
     def is_over(self) -> bool:
-        if self.reply is not None and (self.reply.status < 500 or self._refusals >= self._door.config.request_retries):
-            return True
-        self._refusals += self.reply is not None
-        self.reply = None
-        self._door.counts.moved += 1
-        return False
-
-
-def _take(event: bytes, made: PartialAnswer, server: ServerInfo) -> None:
-    content = event.removeprefix(PREFIX)
-    if content == DONE:
-        return
-    try:
-        answer = orjson.loads(content)
-        said = answer.get("error")
-        code = 0 if said is None else int(said["code"])
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise malformed(server.url, f"{error!r} in {content[:200]!r}") from error
-    if said is not None:
-        _refuse(server, orjson.dumps({"error": {"message": said.get("message", "")}}), code)
-    made.take(answer, server=server.url)
-
-
-def _refuse(server: ServerInfo, body: bytes, status: int) -> NoReturn:
-    failure = refusal(f"POST {server.url}/generate", status, body[:300].decode(errors="replace"))
-    raise failure if failure.retryable else RefusedByServer(Reply(body=body, status=status))
+        self._door.counts.moved += self.reply is None
+        return self.reply is not None

@@ -71,7 +71,7 @@ class RequestLoop:
     @contextmanager
     def _watched(self, turn: ServerTurn, server: ServerInfo) -> Iterator[Callable[[], None]]:
         """Gives what is to be called when tokens arrive."""
-        if not turn.request.is_streamed:  # else a long answer under way would be its server's silence
+        if not turn.request.continues:  # else a long answer under way would be its server's silence
             yield lambda: None
             return
         if self._watching is not None and self._watching.done():
@@ -113,7 +113,7 @@ class RequestLoop:
             await self._pool.suspect(key, reason)
         for turn in self._live:
             request = turn.request
-            if turn.key == key and request.continues and not request.is_unheard:
+            if turn.key == key and not request.is_unheard:
                 request.avoid = name
                 request.is_unheard = True
                 request.silences += 1

@@ -22,9 +22,8 @@ class ServerRequest(ABC):
     avoid = ""
     """The server that has just failed at it, or fell silent."""
     continues = True
-    """The next server continues where the last one was; else a silence of its server does not move it."""
-    is_streamed = True
-    """What is made of it is heard as it is made; else waiting for it shows no silence of its server."""
+    """Its tokens are heard as they are made, and the next server continues from the last one. Else waiting for it shows
+    no silence of its server, and a silence does not move it: it would begin anew."""
     silences = 0
     """How often it was moved for a silence."""
     is_unheard = False

@@ -28,6 +28,8 @@ class CountingServer:
         self.asked, self.bodies, self.loaded, self.authorizations = [], [], [], {}
         self.load_s = 0.0
         self.shift = 0.0  # of its log-probs
+        self.status = 200  # of its answers to requests; another one is a failure
+        self.breaks_after = None  # so many tokens of a stream, with an error as its next event
         self.generated = 0
         self.aborts = asyncio.Event()
         self.in_flight = 0
@@ -78,6 +80,8 @@ class CountingServer:
 
     async def generate(self, request, body):
         ids, most = body["input_ids"], body["sampling_params"]["max_new_tokens"]
+        if self.status != 200:
+            return web.json_response({"error": {"message": f"{self.name} is broken"}}, status=self.status)
         if most > 500:
             return web.json_response({"error": {"message": "too many"}}, status=400)
         aborts, made, begun = self.aborts, [], 0
@@ -99,6 +103,10 @@ class CountingServer:
                     begun = number
                 if finish is not None:
                     break
+                if number == self.breaks_after:
+                    said = {"error": {"code": 500, "message": f"{self.name} is broken"}}
+                    await stream.write(b"data: " + orjson.dumps(said) + b"\n\n")
+                    return stream
         finally:
             self.in_flight -= 1
         if not body.get("stream"):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import aiohttp
 import pytest
 
+from actors.foreign import door_requests
 from actors.foreign.door_http import DoorHttp
 from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
@@ -16,6 +17,7 @@ from launcher.base.messages import ServerState
 from launcher.config.schema import RolloutConfig, RunConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.foreign.counting_server import CountingServer, completion
+from tests.support.machine import scaled
 from tests.support.worlds.door import until
 from tests.support.worlds.foreign import give, remove
 
@@ -374,6 +376,44 @@ async def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tm
         await server.kill()
         async with door.session.get(health) as response:
             assert response.status == 200, "a server that is lost is not the client's to see"
+
+
+@pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
+@pytest.mark.parametrize("status", [500, 429])
+async def test_a_failure_of_every_server_at_every_try_is_told_as_what_it_is(tmp_path, monkeypatch, status, more):
+    """The door asked again for ever, twice a second, and its client waited for its own limit without a word."""
+    monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
+    async with Door(tmp_path) as door, CountingServer() as first, CountingServer("server-1") as second:
+        first.status = second.status = status
+        await door.serve(first, second)
+        async with asyncio.timeout(scaled(20.0)):
+            said = await door.generate(**more)
+        assert said == (status, {"error": {"message": "server-0 is broken"}}) or said == (
+            status,
+            {"error": {"message": "server-1 is broken"}},
+        )
+        tries = [len(one.bodies) for one in (first, second)]
+        assert tries == [2, 2], "rollout.request_retries more than one, and not the same server again"
+        assert not sum(door.servers.pool.in_flight().values())
+
+
+@pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
+async def test_a_failure_of_one_server_is_not_the_client_s_to_see(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
+    async with Door(tmp_path) as door, CountingServer() as first, CountingServer("server-1") as second:
+        first.status = 500
+        await door.serve(first, second)
+        assert whole(await door.generate(**more))
+        assert len(first.bodies) == 1
+
+
+async def test_failures_are_counted_anew_once_tokens_have_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
+    async with Door(tmp_path) as door, CountingServer() as server:
+        await door.serve(server)
+        server.breaks_after = 5
+        assert whole(await door.generate()), "eight failures, each after five tokens"
+        assert len(server.bodies) == 8
 
 
 async def test_why_every_server_refuses_new_weights_is_known_until_one_has_them(tmp_path):

@@ -324,16 +324,23 @@ async def test_one_that_another_server_would_begin_anew_stays_with_its_silent_on
         asking = now.ask()
         now.request.continues = False
         await now.until_sent(1)
+        other = now.ask(avoid="server-1")
+        await now.until_sent(2)
         now.silent = {("server-0", 0): "nothing is heard"}
-        await now.until(lambda: now.told)
+        await now.until_sent(3)
         await some_looks()
-        assert (len(now.sent), now.told) == (1, [BEGAN])
+        assert ([one.is_aborted for one in now.sent], now.told) == ([False, True, False], [BEGAN])
         now.silent = {}
         await some_looks()
         await now.may_serve_again(0)
+        again = now.ask(avoid="server-1")
+        await now.until_sent(4)
         now.silent = {("server-0", 0): "nothing is heard"}
-        await now.until(lambda: now.told == [BEGAN, BEGAN])
-        now.sent[0].answers(7)
+        await now.until_sent(5)
+        assert (now.told, now.sent[0].is_aborted) == ([BEGAN, BEGAN], False)
+        for number in (0, 2, 4):
+            now.sent[number].answers(7)
+        await asyncio.gather(other, again)
         await asking
 
 
