@@ -92,8 +92,14 @@ class EpisodeRunner:
 
     async def _play(self, prompt: Prompt, sampling: Sampling, complete: Complete, record: list[Said]) -> Rollout:
         assert self._processes is not None
-        rollout, process = self._config.rollout, self._processes.least_busy()
-        await process.ready()
+        with self._processes.place_of_least_busy() as place:
+            process = await self._processes.ready_at(place)
+            return await self._play_in(process, prompt, sampling, complete, record)
+
+    async def _play_in(
+        self, process: UserProcess, prompt: Prompt, sampling: Sampling, complete: Complete, record: list[Said]
+    ) -> Rollout:
+        rollout = self._config.rollout
         limits = {"longest": self._longest, "max_turns": rollout.max_turns}
         episode = Episode(self._tokens, complete, sampling, **limits, record=record)
         key = self._door.open(episode)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
 import threading
+import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any
@@ -170,6 +172,9 @@ async def _serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]
             except EOFError:
                 loop.call_soon_threadsafe(ended.set)
                 return
+            except Exception:  # noqa: BLE001 - the next order can't be found on the line, and whoever asks would wait for ever
+                traceback.print_exc()
+                os._exit(1)
             loop.call_soon_threadsafe(take, order)
 
     threading.Thread(target=read, name="orders", daemon=True).start()

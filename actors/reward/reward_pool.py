@@ -287,15 +287,13 @@ class RewardPool:
     async def _warm(self, place: int) -> UserProcess:
         if self._is_closed:
             raise _closed()
-        process = self._processes.at(place)
         try:
-            await process.ready()
+            return await self._processes.ready_at(place)
         except RewardImportError:
-            process.kill()  # the next job imports it again, and gets the same error
+            self._processes.kill(place)  # the next job imports it again, and gets the same error
             if self._is_closed:
                 raise _closed() from None
             raise
-        return process
 
     def _blame(self, process: UserProcess, item: Item) -> str:
         """Whose code it was, and what it was given: of `async` functions, which are at several, that is not known."""

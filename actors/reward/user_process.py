@@ -23,8 +23,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,8 +44,16 @@ IMPORT_HINT = "it is imported in a separate process; its output is in the log"
 log = logging.getLogger("reward")
 
 
+TRIES = 2
+"""A process may be killed from outside while it imports; one that is killed twice was killed by what it imports."""
+
+
 class ProcessGone(Exception):
     """The process ended before it answered."""
+
+
+class KilledWhileImporting(RewardImportError):
+    """By a signal, which the user's code may have nothing to do with."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -141,15 +149,21 @@ class UserProcess(asyncio.BufferedProtocol):
         self._ready.result()
 
     def ask(self, order: Mapping[str, object], count: int = 1, *, within_s: float | None = None) -> Asked:
-        """Gets `count` answers, one after the other. The process is told where its `done` is cancelled."""
+        """Gets `count` answers, one after the other. The process is told where its `done` is cancelled. Raises
+        RewardError where the order can't be pickled."""
         asked = Asked(count=count, within_s=within_s, done=self._loop.create_future(), last_at=self._loop.time())
         if self.is_gone:
             _fail(asked.done, ProcessGone("before it was asked"))
             return asked
         number = next(self._numbers)
-        self._unanswered[number] = asked
+        try:
+            message = pickle.dumps({"id": number, **order})
+        except Exception as error:  # a record may hold any object, which raises what it likes
+            what = f"a record can't be sent to the process of {self.setting}: {type(error).__name__}: {error}"
+            raise RewardError(what, "a data set is to hold texts, numbers, lists and dicts") from error
+        self._unanswered[number] = asked  # only what is sent: what is never answered would count as work for ever
         asked.done.add_done_callback(partial(self._forget, number))
-        self._send({"id": number, **order})
+        self._transport.write(message)
         self._look(asked)
         return asked
 
@@ -215,7 +229,8 @@ class UserProcess(asyncio.BufferedProtocol):
         self._kill_group()
         code = self._process.wait()
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-        _fail(self._ready, RewardImportError(f"importing {self.setting} ended the process: {how}", IMPORT_HINT))
+        kind = KilledWhileImporting if code < 0 else RewardImportError
+        _fail(self._ready, kind(f"importing {self.setting} ended the process: {how}", IMPORT_HINT))
         for asked in self.unanswered:
             _fail(asked.done, ProcessGone(how))
         self._running.close()
@@ -290,6 +305,8 @@ class UserProcesses:
         self._most_growth_gb = most_growth_gb
         self._processes = [make() for _ in range(count)]
         self._burials: dict[asyncio.Task[None], UserProcess] = {}
+        self._users = [0] * count
+        self._times_used = [0] * count
 
     def at(self, place: int) -> UserProcess:
         """Raises RewardError where no process can be started."""
@@ -304,9 +321,32 @@ class UserProcesses:
     def kill(self, place: int) -> None:
         self._processes[place].kill()
 
-    def least_busy(self) -> UserProcess:
-        """Raises as `at` does."""
-        return min(map(self.at, range(len(self._processes))), key=lambda process: len(process.unanswered))
+    async def ready_at(self, place: int) -> UserProcess:
+        """Has imported the user's code. Raises RewardImportError where it can't be, and as `at` does."""
+        tries = 0
+        while True:
+            process = self.at(place)
+            try:
+                await process.ready()
+            except KilledWhileImporting:
+                tries += 1
+                if process.is_killed or tries == TRIES:
+                    raise
+            else:
+                return process
+
+    @contextmanager
+    def place_of_least_busy(self) -> Iterator[int]:
+        """The place counts as busier inside the block. Those who wait while it imports are counted too, or all would
+        choose the first one. Raises as `at` does."""
+        places = range(len(self._processes))
+        place = min(places, key=lambda one: (self._users[one], self._times_used[one]))
+        self._users[place] += 1
+        self._times_used[place] += 1
+        try:
+            yield place
+        finally:
+            self._users[place] -= 1
 
     async def close(self) -> None:
         for process in (*self._processes, *self._burials.values()):

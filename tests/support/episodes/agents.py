@@ -43,6 +43,12 @@ class Agent:
         return points(answer.json()["choices"][0]["message"]["content"])
 
 
+async def names_its_process(record, client):
+    messages = [{"role": "user", "content": record["question"]}]
+    await client.chat.completions.create(model="m", messages=messages)
+    return {"pid": float(os.getpid())}
+
+
 async def endless_turns(record, client):
     while True:
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "again"}])

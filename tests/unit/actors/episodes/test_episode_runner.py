@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections import Counter
 
 import aiohttp
 import pytest
@@ -91,6 +92,13 @@ def play(url, agent, *, n=1, n_samples=2, longest=200, more=None, **settings):
             return await collect(rollouts, prompts(n, **(more or {})), n_samples=n_samples)
 
     return asyncio.run(scenario())[0]
+
+
+def test_episodes_are_divided_among_the_processes_from_the_first_batch_on(server):
+    """While the processes imported, all chose the first one."""
+    batch = play(server, "names_its_process", n=2, n_samples=3, episode_workers=2)
+    pids = Counter(rollout.parts["pid"] for rollout in batch.rollouts)
+    assert sorted(pids.values()) == [3, 3]
 
 
 def test_two_turns_are_one_sequence_of_what_the_server_made_and_what_the_template_wrote_between(server):

@@ -241,6 +241,24 @@ def unready(pool):
     return str(error.value)
 
 
+def test_a_process_that_is_killed_while_it_imports_is_begun_once_more(tmp_path, monkeypatch):
+    """One kill from outside, for want of memory, ended the run as if the function could not be imported."""
+    tries = tmp_path / "tries"
+    module = f"""
+import os, signal
+with open({str(tries)!r}, "a") as file:
+    file.write("x")
+if os.path.getsize({str(tries)!r}) == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+def score(*, completion, **_): return len(completion)
+"""
+    (tmp_path / "killed_once.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    with RewardPool(config("killed_once:score")) as pool:
+        assert score(pool, ["abc"]) == [Score(value=3.0)]
+    assert tries.read_text() == "xx"
+
+
 def test_a_function_that_can_not_be_imported_is_said_by_check_and_by_score():
     with RewardPool(config("no_such_rewards:score")) as pool:
         assert "reward.fn='no_such_rewards:score': there is no module 'no_such_rewards'" in unready(pool)

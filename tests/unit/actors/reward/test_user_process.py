@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from actors.reward.user_process import ProcessGone, UserProcess
+from launcher.base.errors import RewardError
 from tests.support.machine import scaled
 from tests.support.worlds.episodes import config_of
 from tests.support.worlds.reward import config
@@ -124,3 +125,30 @@ async def test_a_process_that_a_signal_without_a_name_ended_is_gone(episodes):
     os.kill(process.pid, signal.SIGCONT)
     with pytest.raises(ProcessGone, match=f"killed by signal {signal.SIGRTMIN + 6}"):
         await told(asked)
+
+
+class Unreadable:
+    """Pickled as a call that raises where it is unpickled."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+async def test_a_record_that_can_not_be_sent_is_refused_and_leaves_no_work_behind(started, tmp_path, monkeypatch):
+    """It stayed in the process's list of orders, which no answer ever took out: the process seemed busy for ever, and
+    one that had grown was never replaced."""
+    (tmp_path / "lengths.py").write_text("def score(*, completion, **_): return len(completion)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    process = await started(config("lengths:score"))
+    item = {"completion": "ab", "answer": "", "prompt_id": "p", "token_ids": [], "finish_reason": "stop", "group": []}
+    with pytest.raises(RewardError, match=r"can't be sent to the process of reward\.fn='lengths:score'"):
+        process.ask({"items": [{**item, "record": {"call": lambda: 0}}]})
+    assert process.unanswered == []
+    assert await told(process.ask({"items": [{**item, "record": {}}]})) == [2]
+
+
+async def test_a_record_that_can_not_be_read_ends_the_process_of_the_episodes(episodes):
+    """The thread that reads the orders ended, and each later episode took as long as rollout.episode_timeout."""
+    process = await episodes()
+    with pytest.raises(ProcessGone, match="exit code 1"):
+        await told(process.ask({"record": Unreadable()}))
