@@ -33,7 +33,7 @@ from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
-from actors.supervision.trainer_states import ProcessId
+from actors.supervision.trainer_signs import ProcessId
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict

@@ -16,11 +16,9 @@ from ray.exceptions import RayError
 from actors.cluster.actor_calls import ActorAway, answer
 from actors.cluster.fencing import bind_to_cluster
 from actors.monitoring.alerts import IncidentAlerts
-from actors.monitoring.health_monitor import HealthMonitor
+from actors.monitoring.health_monitor import ANSWER_S, HealthMonitor, MonitorReport
 from actors.monitoring.memory_watch import MemoryWatch
-from actors.monitoring.monitor_report import MonitorReport
 from actors.monitoring.reward_series import RewardSeries
-from actors.monitoring.server_poll import ANSWER_S
 from actors.processes.long_poll import hold_answer
 from actors.serving.server_report import ServerReport, ServerWork
 from launcher.base.errors import JournalError, LauncherError, StorageError

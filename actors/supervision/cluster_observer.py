@@ -20,13 +20,11 @@ from actors.monitoring.disk_watch import DiskWatch
 from actors.processes.background_tasks import BackgroundTasks
 from actors.serving.server_report import ServerReport
 from actors.supervision.checkpoint_scan import CheckpointScan
-from actors.supervision.exit_reason import HangReasons
 from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_health import health_of
 from actors.supervision.run_history import ProgressTracker, RunHistory, index_of
-from actors.supervision.server_handle import ServerHandle
-from actors.supervision.server_loads import ServerLoads
+from actors.supervision.server_handle import HangReasons, ServerHandle, ServerLoads
 from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from actors.cluster.actor_calls import ActorProbe, answer
-from actors.monitoring.monitor_report import MonitorReport
+from actors.monitoring.health_monitor import MonitorReport
 from actors.serving.server_report import ServerReport, ServerWork
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Incident, Verdict

@@ -1,21 +1,30 @@
-"""The Coordinator's handle of one server: orders what its actor does, and takes its reports from the HealthMonitor."""
+"""The servers as the Coordinator has them: what each is ordered and reports, what it has to do, why it hangs.
+
+orders ─► ServerHandle ─► its actor ─► HealthMonitor ─► its reports ─► ServerHandle ─► ServerFacts, for the plan
+trainer's view ─► ServerLoads ─► ServerWork, by which the actor judges its server
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from actors.cluster.actor_calls import ActorAway, answer
+from actors.serving.server_log_tail import decisive_lines, tail
 from actors.serving.server_report import ServerReport, ServerWork, finding_of
+from actors.supervision.trainer_signs import read_log
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import LauncherError, ServerError
-from launcher.base.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
+from launcher.base.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.policy.exit_cause import ExitFinding, find_server_cause
 from launcher.policy.observed import ServerFacts
 
@@ -26,6 +35,8 @@ LOOK_S = 0.25
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and no fault was found")
 ADMITTED = frozenset({ServerState.READY, ServerState.SUSPECT})
+LATE_S = 2.0
+"""So much later than a load begins may it be seen."""
 OVER = frozenset({ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED})
 
 
@@ -336,3 +347,104 @@ def why_older(info: ServerInfo, ordered: int) -> str:
     if ordered > 0:
         return "its actor's process ended, and the server with it"
     return "its actor has begun no server: the order never reached it, or its process ended"
+
+
+class ServerLoads:
+    """What each server has to do, as the trainer and the Coordinator know it: its clients' requests, and a load of
+    weights.
+
+    A server that starts has its own deadline; one that is sent weights owes nobody a token until it has them, for
+    `limit_s` at most: one that was given up after all that time is stuck. One that merely waits for weights (its
+    trainer starts, a disk is full) answers as any other.
+    """
+
+    def __init__(self, slots: Mapping[str, ServerHandle], *, limit_s: float) -> None:
+        self._slots = slots
+        self._limit_s = limit_s
+        self._ordered: set[str] = set()
+        self._since: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def loads(self, name: str) -> Iterator[None]:
+        """Inside the block it is sent weights by order of the Coordinator: the deadline begins anew."""
+        self._since[name] = time.monotonic()
+        self._ordered.add(name)
+        try:
+            yield
+        finally:
+            self._ordered.discard(name)
+
+    def work(self, view: TrainerView) -> dict[str, ServerWork]:
+        """Of each server whose start has ended."""
+        in_pool = {(info.name, info.generation): info for info in view.servers}
+        found = {}
+        for name, slot in self._slots.items():
+            known = in_pool.get((name, slot.generation))
+            is_loading = name in self._ordered or _is_sent(known, view) or self._is_stuck(known)
+            if not (slot.serves and is_loading):
+                self._since.pop(name, None)
+            if slot.is_running:
+                found[name] = ServerWork(
+                    generation=slot.generation,
+                    waiting=view.in_flight.get(name, 0) if slot.serves else 0,
+                    loading_s=self._loading_s(name) if slot.serves and is_loading else None,
+                    loading_limit_s=self._limit_s,
+                )
+        return found
+
+    def _loading_s(self, name: str) -> float:
+        now = time.monotonic()
+        return now - self._since.setdefault(name, now)
+
+    def _is_stuck(self, known: ServerInfo | None) -> bool:
+        """Its load took all its time, and it has nothing newer."""
+        if known is None or known.state is not ServerState.STALE or known.name not in self._since:
+            return False
+        return self._loading_s(known.name) >= self._limit_s - LATE_S
+
+
+def _is_sent(known: ServerInfo | None, view: TrainerView) -> bool:
+    """The trainer sends it weights by itself."""
+    if known is None:
+        return False
+    return known.name in view.loading or (view.phase == "publish" and known.weight_version != view.policy_version)
+
+
+class HangReasons:
+    """Servers that were declared dead for a hang, and whose log shows that memory ran out. Each log is read once for an
+    incarnation, by `read`. `log`: where a server's log is, by its name.
+
+    A server whose memory ran out in one thread may leave the others waiting for ever. SGLang 0.5.17 on the CPU, seen:
+    no room for the thread that loads weights, `MemoryError` in the log, and the scheduler waits for that thread.
+    """
+
+    def __init__(self, log: Callable[[str], Path]) -> None:
+        self._log = log
+        self._found: dict[tuple[str, int], ExitFinding | None] = {}
+
+    @property
+    def has_unread(self) -> bool:
+        return None in self._found.values()
+
+    def explain(self, facts: ServerFacts, generation: int) -> ServerFacts:
+        """The same, or out of memory in place of hung where its log shows that."""
+        verdict = facts.verdict
+        if verdict.health is not Health.DEAD or verdict.cause is not Cause.SERVER_HANG:
+            return facts
+        found = self._found.setdefault((facts.name, generation), None)
+        if found is None or found.ran_out is None:
+            return facts
+        reason = f"{verdict.reason}; its log says: {found.line}"
+        return replace(facts, verdict=replace(verdict, reason=reason, cause=found.cause), ran_out=found.ran_out)
+
+    async def read(self) -> None:
+        for (name, generation), found in list(self._found.items()):
+            if found is None:
+                text = part_of(await read_log(partial(tail, self._log(name), 0)), generation)
+                self._found[name, generation] = find_server_cause(decisive_lines(text), None)
+
+
+def part_of(text: str, generation: int) -> str:
+    """What one incarnation wrote; all of the text where its beginning is too long ago to be in it."""
+    *_, part = re.split(rf"^==== generation {generation}, ", text, flags=re.MULTILINE)
+    return part

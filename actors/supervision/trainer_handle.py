@@ -17,13 +17,24 @@ import ray
 from actors.cluster.actor_calls import ActorAway, ActorProbe, answer, call_method
 from actors.cluster.fencing import MARGIN_S
 from actors.cluster.node_identity import is_here
-from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
-from actors.supervision.exit_reason import READ_S, TrainerExit
 from actors.supervision.standby_handle import StandbyHandle
-from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of, finding_of
-from actors.supervision.trainer_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
+from actors.supervision.trainer_signs import (
+    NOT_OF_THE_PROCESS,
+    READ_S,
+    NoOrder,
+    OrderOverdue,
+    OrderState,
+    ProcessEnd,
+    ProcessId,
+    StartOrdered,
+    TrainerExit,
+    TrainerFault,
+    TrainerWatch,
+    cause_of,
+    finding_of,
+)
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, Incident, Overrides, TrainerReady, TrainerView, Verdict
 from launcher.base.rank_location import RankLocation
@@ -165,7 +176,7 @@ class TrainerHandle:
         )
 
     def incident(self, now: float) -> Incident | None:
-        """Found by the loop itself, and no fault of its process (actors/supervision/trainer_fault.py)."""
+        """Found by the loop itself, and no fault of its process (actors/supervision/trainer_signs.py)."""
         return self._fault.incident(self.view.failure, now)
 
     def reward_answers(self) -> None:

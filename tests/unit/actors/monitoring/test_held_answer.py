@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from actors.monitoring import health_monitor_actor
+from actors.monitoring.health_monitor import MonitorReport
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
-from actors.monitoring.monitor_report import MonitorReport
 from actors.monitoring.reward_series import RewardSeries
 from launcher.base.errors import StorageError
 from launcher.config.schema import RunConfig

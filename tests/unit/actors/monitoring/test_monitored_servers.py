@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from actors.cluster.actor_calls import ActorAway
-from actors.monitoring import server_poll
-from actors.monitoring.health_monitor import HealthMonitor
+from actors.monitoring import health_monitor
+from actors.monitoring.health_monitor import ANSWER_S, FRESH_S, HOLD_S, HealthMonitor, ServerPoll
 from actors.monitoring.reward_series import RewardSeries
-from actors.monitoring.server_poll import ANSWER_S, FRESH_S, HOLD_S, ServerPoll
 from actors.serving.server_report import ServerWork
 from launcher.base.messages import Cause, Health, ServerExit, Verdict
 from launcher.policy.admission import Admission
@@ -129,7 +128,7 @@ class Clocked:
 
 async def test_an_actor_that_does_not_answer_makes_its_server_unknown_and_never_dead(world, monkeypatch):
     """P7. How often it was asked in vain is counted; an answer ends that."""
-    monkeypatch.setattr(server_poll, "AGAIN_S", 0.0)
+    monkeypatch.setattr(health_monitor, "AGAIN_S", 0.0)
     world.servers["server-0"] = one = Server()
     one_clock = Clocked(world)
     monitor = one_clock.monitor
@@ -153,7 +152,7 @@ async def test_an_actor_that_does_not_answer_makes_its_server_unknown_and_never_
 
 async def test_that_an_actor_is_silent_is_known_to_a_monitor_that_began_after_its_last_answer(world, monkeypatch):
     """It reported nothing of such a server: nobody restarted it, and with one server the run waited for ever."""
-    monkeypatch.setattr(server_poll, "AGAIN_S", 0.0)
+    monkeypatch.setattr(health_monitor, "AGAIN_S", 0.0)
 
     async def away(name, work, hold_s):
         raise ActorAway("server-0 did not answer within 3.5 s") from TimeoutError()
@@ -170,7 +169,7 @@ async def test_that_an_actor_is_silent_is_known_to_a_monitor_that_began_after_it
 
 async def test_an_end_is_told_also_after_the_question_for_it_failed_once(world, monkeypatch):
     """A call that Ray lost: without another question a crash would have no `server.died` and no exit code."""
-    monkeypatch.setattr(server_poll, "AGAIN_S", 0.0)
+    monkeypatch.setattr(health_monitor, "AGAIN_S", 0.0)
     world.servers["server-0"] = one = Server()
     monitor = world.monitor()
     await watched(monitor)

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors.monitoring.monitor_report import MonitorReport
+from actors.monitoring.health_monitor import MonitorReport
 from actors.serving.server_report import ServerReport, ServerWork
-from actors.supervision import monitor_handle, server_loads
+from actors.supervision import monitor_handle, server_handle
 from actors.supervision.monitor_handle import MonitorHandle
-from actors.supervision.server_loads import ServerLoads
+from actors.supervision.server_handle import ServerLoads
 from launcher.base.messages import Cause, Health, Incident, ServerInfo, ServerState, Verdict
 from tests.support.fake_actors import FakeActor, never
 from tests.support.machine import all_turns
@@ -192,7 +192,7 @@ class Loads:
 
     def __init__(self, monkeypatch):
         self.now = 100.0
-        monkeypatch.setattr(server_loads.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(server_handle.time, "monotonic", lambda: self.now)
         self.slot = SimpleNamespace(name="server-0", generation=1, is_running=True, serves=True, info=WAITS)
         self.loads = ServerLoads({"server-0": self.slot}, limit_s=60.0)
 

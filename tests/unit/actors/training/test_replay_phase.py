@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.monitoring.trainer_watch import waits_for
 from actors.rollout.live_rollouts import Stopped
+from actors.supervision.trainer_signs import waits_for
 from actors.training.interfaces import Phase
 from actors.training.training import Training
 from launcher.base.messages import ServerInfo, ServerState, TrainerView

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.supervision.exit_reason import HangReasons, part_of
+from actors.supervision.server_handle import HangReasons, part_of
 from launcher.base.messages import Cause, Health, ServerState, Verdict
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.observed import ServerFacts
