@@ -16,8 +16,8 @@ from typing import assert_never
 from actors.cluster.actor_calls import ActorAway
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
+from actors.supervision.coordinator import Facts
 from actors.supervision.fleet_scaling import FleetScaling
-from actors.supervision.interfaces import Facts
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.standby_handle import NEW_PROCESS_S, PARK_S

@@ -14,11 +14,11 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
-from actors.supervision.interfaces import ClusterInterface
 from actors.supervision.run_history import RunHistory, server_names
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, RunOutcome, TerminalStatus
@@ -29,6 +29,8 @@ from launcher.policy.plan import plan
 from launcher.policy.restart_budget import wait_s
 from launcher.policy.trainer_liveness import StepClock
 
+Facts = Mapping[str, object]
+"""Figures for the journal."""
 TURN_S = 0.25
 """Between two looks at what time alone changes: a deadline, a doubt."""
 QUIET_TURN_S = 1.0
@@ -36,6 +38,31 @@ QUIET_TURN_S = 1.0
 FLUSH_S = 10.0
 """For the journal's lines and the memory before a pause and a halt, and for the last ones at the end of the run: a disk
 that stalls must not keep a run from ending."""
+
+
+class ClusterInterface(Protocol):
+    """How the Coordinator observes and acts. Behind it are Ray, processes and disks
+    (actors/supervision/action_executor.py); a test puts a model of a run there.
+
+    `changed` is set whenever an observation would show something that should not wait for the next turn."""
+
+    changed: asyncio.Event
+
+    async def begin(self) -> None:
+        """Adopt what runs, start what was never started, and return without waiting for it to be ready."""
+
+    async def look(self, *, with_checkpoints: bool = False) -> Observed:
+        """What is known now; the Coordinator adds what it remembers. `checkpoints` is None where they are not asked
+        for, or can't be read now."""
+
+    def deadline_s(self, action: Action) -> float:
+        """Within which `perform` must have ended."""
+
+    async def perform(self, action: Action) -> Facts:
+        """Do it, and return figures for the journal. Raises LauncherError."""
+
+    async def close(self) -> None:
+        """Stop watching. Servers and trainer continue."""
 
 
 class Coordinator:

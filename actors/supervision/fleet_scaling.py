@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
-from actors.supervision.interfaces import Facts
+from actors.supervision.coordinator import Facts
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import STOP_S, ServerHandle
 from actors.weights.start_weights import forget
