@@ -44,7 +44,6 @@ from launcher.policy.actions import (
 )
 from launcher.policy.observed import TRAINER, Observed, holds_damage
 from launcher.policy.restore import first_damaged
-from launcher.run_files.run_order import TAKEN
 
 STOP_S, LAST_ORDER_S = 30.0, 10.0
 
@@ -237,7 +236,7 @@ class ActionExecutor:
             self._history.event("recovery.refused", subject="checkpoint", reason=error.message)
             await asyncio.to_thread(finish_restore, paths)
             raise
-        self._history.event(TAKEN, **taken.facts)
+        self._history.took_restore(taken.facts)
         await self._history.flush()  # before the request is removed: killed in between, the next one only removes it
         await asyncio.to_thread(finish_restore, paths)
         # Another may have been asked for since it was ordered.

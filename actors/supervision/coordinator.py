@@ -87,7 +87,6 @@ class Coordinator:
         self._failures: dict[tuple[type[Action], str], list[float]] = {}
         self._steps = StepClock(config.health)
         self._asked_restore: RestoreTrainer | None = None
-        self._restore_done = 0
 
     async def run(self) -> RunOutcome:
         """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
@@ -138,7 +137,7 @@ class Coordinator:
     def restore(self, asked: RestoreTrainer | None) -> None:
         """What a person wants restored, as its file says now; None: nothing, or no longer."""
         # Its file may have been read a moment before it was removed.
-        is_done = asked is not None and (asked.restore_count or 0) <= self._restore_done
+        is_done = asked is not None and (asked.restore_count or 0) <= self._history.memory.restore_taken
         if not is_done and asked != self._asked_restore:
             self._asked_restore = asked
             self._cluster.changed.set()
@@ -221,9 +220,6 @@ class Coordinator:
             self._failed(action, f"{type(error).__name__}: {error}", started)
         else:
             if isinstance(action, RestoreTrainer) and action.restore_count is not None:
-                # Of what was carried out: a later one may have been asked for since this one was ordered.
-                done = facts.get("restore_count")
-                self._restore_done = done if isinstance(done, int) else action.restore_count
                 self._asked_restore = None
             self._failures.pop(_key(action), None)
             self._history.done(action, facts, self._clock() - started)

@@ -28,7 +28,7 @@ from actors.supervision.run_history import RunHistory, furthest_step, server_nam
 from actors.training.trainer import MONITOR
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, TrainerStatus
-from launcher.checkpoints.restore_request import read_request
+from launcher.checkpoints.restore_request import finish_restore, read_request
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import RestoreTrainer
 from launcher.reporting.current_status import EVERY_S, CurrentStatusFile, DriverFacts, RunHealth
@@ -207,7 +207,7 @@ class CoordinatorActor(RunActor):
         artifacts = ArtifactCollector(self._paths, pids=observer.pids)
         coordinator = Coordinator(self._config, executor, history, artifacts=artifacts)
         requests = BackgroundTasks()
-        requests.start(follow_restores(coordinator, self._paths, journal))
+        requests.start(follow_restores(coordinator, self._paths, journal, history.memory))
         try:
             return await self._following(coordinator, journal)
         finally:
@@ -259,11 +259,15 @@ async def follow_requests(coordinator: RunLeader, read: Callable[[], RequestEntr
     await repeat(follow, REQUESTS_S, partial(journal.record, "request.failed", subject="user"))
 
 
-async def follow_restores(coordinator: Coordinator, paths: RunPaths, journal: Journal) -> None:
-    """As `follow_requests`, for the restore that a person asks for."""
+async def follow_restores(coordinator: Coordinator, paths: RunPaths, journal: Journal, memory: RunMemory) -> None:
+    """As `follow_requests`, for the restore that a person asks for. One that is done is no longer asked for, though the
+    Coordinator that did it was killed before it removed the request."""
 
     async def follow() -> None:
         asked = await asyncio.to_thread(read_request, paths)
+        if asked is not None and asked.restore_count <= memory.restore_taken:
+            await asyncio.to_thread(finish_restore, paths)
+            asked = None
         if asked is None:
             coordinator.restore(None)
             return

@@ -40,6 +40,7 @@ from launcher.policy.restart_budget import RepairAttempt, restored_nothing, stil
 from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal, LineTail
 from launcher.run_files.run_memory import IncidentMemory, MemoryFile, RunMemory
+from launcher.run_files.run_order import TAKEN
 
 TOOK_OVER = "trainer.took_over"
 RESIZED = "fleet.resized"
@@ -276,6 +277,11 @@ class RunHistory:
             self.memory.ending_reason += f"; {reason}"
             self.memory.reinstate_after = None
         self._record(event, subject="checkpoint", reason=reason, after_step=after_step, checkpoints=list(names))
+
+    def took_restore(self, facts: Mapping[str, Any]) -> None:
+        """A person's restore was carried out: whoever takes over before its request is removed need not do it again."""
+        self.memory.restore_taken = max(self.memory.restore_taken, facts["restore_count"])
+        self._record(TAKEN, **facts)
 
     def ran_out(self, subject: str, tried: TriedSettings, reason: str) -> None:
         self.memory.tried.append(tried)

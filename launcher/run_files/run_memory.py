@@ -29,6 +29,7 @@ from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.observed import TRAINER, RunState, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.run_files.journal import number_of, plain
+from launcher.run_files.run_order import TAKEN
 from launcher.run_files.run_paths import RunPaths
 
 MOST_LINES = 200
@@ -170,6 +171,7 @@ class RunMemory:
     ending: TerminalStatus | None = None
     ending_reason: str = ""
     ending_may_pass: bool = False
+    restore_taken: int = 0  # the highest number of a person's restores that this attempt has carried out
     reinstate_after: int | None = None  # of the halt under way: the restore, to this step, that it is to take back
     incidents: IncidentMemory = field(default_factory=IncidentMemory)
     # of another project's trainer, over all attempts; None: the trainer is the launcher's
@@ -183,18 +185,21 @@ class RunMemory:
             self.command_events.append(_plain_line(line))
 
     def catch_up(self, events: Iterable[Line], *, is_here: bool) -> None:
-        """Incidents that the journal has begun or ended, and this memory not yet: it is written behind the journal, and
-        a kill came between the two. Begun again, they would have the same number. `is_here`: on this node's clock."""
+        """What the journal has, and this memory not yet: it is written behind the journal, and a kill came between the
+        two. Incidents that are begun again would have the same number, and a person's restore would be done twice.
+        `is_here`: on this node's clock."""
         begun: dict[int, Line] = {}
         for line in events:
-            number = line.get("incident")
-            if line.get("attempt") != self.attempt or not isinstance(number, int):
+            if line.get("attempt") != self.attempt:
                 continue
-            if line.get("event") == "incident.began":
-                begun[number] = line
-            elif line.get("event") == "incident.ended":
-                begun.pop(number, None)
-                self.incidents.end(number)
+            match line.get("event"), line.get("incident"), line.get("restore_count"):
+                case "incident.began", int(number), _:
+                    begun[number] = line
+                case "incident.ended", int(number), _:
+                    begun.pop(number, None)
+                    self.incidents.end(number)
+                case name, _, int(count) if name == TAKEN:
+                    self.restore_taken = max(self.restore_taken, count)
         now = time.monotonic()
         for number, line in begun.items():
             cause = str(line.get("cause"))  # of a damaged line it may be a list

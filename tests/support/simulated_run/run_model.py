@@ -133,6 +133,8 @@ class ModelHands:
                     run.checkpoints = tuple(c for c in run.checkpoints if c.global_step <= damaged)
                 run.train(is_loaded=True, next_step=step + 1, policy_version=step + 1, lineage=self.history.lineage)
                 run.incident = None
+                if action.restore_count is not None:
+                    self.history.took_restore({"restore_count": action.restore_count})
             case RestartServer(name=name):
                 run.server(name, state=ServerState.STALE, verdict=ALIVE, weight_version=0, lineage=None)
             case LoadWeights(name=name, version=version, lineage=lineage):

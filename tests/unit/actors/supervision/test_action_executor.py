@@ -380,9 +380,11 @@ async def test_one_that_is_killed_before_it_removes_the_request_does_not_go_back
 
     with monkeypatch.context() as patched:
         patched.setattr(action_executor, "finish_restore", killed)
+        killed_one = hands_of(asked)
         with pytest.raises(asyncio.CancelledError):
-            await hands_of(asked).hands.perform(ASKED)
+            await killed_one.hands.perform(ASKED)
     assert read_request(asked.paths).step == 5
+    assert killed_one.history.memory.restore_taken == 1, "so that the next one need not even ask"
     trial = hands_of(asked)
     with pytest.raises(RunError, match="is done"):
         await trial.hands.perform(ASKED)

@@ -5,6 +5,8 @@ import errno
 import os
 from types import SimpleNamespace
 
+import pytest
+
 from actors.supervision import coordinator_actor
 from actors.supervision.coordinator_actor import follow_requests, follow_restores
 from launcher.checkpoints.restore_request import ask_restore
@@ -12,6 +14,7 @@ from launcher.policy.actions import RestoreTrainer
 from launcher.run_files import control_requests
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_memory import RunMemory
 from tests.support.worlds.checkpoints import Run
 
 
@@ -86,7 +89,9 @@ async def test_a_restore_is_heard_of_until_its_file_is_gone(tmp_path, monkeypatc
     asked = ask_restore(run.paths, run.store.find(3), why="by a person", condemn_after=None)
     run.paths.restore.rename(run.paths.restore_taking)
     listener = SimpleNamespace(restore=heard.append)
-    following = asyncio.create_task(follow_restores(listener, run.paths, Journal(run.paths.events, 1)))
+    following = asyncio.create_task(
+        follow_restores(listener, run.paths, Journal(run.paths.events, 1), RunMemory(attempt=1))
+    )
 
     async def hears(wanted):
         heard.clear()
@@ -100,3 +105,27 @@ async def test_a_restore_is_heard_of_until_its_file_is_gone(tmp_path, monkeypatc
     await hears(None)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.mark.parametrize("knows", ["memory.json", "events.jsonl"])
+async def test_a_restore_that_was_done_before_a_takeover_is_not_asked_for_again(tmp_path, monkeypatch, knows):
+    """A Coordinator that was killed before it removed the request: the next one paused and saved for it once more."""
+    monkeypatch.setattr(coordinator_actor, "REQUESTS_S", 0.0)
+    run, heard = Run(tmp_path), []
+    run.save(3)
+    asked = ask_restore(run.paths, run.store.find(3), why="by a person", condemn_after=None)
+    run.paths.restore.rename(run.paths.restore_taking)
+    journal, memory = Journal(run.paths.events, 1), RunMemory(attempt=1)
+    if knows == "memory.json":
+        memory.restore_taken = asked.restore_count
+    else:  # the kill came between the two
+        journal.record("recovery.taken", restore_count=asked.restore_count)
+        memory.catch_up(read_lines(run.paths.events), is_here=True)
+    following = asyncio.create_task(follow_restores(SimpleNamespace(restore=heard.append), run.paths, journal, memory))
+    async with asyncio.timeout(10):
+        while len(heard) < 2:
+            await asyncio.sleep(0.001)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert set(heard) == {None}
+    assert not run.paths.restore_taking.exists()
