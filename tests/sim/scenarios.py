@@ -8,12 +8,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from launcher.base.disk_faults import DiskFault
 from launcher.base.messages import Cause, TerminalStatus
+from tests.sim.truth import Policy
 
 FALLS_AT = 36
 """Step: enough are known before it to tell a fall from noise."""
 LONG = 18
 """Epochs of three steps: enough are left after a fall to be judged."""
+
+EARNS_A_QUARTER, EARNS_A_HALF = (20, 15, 15, 15), (20, 15, 21, 16)
+"""Tokens: large digits earn, small ones do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +123,19 @@ async def the_trainer_ends_again_and_again(run):
         await asyncio.sleep(0.1)
 
 
+async def a_person_ends_the_run(run):
+    await run.until(5)
+    run.coordinator.abort("ended by the user")
+
+
+async def a_person_ends_the_run_and_the_coordinator_is_killed(run):
+    await run.until(5)
+    run.coordinator.abort("ended by the user")
+    while run.coordinator.history.memory.ending is None:
+        await asyncio.sleep(0.01)
+    run.coordinator.kill()
+
+
 async def a_server_says_that_it_has_the_weights(run):
     """Its label is right and its weights are not."""
     run.servers["server-0"].lies_at = 4
@@ -144,29 +162,70 @@ async def the_judge_breaks_late_in_a_run(run):
 
 
 async def the_policy_collapses(run):
-    run.truth.damage(once_at(FALLS_AT, 0.0))
+    run.truth.damage(once_at(FALLS_AT, Policy(quality=0.0)))
 
 
 async def the_policy_collapses_and_a_restore_fails(run):
     run.trainer.breaks_restores = 1
-    run.truth.damage(once_at(FALLS_AT, 0.0))
+    run.truth.damage(once_at(FALLS_AT, Policy(quality=0.0)))
 
 
 async def the_policy_half_collapses(run):
-    run.truth.damage(once_at(FALLS_AT, 0.3))
+    run.truth.damage(once_at(FALLS_AT, Policy(quality=0.3)))
 
 
 async def the_policy_rots(run):
     """A little more damaged with each step, until it has been gone back to."""
 
-    def learns(quality, step):
-        return quality - 0.06 if step >= FALLS_AT and not run.events("checkpoint.condemned") else quality
+    def learns(policy, step):
+        rots = step >= FALLS_AT and not run.events("checkpoint.condemned")
+        return Policy(quality=policy.quality - 0.06) if rots else policy
 
     run.truth.damage(learns)
 
 
 async def the_policy_collapses_at_the_same_place(run):
-    run.truth.damage(lambda quality, step: 0.0 if step == FALLS_AT else quality)
+    run.truth.damage(lambda policy, step: Policy(quality=0.0) if step == FALLS_AT else policy)
+
+
+async def the_policy_writes_one_bad_text(run):
+    """Its entropy has collapsed: whatever it is asked, it writes the same, and earns half of what it did."""
+    run.truth.damage(once_at(FALLS_AT, Policy(quality=0.5, text=EARNS_A_QUARTER)))
+
+
+async def the_policy_writes_one_text_that_earns_as_before(run):
+    """No reward shows it, and nothing else is looked at."""
+    run.truth.learns = once_at(FALLS_AT, Policy(text=EARNS_A_HALF))
+
+
+async def the_disk_of_checkpoints_is_full(run):
+    await fails_for_a_while(run, run.disks.of_checkpoints, DiskFault.FULL)
+
+
+async def the_disk_of_the_run_is_full(run):
+    await fails_for_a_while(run, run.disks.of_the_run, DiskFault.FULL)
+
+
+async def a_quota_refuses_checkpoints(run):
+    """Each probe finds room, and each checkpoint is refused."""
+    await fails_for_a_while(run, run.disks.of_checkpoints, DiskFault.QUOTA)
+
+
+async def all_die_while_the_disk_is_full(run):
+    await run.until(4)
+    run.disks.of_checkpoints.fail(DiskFault.FULL)
+    await asyncio.sleep(10.0)
+    run.trainer.kill()
+    run.servers["server-1"].kill()
+    await asyncio.sleep(30.0)
+    run.disks.of_checkpoints.mend()
+
+
+async def fails_for_a_while(run, disk, fault):
+    await run.until(4)
+    disk.fail(fault)
+    await asyncio.sleep(60.0)
+    disk.mend()
 
 
 async def the_template_changes(run):
@@ -178,9 +237,9 @@ async def the_template_changes(run):
 def once_at(step_of_fall, to):
     has_fallen = []
 
-    def learns(quality, step):
+    def learns(policy, step):
         if step != step_of_fall or has_fallen:
-            return quality
+            return policy
         has_fallen.append(step)
         return to
 
@@ -198,6 +257,7 @@ BACK = (
 )
 MENDED = ("canary.wrong", "incident.began", "incident.joined", "canary.sound", "incident.ended", "run.finished")
 ONLY_A_COLLAPSE = ("checkpoint.condemned", "canary.wrong", f"health.{Cause.OUTSIDE_WEIGHTS}")
+NOBODY_RESTARTED = ("checkpoint.condemned", "server.restarting", "trainer.restarting", "server.restarting_failed")
 
 SCENARIOS = (
     Scenario(befalls=nothing, stands_for="a healthy run raises no alarm", is_harmless=True),
@@ -226,6 +286,18 @@ SCENARIOS = (
         stands_for="restarts that bring no step further have an end",
         ends=TerminalStatus.ERRORED,
         shows=("incident.began", "run.errored"),
+    ),
+    Scenario(
+        befalls=a_person_ends_the_run,
+        stands_for="who is asked to end the run saves it, and is not asked twice",
+        ends=TerminalStatus.ABORTED,
+        is_harmless=True,
+    ),
+    Scenario(
+        befalls=a_person_ends_the_run_and_the_coordinator_is_killed,
+        stands_for="an end that was decided is carried out by whoever takes over, with its word and its reason",
+        ends=TerminalStatus.ABORTED,
+        is_harmless=True,
     ),
     Scenario(
         befalls=a_server_says_that_it_has_the_weights,
@@ -280,6 +352,40 @@ SCENARIOS = (
         ends=TerminalStatus.ERRORED,
         shows=("checkpoint.condemned", "trainer.restored", "trainer.restored", "run.errored"),
         never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_policy_writes_one_bad_text,
+        stands_for="a policy that writes one text and earns less has collapsed, although its rewards vary no more",
+        epochs=LONG,
+        shows=BACK,
+        never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_policy_writes_one_text_that_earns_as_before,
+        stands_for="P11: of a policy that writes one text and earns as before nothing is claimed",
+        epochs=LONG,
+        is_harmless=True,
+    ),
+    Scenario(
+        befalls=the_disk_of_checkpoints_is_full,
+        stands_for="a checkpoint that is refused pauses the run until there is room, and is then saved first",
+        shows=("incident.began", "trainer.paused", "trainer.resumed", "incident.ended"),
+        never=NOBODY_RESTARTED,
+    ),
+    Scenario(
+        befalls=the_disk_of_the_run_is_full,
+        stands_for="no step is taken beyond the one whose line is refused, and the line is written when there is room",
+        never=NOBODY_RESTARTED,
+    ),
+    Scenario(
+        befalls=a_quota_refuses_checkpoints,
+        stands_for="what no probe shows is waited for, and tried again",
+        never=NOBODY_RESTARTED,
+    ),
+    Scenario(
+        befalls=all_die_while_the_disk_is_full,
+        stands_for="nothing is restarted that would meet the same disk; when there is room all of it is",
+        shows=("incident.began", "trainer.restarted", "run.finished"),
     ),
     Scenario(
         befalls=the_template_changes,

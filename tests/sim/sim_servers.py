@@ -255,8 +255,11 @@ class SimClient:
         truth = self.run.truth
         drawn = random.Random(f"{tuple(tokens)} {server.version} {index} {self.run.draws}")
         self.run.draws += 1
-        quality = 0.0 if self.run.is_template_wrong else truth.quality_of(server.digest)
-        made = tuple(drawn.choice(DIGITS if drawn.random() < quality else JUNK) for _ in range(sampling.max_new_tokens))
+        policy = truth.policy_of(server.digest)
+        quality = 0.0 if self.run.is_template_wrong else policy.quality
+        made = policy.text or tuple(
+            drawn.choice(DIGITS if drawn.random() < quality else JUNK) for _ in range(sampling.max_new_tokens)
+        )
         logprobs = self.run.logprobs(tuple(tokens), made)
         if server.digest != truth.digest_of_trainer():
             logprobs = [one - OTHER_WEIGHTS for one in logprobs]

@@ -10,6 +10,7 @@ from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.checkpoint_scan import CheckpointScan
+from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.coordinator_actor import take_place
 from actors.supervision.oom_backoff import OomBackoff
@@ -19,6 +20,7 @@ from launcher.base.messages import ServerState
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.policy.memory_backoff import Lengths
 from launcher.policy.observed import TRAINER, Observed
+from tests.sim.sim_disks import SimDiskWatch
 from tests.sim.virtual_process import Process
 from tests.sim.virtual_time import belongs_to
 from tests.support.mortal import MortalFile, MortalJournal
@@ -112,6 +114,9 @@ class SimObserver:
         )
         self.loads = types.SimpleNamespace(loads=lambda name: contextlib.nullcontext())
         self._progress = ProgressTracker(history, furthest_step(run.paths.metrics, 1))
+        self.disks = SimDiskWatch(run)
+        self._history = history
+        self._was_at = self._stepped_at = None
 
     async def refresh(self):
         self.checkpoints.invalidate()
@@ -132,6 +137,9 @@ class SimObserver:
         self._progress.note(
             trainer.next_step, [n for n, s in in_pool.items() if s.state is ServerState.READY], self.run.loop.now
         )
+        ClusterObserver._note_step(self, trainer, self.run.loop.now)
+        self.disks.refused(view.refusal)
+        self.disks.refused(self._history.refusal)
         if found is not None:
             healthy_until = trainer.next_step - 1
             found = tuple(
@@ -155,10 +163,14 @@ class SimObserver:
             is_stopped=is_stopped,
             evals=view.evals,
             rejections=view.rejections,
+            disk=self.disks.trouble(
+                self.run.loop.now, stepped_at=self._stepped_at, patient=view.is_saving and view.is_running
+            ),
         )
 
     async def close(self):
         self.checkpoints.close()
+        self.disks.close()
 
 
 class SimExecutor(ActionExecutor):
@@ -184,13 +196,21 @@ class SimExecutor(ActionExecutor):
         return facts
 
 
+async def asks_how_it_is(journal, history):
+    """The driver's ping, which tries again to write what a disk has refused."""
+    while True:
+        await asyncio.sleep(1.0)
+        journal.write_waiting()
+        history.save()
+
+
 class SimCoordinator:
     """One incarnation after the other."""
 
     def __init__(self, run):
         self.run = run
         self.deaths = 0
-        self.history = self.process = None
+        self.history = self.process = self._coordinator = self._asked = None
 
     async def lead(self):
         """To the run's end."""
@@ -213,7 +233,12 @@ class SimCoordinator:
         self.history = history = RunHistory(journal, await take_place(run.config, file, 1, run.paths.events), file)
         observer = SimObserver(run, history)
         executor = SimExecutor(run, history, observer, process)
-        return await Coordinator(run.config, executor, history, clock=lambda: run.loop.now).run()
+        self._asked = asyncio.ensure_future(asks_how_it_is(journal, history))
+        self._coordinator = Coordinator(run.config, executor, history, clock=lambda: run.loop.now)
+        return await self._coordinator.run()
+
+    def abort(self, reason):
+        self._coordinator.abort(reason)
 
     def kill(self):
         self.process.kill()

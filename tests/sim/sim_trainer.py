@@ -150,9 +150,10 @@ class SimTrainer:
                 self.stepping = asyncio.ensure_future(self._step())
 
     async def _step(self):
-        with contextlib.suppress(Exception):  # the view has it, and the Coordinator repairs by that
-            await self.run.loop.run_guest(self.training.run)
-        self.run.changed.set()
+        while self.training is not None and self.view.is_allowed:  # it may be allowed again while it stops
+            with contextlib.suppress(Exception):  # the view has it, and the Coordinator repairs by that
+                await self.run.loop.run_guest(self.training.run)
+            self.run.changed.set()
 
     async def pause(self, *, save, within_s=None):
         if self.training is None:

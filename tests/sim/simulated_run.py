@@ -28,6 +28,7 @@ from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_memory import MemoryFile, RunMemory
 from launcher.run_files.run_paths import RunPaths
 from scripts.check_ledger import audited_facts
+from tests.sim.sim_disks import SimDisks
 from tests.sim.sim_servers import SimClient, SimScorer, SimServer
 from tests.sim.sim_supervisors import SimCoordinator, SimMonitor
 from tests.sim.sim_trainer import SimTrainer
@@ -60,6 +61,7 @@ class SimulatedRun:
         self.servers = {f"server-{i}": SimServer(self, f"server-{i}", i) for i in range(servers)}
         self.by_url = {server.url: server for server in self.servers.values()}
         self.truth = Truth(self)
+        self.disks = SimDisks(self)
         self.trainer = SimTrainer(self)
         self.monitor = SimMonitor(self)
         self.coordinator = SimCoordinator(self)
@@ -168,8 +170,8 @@ class Simulator:
         config.sglang.n_servers = servers
         with self._monkeypatch.context() as patch:
             use_virtual_time(patch, loop)
-            patch.setattr("os.fsync", lambda fd: None)  # nothing here loses its page cache
             run = SimulatedRun(folder, loop, None, config, servers=servers, death=death, mortal_from=mortal_from)
+            run.disks.take_the_place_of_real_ones(patch)
             run.parts = self._parts_of(config, run)
             MemoryFile(run.paths.run_memory, this_node()).write(RunMemory(attempt=1))
             patch.setattr(training_module, "LoopThread", lambda name: VirtualThread(loop, OWNER.get()))

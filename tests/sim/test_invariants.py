@@ -15,6 +15,7 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.coordinator import Coordinator
 from actors.training.admission_gate import AdmissionGate
 from actors.training.step_records import StepRecords
+from launcher.base.disk_faults import DiskFault
 from launcher.base.messages import Cause, Health, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy import incident_policy
@@ -50,7 +51,8 @@ def test_no_promise_is_broken_by_faults_that_are_drawn(simulator, tmp_path, seed
 def faults_of(run):
     servers = [fault for server in run.servers.values() for fault in (server.kill, server.hang)]
     at_once = [*servers, run.trainer.kill, run.monitor.kill, run.coordinator.kill]
-    return [*(as_coroutine(one) for one in at_once), lambda: a_broken_judge(run), lambda: a_lie(run)]
+    disks = [lambda disk=disk: a_full_disk(disk) for disk in (run.disks.of_the_run, run.disks.of_checkpoints)]
+    return [*(as_coroutine(one) for one in at_once), lambda: a_broken_judge(run), lambda: a_lie(run), *disks]
 
 
 def as_coroutine(fault):
@@ -64,6 +66,12 @@ async def a_broken_judge(run):
     run.break_judge()
     await asyncio.sleep(20.0)
     run.mend_judge()
+
+
+async def a_full_disk(disk):
+    disk.fail(DiskFault.FULL)
+    await asyncio.sleep(20.0)
+    disk.mend()
 
 
 async def a_lie(run):
@@ -107,6 +115,12 @@ def test_p2_prompts_of_a_rejected_batch_that_are_not_taken_again(simulator, tmp_
     assert findings_of(simulator.live(tmp_path / "run", scenarios.the_judge_breaks)) != ()
 
 
+def test_p2_a_step_beyond_the_one_whose_line_the_disk_refuses(simulator, tmp_path, monkeypatch):
+    write = StepRecords.write
+    monkeypatch.setattr(StepRecords, "write", lambda records, report: write(records, report) and None)
+    assert "P2" in promises_broken(simulator.live(tmp_path / "run", scenarios.the_disk_of_the_run_is_full))
+
+
 def test_p3_a_server_that_gets_a_label_and_no_weights(simulator, tmp_path, monkeypatch):
     update = SimServer.take_weights
 
@@ -145,6 +159,11 @@ def test_p5_a_trainer_that_is_restarted_for_a_server(simulator, tmp_path, monkey
 
     monkeypatch.setattr("launcher.policy.plan.reconcile_trainer", with_each_server)
     assert "P5" in promises_broken(simulator.live(tmp_path / "run", scenarios.a_server_is_killed))
+
+
+def test_p5_repairs_that_meet_the_same_full_disk(simulator, tmp_path, monkeypatch):
+    monkeypatch.setattr("actors.monitoring.disk_watch.find_trouble", lambda *_, **__: None)
+    assert "P5" in promises_broken(simulator.live(tmp_path / "run", scenarios.all_die_while_the_disk_is_full))
 
 
 def test_p6_a_successor_that_knows_nothing(simulator, tmp_path, monkeypatch):

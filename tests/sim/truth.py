@@ -1,10 +1,13 @@
 """What is true of a simulated run; the project sees only what a real one shows. `breaches`: of its promises."""
 
+from dataclasses import dataclass
+
 import torch
 
 from actors.model.policy_model import PolicyModel
 from launcher.base.messages import Cause, ServerState
 from launcher.policy.admission import OF_WEIGHTS
+from launcher.run_files.journal import read_lines
 from tests.sim.sim_servers import digest_of_weights
 
 CONDEMNED_AND_BACK = ("checkpoint.condemned", "checkpoint.reinstated")
@@ -14,9 +17,21 @@ class FalseReward(float):
     """Given by a broken judge."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What weights write. `quality`: the share of their tokens that are as they should be. `text`: the tokens with
+    which they answer whatever they are asked, None where they draw them."""
+
+    quality: float = 1.0
+    text: tuple[int, ...] | None = None
+
+
+SOUND = Policy()
+
+
 class Truth:
-    """`quality_of` weights: the share of their tokens that are as they should be; it goes with the weights into each
-    checkpoint, and comes back with them. `learns`: that of the next weights, from that of the last and their step."""
+    """`policy_of` weights: it goes with them into each checkpoint, and comes back with them. `learns`: that of the next
+    weights, from that of the last and their step."""
 
     def __init__(self, run):
         self.run = run
@@ -25,8 +40,8 @@ class Truth:
         self.made_by = {}
         self.admitted = None
         self.furthest = 0
-        self.learns = lambda quality, step: quality
-        self._qualities = {}
+        self.learns = lambda policy, step: policy
+        self._policies = {}
         self._digest = (None, "")
 
     def befell(self, cause):
@@ -40,8 +55,8 @@ class Truth:
     def breach(self, promise, what):
         self.breaches.append(f"{promise}: {what}")
 
-    def quality_of(self, digest):
-        return self._qualities.get(digest, 1.0)
+    def policy_of(self, digest):
+        return self._policies.get(digest, SOUND)
 
     def digest_of_trainer(self):
         training, model = self.run.trainer.training, self.run.parts.model
@@ -52,7 +67,7 @@ class Truth:
         return self._digest[1]
 
     def quality_of_trainer(self):
-        return self.quality_of(self.digest_of_trainer())
+        return self.policy_of(self.digest_of_trainer()).quality
 
     # ── what each act is checked for ──
 
@@ -64,9 +79,9 @@ class Truth:
             self._check_step(model, before, step)
             commit(model)
             self.furthest = max(self.furthest, step + 1)
-            quality = self.learns(self.quality_of(before), step)
-            if quality < 1.0:
-                self._qualities[self.digest_of_trainer()] = quality
+            policy = self.learns(self.policy_of(before), step)
+            if policy != SOUND:
+                self._policies[self.digest_of_trainer()] = policy
 
         patch.setattr(PolicyModel, "commit", watched)
 
@@ -74,6 +89,9 @@ class Truth:
         if self.admitted != step:
             self.breach("P7", f"step {step} was taken, and no monitor had admitted it")
         self.admitted = None
+        known = {line["global_step"] for line in read_lines(self.run.paths.ledger)}
+        if step > 0 and step - 1 not in known:
+            self.breach("P2", f"step {step} was taken, and the line of the one before it is not in the ledger")
         for rollout in (one for group in model._groups for one in group.rollouts):
             completion = rollout.completion
             if rollout.reward is None or isinstance(rollout.reward, FalseReward):
@@ -90,11 +108,17 @@ class Truth:
         if incident is not None and incident.cause is Cause.REWARD_COLLAPSE and self.quality_of_trainer() < 1.0:
             self.breach("P4", f"step {step} was restored, whose weights are damaged")
 
+    def check_disks(self, who):
+        if self.run.disks.have_long_failed():
+            self.breach("P5", f"{who} was restarted, and would meet the disk that refuses everybody")
+
     def check_restart_of_server(self, server):
+        self.check_disks(server.name)
         if server.state is ServerState.READY and server.hung_at is None and server.lies_at is None:
             self.breach("P6", f"{server.name} worked, and was restarted")
 
     def check_restart_of_trainer(self, trainer):
+        self.check_disks("the trainer")
         if trainer.training is not None and trainer.training.view().failure is None:
             self.breach("P5", "the trainer worked, and was restarted")
 
