@@ -1,6 +1,6 @@
 """The servers behind the door of another project's trainer: which may answer, and which weights they hold.
 
-In the place of `actors/training/training_servers.py`: the weights are those that the trainer gave last, as folders.
+The weights are those that the trainer gave last, as folders. A server is compared with another one.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
-from actors.rollout.server_pool import ServerPool
-from actors.serving.sglang_client import RequestFailed, SGLangClient
-from actors.weights.server_admission import ServerAdmission, token_probe
+from actors.serving.sglang_client import RequestFailed
+from actors.weights.servers import Servers
 from actors.weights.weight_consistency_check import GREEDY, TRIES, GoldenComparison
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
@@ -31,14 +29,12 @@ GOLDEN = dataclasses.replace(GREEDY, seed=0)
 AGAIN_S = 2.0
 
 
-class DoorServers:
+class DoorServers(Servers):
     """Used on one asyncio loop. `waits_for`: why new weights are not loaded yet; "" where nothing is wrong."""
 
     def __init__(self, config: RunConfig, keys: ServerKeys, kept: KeptWeights) -> None:
-        self._config = config
+        super().__init__(config, keys, prompt=PROMPT, sampling=GOLDEN)
         self._kept = kept
-        self.client = SGLangClient(keys)
-        self.pool = ServerPool(token_probe(self.client, PROMPT, within_s=config.health.silence_max_s))
         if kept.state.paused:
             self.pool.pause()
         self.publisher = WeightPublisher(
@@ -50,22 +46,8 @@ class DoorServers:
             timeout_s=config.actor.weight_update_timeout,
         )
         self.publisher.lineage, self.publisher.newest = LINEAGE, kept.newest
-        self.is_publishing = False
         self.waits_for = ""
         self._updating = asyncio.Lock()
-        loop = asyncio.get_running_loop()
-        # Threads of its own: in the loop's few, servers that wait for new weights would keep these from being written.
-        self._admitting = ThreadPoolExecutor(config.sglang.n_servers, thread_name_prefix="admission")
-        self._admission = ServerAdmission(
-            self.client,
-            self.pool,
-            config,
-            call=lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(),
-            prompt=PROMPT,
-            sampling=GOLDEN,
-            compare=self._compare,
-            settled=self._settled,
-        )
 
     @property
     def version(self) -> int:
@@ -79,11 +61,9 @@ class DoorServers:
             if not await asyncio.to_thread(self._kept.has, source):
                 version = await self._take(source)
                 try:
-                    await self.publisher.publish(version)
+                    await self.publish(version)
                 except WeightsRefused as error:  # by every server: the Coordinator restarts or loads them
                     self.waits_for = error.message
-                finally:
-                    self.is_publishing = False
             await self.pool.until_served(self.newest)
             self.waits_for = ""
             self.serves()
@@ -121,51 +101,47 @@ class DoorServers:
         version = self.version
         if self._kept.newest is None:
             raise WeightsRefused("the trainer has given no weights yet: a server starts from sglang.model_path")
-        send = await self.publisher.prepare(version)
-        await self.publisher.send_to(server, send, version)
-        return version
+        return await self.publisher.send_to(server, await self.publisher.prepare(version), version)
 
     async def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         await self.pool.update(dataclasses.replace(server, lineage=LINEAGE) for server in servers)
 
     async def admit(self, server: ServerInfo) -> float | None:
-        """As of ServerAdmission."""
-        known = dataclasses.replace(server, lineage=LINEAGE)
-        distance = await asyncio.get_running_loop().run_in_executor(self._admitting, self._admission.admit, known)
+        distance = await super().admit(dataclasses.replace(server, lineage=LINEAGE))
         self.serves()
         return distance
 
-    def _settled(self, name: str) -> int | None:
-        """The newest version; None while it is on its way to this server."""
-        return None if self.is_publishing or name in self.publisher.loading() else self.version
+    async def compare(self, server: ServerInfo, answer: Completion) -> GoldenComparison:
+        """With another server that holds the newest weights, whichever answers first: one that hangs is not waited for
+        where there is a third."""
+        version, ready = self.version, ServerState.READY
+        others = [one for one in self.pool.servers() if one.name != server.name and one.state is ready]
+        asked = [
+            asyncio.ensure_future(self._same_of(other))
+            for other in others
+            if (other.weight_version, answer.weight_version) == (version, version)
+        ]
+        try:
+            for answering in asyncio.as_completed(asked):
+                other, same = await answering
+                if same is not None and same.weight_version == version:
+                    return GoldenComparison(version=version, distance=distance_of(answer, same), whom=other.name)
+            return GoldenComparison(version=version, distance=None)
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
-    def _compare(self, server: ServerInfo, answer: Completion) -> GoldenComparison:
-        """With another server that holds the newest weights, where one can be asked now."""
-        version = self.version
-        for other in self.pool.servers():
-            is_other = other.name != server.name and other.state is ServerState.READY
-            if not is_other or (other.weight_version, answer.weight_version) != (version, version):
-                continue
-            if (same := self._same_of(other)) is not None and same.weight_version == version:
-                return GoldenComparison(version=version, distance=distance_of(answer, same), whom=other.name)
-        return GoldenComparison(version=version, distance=None)
-
-    def _same_of(self, other: ServerInfo) -> Completion | None:
+    async def _same_of(self, other: ServerInfo) -> tuple[ServerInfo, Completion | None]:
         """None where it can't be asked now: that says nothing about the one that is to be admitted. Asked again where
         the trainer has ended it with all requests, or a pause would let any weights in."""
         for _ in range(TRIES):
             try:
-                return self._admission.answer(other)
+                return other, await self.answer(other)
             except ServerError as error:
                 if not isinstance(error, RequestFailed) or error.kind != "aborted":
                     break
-        return None
-
-    async def close(self) -> None:
-        await self.publisher.close()
-        await self.pool.close()
-        await self.client.close()
-        self._admitting.shutdown(wait=False)
+        return other, None
 
 
 def distance_of(one: Completion, other: Completion) -> float:

@@ -119,6 +119,20 @@ class ServerPool:
             self._take(server)
             self._changed.notify_all()
 
+    async def admit(self, server: ServerInfo, *, is_loading: bool) -> None:
+        """Give this incarnation traffic; while it loads weights it gets it when it has confirmed them. What is known of
+        it counts: it may have taken newer weights than `server` has. Raises ServerError where it has ended."""
+        async with self._changed:
+            if self._is_over(server.key):
+                raise ServerError(f"{server.name} (generation {server.generation}) ended meanwhile")
+            known = self._servers.get(server.name, server)
+            newest = known if known.key == server.key else server
+            if is_loading:
+                self._admitted[server.name] = server.generation
+            else:
+                self._take(dataclasses.replace(newest, state=ServerState.READY, reason=""))
+            self._changed.notify_all()
+
     def servers(self) -> tuple[ServerInfo, ...]:
         return tuple(self._servers.values())
 

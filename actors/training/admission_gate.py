@@ -56,6 +56,7 @@ class AdmissionGate:
     """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
     decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch;
     `record`: the run's own known answers; `doubt` takes a server's traffic away, with the reason;
+    `limit_distance`: how far a server's log-probs may be, by what is usual in this run;
     `lineage`: how many restores lie behind the weights."""
 
     def __init__(
@@ -68,6 +69,7 @@ class AdmissionGate:
         servers: Callable[[], Sequence[ServerInfo]] = tuple,
         record: Record | None = None,
         doubt: Callable[[ServerKey, str], None] = lambda key, reason: None,
+        limit_distance: Callable[[float | None], None] = lambda limit: None,
         lineage: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._rules = GateRules.of(config)
@@ -78,6 +80,7 @@ class AdmissionGate:
         self._servers = servers
         self._record_of_run = record
         self._doubt = doubt
+        self._limit_distance = limit_distance
         self._lineage = lineage
         self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._report: BatchReport | None = None
@@ -113,6 +116,8 @@ class AdmissionGate:
         for name in decision.accused:  # at once: the Coordinator learns it later, and the next batch is begun before
             if name in makers:
                 self._doubt(makers[name], decision.reason)
+        if decision.admitted:
+            self._limit_distance(decision.distance_limit)
         if record is None:
             return decision
         if decision.check_before is not None:

@@ -122,6 +122,7 @@ class Training:
             servers=self.servers.pool.servers,
             record=self._recorded,
             doubt=self.servers.doubt,
+            limit_distance=self.servers.limit_distance,
             lineage=lambda: self.servers.publisher.lineage,
         )
         self._queue = queue_of(config, self._data)

@@ -1,10 +1,11 @@
 """The trainer's connection to the servers: their list, rollouts from them, weights to them, and their admission.
 
-Everything runs on an asyncio loop on a separate thread; the methods may be called from any thread.
+Everything runs on an asyncio loop on a separate thread; the methods of TrainingServers may be called from any thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 
@@ -17,12 +18,10 @@ from actors.processes.loop_thread import LoopThread
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LiveRollouts
 from actors.rollout.rollout_engine import RolloutEngine
-from actors.rollout.server_pool import ServerPool
 from actors.serving.group_address import group_address
-from actors.serving.sglang_client import SGLangClient
 from actors.weights.group_sender import GroupSender
-from actors.weights.server_admission import ServerAdmission, token_probe
-from actors.weights.weight_consistency_check import GREEDY, GoldenComparison, logprob_distance
+from actors.weights.servers import Servers
+from actors.weights.weight_consistency_check import GREEDY, SOON_S, GoldenComparison, logprob_distance
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.disk_faults import Refusal, fault_of
@@ -36,6 +35,96 @@ from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
+
+
+class PolicyServers(Servers):
+    """Of the launcher's own trainer, whose model says what the log-probs should be. Made on the loop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        journal: Journal,
+        *,
+        model: PolicyModel,
+        golden_prompt: Sequence[int],
+        weights_lock: threading.RLock,
+    ) -> None:
+        """`weights_lock`: the step loop's, held while the weights change."""
+        super().__init__(config, ServerKeys.read(paths.keys), prompt=golden_prompt, sampling=GREEDY)
+        self.client.vocabulary = vocabulary_of(model.folder)
+        self._journal = journal
+        self._model = model
+        self._golden_prompt = golden_prompt
+        self._weights_lock = weights_lock
+        self._root = memory_folder(paths, "weights")
+        self.folders = self._new_folders() if config.actor.weight_update_mode == "disk" else None
+        self._groups = self._new_groups() if config.actor.weight_update_mode == "xccl" else None
+        dtype = torch_dtype(config.sglang.dtype)
+        self.publisher = WeightPublisher(
+            self.client,
+            self.pool,
+            folders=self.folders,
+            weights=lambda: model.named_weights(dtype),
+            tp_size=config.sglang.tp_size,
+            timeout_s=config.actor.weight_update_timeout,
+            files=self._to_files,
+            again=lambda: journal.record("weights.fast_again", subject="trainer"),
+            groups=self._groups,
+            finish_s=config.rollout.finish_s if config.rollout.max_head_offpolicyness > 0 else None,
+        )
+
+    def _new_folders(self) -> WeightFolders:
+        dtype = torch_dtype(self.config.sglang.dtype)
+        return WeightFolders(self._root, lambda folder: self._model.export(folder, dtype))
+
+    def _new_groups(self) -> GroupSender:
+        return GroupSender(
+            self.client,
+            device=self._model.device,
+            tp_size=self.config.sglang.tp_size,
+            timeout_s=self.config.actor.weight_update_timeout,
+            address=group_address(self.config),
+        )
+
+    def _to_files(self, reason: str) -> WeightFolders:
+        """For a while (weight_way.py)."""
+        self._journal.record("weights.by_files", subject="trainer", reason=reason)
+        self.folders = self.folders or self._new_folders()
+        return self.folders
+
+    @property
+    def version(self) -> int:
+        return self._model.policy_version
+
+    @property
+    def version_served(self) -> int:
+        """While new weights are made ready for the servers, these still answer with those before."""
+        published = self.publisher.version
+        return self.version if published is None else published
+
+    async def compare(self, server: ServerInfo, answer: Completion) -> GoldenComparison:
+        while (compared := await asyncio.to_thread(self._compared, answer)) is None:
+            await asyncio.sleep(SOON_S)
+        return compared
+
+    def _compared(self, answer: Completion) -> GoldenComparison | None:
+        """None while the weights change. To wait for the lock would hold a thread of the loop, and who holds the lock
+        waits for one that writes the weights."""
+        if not self._weights_lock.acquire(blocking=False):
+            return None
+        try:
+            own = self._model.logprobs(self._golden_prompt, answer.token_ids)
+            return GoldenComparison(version=self.version, distance=logprob_distance(answer.logprobs, own))
+        finally:
+            self._weights_lock.release()
+
+    async def close(self) -> None:
+        await super().close()
+        if self._groups is not None:
+            self._groups.keep(())
+        if self.folders is not None:
+            self.folders.remove()
 
 
 class TrainingServers:
@@ -60,40 +149,30 @@ class TrainingServers:
         self._model = model
         self._data = data
         self._weights_lock = weights_lock
-        self._keys = ServerKeys.read(paths.keys)
         self.refusal: Refusal | None = None
-        self._is_publishing = False
-        self._root = memory_folder(paths, "weights")
-        self._folders = self._new_folders() if config.actor.weight_update_mode == "disk" else None
-        thread.call(self._connect(reward))
+        thread.call(self._connect(paths, reward))
 
-    async def _connect(self, reward: RewardPool) -> None:
+    async def _connect(self, paths: RunPaths, reward: RewardPool) -> None:
         """Create the objects of the asyncio loop, on it."""
-        config, tokenizer = self._config, self._model.tokenizer
-        self._client = SGLangClient(self._keys)
-        self._client.vocabulary = vocabulary_of(self._model.folder)
-        prompt = self._data.golden_prompt
-        self.pool = ServerPool(token_probe(self._client, prompt, within_s=config.health.silence_max_s))
-        self.admission = ServerAdmission(
-            self._client,
-            self.pool,
+        config, model, journal = self._config, self._model, self._journal
+        self._servers = PolicyServers(
             config,
-            call=self._thread.call,
-            prompt=prompt,
-            sampling=GREEDY,
-            compare=self._compare,
-            settled=self._settled,
-            unchanged=self._weights_lock,
+            paths,
+            journal,
+            model=model,
+            golden_prompt=self._data.golden_prompt,
+            weights_lock=self._weights_lock,
         )
+        self.pool, self.publisher = self._servers.pool, self._servers.publisher
         self._episodes = None if config.rollout.episode is None else await self._begin_episodes()
         engine = RolloutEngine(
-            client=self._client,
+            client=self._servers.client,
             pool=self.pool,
             scorer=reward,
             config=config.rollout,
-            decode=lambda ids: completion_texts(tokenizer, ids),
+            decode=lambda ids: completion_texts(model.tokenizer, ids),
             episodes=self._episodes,
-            told=lambda event, server, reason: self._journal.record(event, subject=server, reason=reason),
+            told=lambda event, server, reason: journal.record(event, subject=server, reason=reason),
         )
         self.rollouts = LiveRollouts(
             self._thread,
@@ -101,47 +180,8 @@ class TrainingServers:
             config=config,
             prompts=self._data.prompts,
             held_out=self._data.held_out,
-            newest=self._version_served,
+            newest=lambda: self._servers.version_served,
         )
-        dtype = torch_dtype(config.sglang.dtype)
-        self._groups = self._new_groups() if config.actor.weight_update_mode == "xccl" else None
-        self.publisher = WeightPublisher(
-            self._client,
-            self.pool,
-            folders=self._folders,
-            weights=lambda: self._model.named_weights(dtype),
-            tp_size=config.sglang.tp_size,
-            timeout_s=config.actor.weight_update_timeout,
-            files=self._to_files,
-            again=lambda: self._journal.record("weights.fast_again", subject="trainer"),
-            groups=self._groups,
-            finish_s=config.rollout.finish_s if config.rollout.max_head_offpolicyness > 0 else None,
-        )
-
-    def _new_folders(self) -> WeightFolders:
-        dtype = torch_dtype(self._config.sglang.dtype)
-        return WeightFolders(self._root, lambda folder: self._model.export(folder, dtype))
-
-    def _new_groups(self) -> GroupSender:
-        sglang = self._config.sglang
-        return GroupSender(
-            self._client,
-            device=self._model.device,
-            tp_size=sglang.tp_size,
-            timeout_s=self._config.actor.weight_update_timeout,
-            address=group_address(self._config),
-        )
-
-    def _to_files(self, reason: str) -> WeightFolders:
-        """For a while (weight_way.py)."""
-        self._journal.record("weights.by_files", subject="trainer", reason=reason)
-        self._folders = self._folders or self._new_folders()
-        return self._folders
-
-    def _version_served(self) -> int:
-        """While new weights are made ready for the servers, these still answer with those before."""
-        published = self.publisher.version
-        return self._model.policy_version if published is None else published
 
     async def _begin_episodes(self) -> EpisodeRunner:
         config = self._config
@@ -169,6 +209,10 @@ class TrainingServers:
         """This incarnation made a batch that was rejected for its weights: no traffic until it has been sent others."""
         self._thread.call(self.pool.mark_stale(key, reason))
 
+    def limit_distance(self, limit: float | None) -> None:
+        """The gate's limit of the distance by what is usual in this run; None where that is not known."""
+        self._servers.distance_limit = limit
+
     def drain(self, name: str, *, within_s: float) -> int:
         """Remove a server: no new requests; those in flight finish or are migrated. Returns how many were migrated."""
         return self._thread.call(self.pool.drain(name, within_s=within_s))
@@ -179,26 +223,19 @@ class TrainingServers:
 
     def publish(self, version: int) -> None:
         """Where no server takes them, the loop waits for one: the Coordinator repairs servers."""
-        self._is_publishing = True
         try:
-            self._thread.call(self.publisher.publish(version))
+            self._thread.call(self._servers.publish(version))
         except WeightsRefused as error:
             self._note_refusal(error)
             self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
-        finally:
-            self._is_publishing = False
-
-    def _settled(self, name: str) -> int | None:
-        """The trainer's version; None while new weights are on their way to this server."""
-        is_behind = self._is_publishing or name in self.publisher.loading()
-        return None if is_behind else self._model.policy_version
 
     def _note_refusal(self, error: WeightsRefused) -> None:
         """For the Coordinator, where no server is at fault but the folder that they read from. The run waits for as
         much room as the last weights took: with less, loading would fail again and use up the servers' budgets."""
         own = error.__cause__  # what a server said has none
-        if self._folders is not None and own is not None and (fault := fault_of(own)) is not None:
-            self.refusal = refusal_of(self._folders.parent, fault, needed=self._folders.newest_bytes)
+        folders = self._servers.folders
+        if folders is not None and own is not None and (fault := fault_of(own)) is not None:
+            self.refusal = refusal_of(folders.parent, fault, needed=folders.newest_bytes)
 
     def send_weights(self, server: ServerInfo, lineage: int) -> int:
         """Send one server the current weights and return their version, which may be newer than when this was ordered.
@@ -218,27 +255,15 @@ class TrainingServers:
         return self._thread.call(self.publisher.send_to(server, send, version))
 
     def admit(self, server: ServerInfo) -> float | None:
-        """As of ServerAdmission."""
-        return self.admission.admit(server)
-
-    def _compare(self, _: ServerInfo, answer: Completion) -> GoldenComparison:
-        with self._weights_lock:
-            version = self._model.policy_version
-            own = self._model.logprobs(self._data.golden_prompt, answer.token_ids)
-        return GoldenComparison(version=version, distance=logprob_distance(answer.logprobs, own))
+        """As of Servers."""
+        return self._thread.call(self._servers.admit(server))
 
     def close(self) -> None:
         """Ends the thread too."""
         self._thread.call(self._disconnect())
         self._thread.close()
-        if self._folders is not None:
-            self._folders.remove()
 
     async def _disconnect(self) -> None:
         if self._episodes is not None:
             await self._episodes.close()
-        await self.publisher.close()
-        if self._groups is not None:
-            self._groups.keep(())
-        await self.pool.close()
-        await self._client.close()
+        await self._servers.close()

@@ -7,10 +7,11 @@ differ, in float32, by orders of magnitude more than with the same weights (thre
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -39,15 +40,21 @@ class GoldenComparison:
     whom: str = "the trainer"
 
 
-def golden_limit(config: RunConfig) -> float:
-    """The distance of one server's log-probs that its rounding explains, as at the gate."""
-    limit = config.gate.distance_float32 if GateRules.of(config).is_exact else config.gate.distance_unknown
-    return math.inf if limit is None else limit
+def golden_limit(config: RunConfig, usual: float | None = None) -> tuple[float, str]:
+    """The distance of one server's log-probs that its rounding explains, as at the gate, and what it is taken from.
+
+    `usual`: the gate's limit by what is usual in this run. Without it weights that are some versions old may pass."""
+    if GateRules.of(config).is_exact:
+        exact = config.gate.distance_float32
+        return math.inf if exact is None else exact, "gate.distance_float32"
+    if usual is None:
+        return config.gate.distance_unknown, "gate.distance_unknown: what is usual in this run is not known yet"
+    return usual, "from what is usual in this run"
 
 
-def golden_distance(
-    generate: Callable[[], Completion],
-    compare: Callable[[Completion], GoldenComparison],
+async def golden_distance(
+    generate: Callable[[], Awaitable[Completion]],
+    compare: Callable[[Completion], Awaitable[GoldenComparison]],
     *,
     limit: float,
     name: str,
@@ -65,12 +72,12 @@ def golden_distance(
     while True:
         before = settled()
         if before is None and time.monotonic() < give_up_at:
-            time.sleep(SOON_S)
+            await asyncio.sleep(SOON_S)
             continue
         error: WeightsRefused | RequestFailed
         try:
-            answer = generate()
-            compared = compare(answer)
+            answer = await generate()
+            compared = await compare(answer)
             version = compared.version
             if answer.weight_version == version and before in (None, version):
                 return _judge(compared, limit, name)

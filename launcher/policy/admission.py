@@ -193,7 +193,8 @@ OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
 class Admission:
     """`cause`: what the reason points to, where it points to something; `subjects`: whose failure, where that is known.
     `is_compared`: rejected only for being far from what is usual. `check_before`: no answer yet: the run's own record
-    of the steps before this one is to be asked first."""
+    of the steps before this one is to be asked first. `distance_limit`: of log-probs, where what is usual in this run
+    widens or narrows it; None where that is not known, and in float32."""
 
     admitted: bool
     reason: str
@@ -201,6 +202,7 @@ class Admission:
     subjects: tuple[str, ...] = ()
     is_compared: bool = False
     check_before: int | None = None
+    distance_limit: float | None = None
 
     @property
     def accused(self) -> tuple[str, ...]:
@@ -243,7 +245,12 @@ def admit(
         unusual = _unusual(report, gate.settings, usual)
         if unusual:
             return _reject(unusual, is_compared=True)
-    return Admission(admitted=True, reason="complete, scored and current")
+    is_usual_known = usual is not None and usual.distance is not None and not gate.is_exact
+    return Admission(
+        admitted=True,
+        reason="complete, scored and current",
+        distance_limit=_distance_limit(gate, usual) if is_usual_known else None,
+    )
 
 
 def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admission:

@@ -18,9 +18,9 @@ import yaml
 from actors.cluster.node_identity import this_node
 from actors.reward.reward_pool import Score
 from actors.training import training as training_module
-from actors.training import training_servers
 from actors.training.training import Training
 from actors.training.training_parts import TrainingParts
+from actors.weights import servers as servers_module
 from launcher.base.messages import Cause, TerminalStatus
 from launcher.config.schema import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RunConfig
 from launcher.run_files.journal import Journal, plain, read_lines
@@ -183,7 +183,7 @@ class Simulator:
                 lambda path, attempt, clock: MortalJournal(path, attempt, clock, OWNER.get().has_ended),
             )
             patch.setattr(Training, "_log_to_file", lambda training: None)
-            patch.setattr(training_servers, "SGLangClient", lambda keys: SimClient(run))
+            patch.setattr(servers_module, "SGLangClient", lambda keys: SimClient(run))
             run.truth.watch_steps(patch)
             try:
                 run.outcome = loop.run_until_complete(run.lived(befalls))

@@ -209,8 +209,10 @@ class TurnLock:
         self._depth = 0
         self._freed = []
 
-    def acquire(self):
+    def acquire(self, *, blocking=True):
         me = threading.get_ident()
+        if not blocking and self._holder not in (None, me):
+            return False
         while self._holder not in (None, me):
             freed = GuestFuture(self._loop)
             self._freed.append(freed)

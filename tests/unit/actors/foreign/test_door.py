@@ -26,9 +26,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Door:
-    def __init__(self, folder, *, count=1, stream_interval=1):
+    def __init__(self, folder, *, count=1, stream_interval=1, request_timeout=30.0):
         self.kept = KeptWeights(folder / "kept")
-        rollout = RolloutConfig(request_timeout=30.0, stream_interval=stream_interval)
+        rollout = RolloutConfig(request_timeout=request_timeout, stream_interval=stream_interval)
         config = RunConfig(experiment_name="door", rollout=rollout)
         self.servers = DoorServers(config, ServerKeys(api="a", admin="b"), self.kept)
         self.told, self.silences = [], []
@@ -347,6 +347,20 @@ async def test_the_trainer_s_end_of_all_requests_spares_no_server_the_comparison
         await door.post("/abort_request", {"abort_all": True})
         with pytest.raises(WeightsRefused, match=r"0\.5 from those of server-0"):
             await admitting
+
+
+async def test_one_that_hangs_is_not_waited_for_where_another_can_be_compared_with(tmp_path):
+    """They were asked one after another, each for rollout.request_timeout."""
+    async with (
+        Door(tmp_path, request_timeout=3600.0) as door,
+        CountingServer(token_s=3600.0) as hangs,
+        CountingServer("server-1") as other,
+        CountingServer("server-2") as server,
+    ):
+        await door.serve(hangs, other)
+        async with asyncio.timeout(scaled(20.0)):
+            assert await door.servers.admit(server.info(ServerState.STALE)) == 0.0
+        await until(lambda: not hangs.in_flight)
 
 
 async def test_one_that_can_not_be_asked_now_says_nothing_about_another(tmp_path):

@@ -11,17 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from actors.processes.loop_thread import LoopThread
-from actors.rollout.server_pool import ServerPool
 from actors.training.training_servers import TrainingServers
-from actors.weights.server_admission import ServerAdmission
+from actors.weights.servers import Servers
 from actors.weights.weight_consistency_check import GREEDY, GoldenComparison
 from actors.weights.weight_folders import WeightFolders
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Completion
-from launcher.config.schema import RunConfig
+from launcher.config.schema import RunConfig, SGLangConfig
+from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
-from tests.support.ready_servers import nobody
 
 deadline_s = partial(scaled, 30.0)
 STALE = ServerInfo(name="server-0", index=0, generation=3, state=ServerState.STALE, url="http://gone", weight_version=7)
@@ -29,42 +28,45 @@ DEAD = dataclasses.replace(STALE, state=ServerState.DEAD)
 RIGHT = Completion(token_ids=(2,), logprobs=(-0.5,), finish_reason="stop", weight_version=7, server=STALE.url)
 
 
-class Trial:
-    """The part of it that admits. `answer`: what the server says to the golden prompt, and when."""
+class Trained(Servers):
+    """Of a trainer whose log-probs are `own`. `generate`: what the server says to the golden prompt, and when."""
 
-    def __init__(self, answer, own=-0.5):
-        self.thread = LoopThread("rollouts")
-        self.pool = ServerPool(nobody)
-        self._weights_lock = threading.RLock()
-        self.asked = threading.Event()
+    version = 7
+    compare = None
+
+    def __init__(self, answer, asked, **config):
+        config = RunConfig(experiment_name="admit", **config)
+        super().__init__(config, ServerKeys(api="a", admin="b"), prompt=(1,), sampling=GREEDY)
+        self.publisher = SimpleNamespace(loading=tuple)
 
         async def generate(url, **how):
-            self.asked.set()
+            asked.set()
             return await answer()
 
-        self._model = SimpleNamespace(policy_version=7)
-        self._data = SimpleNamespace(golden_prompt=(1,))
-        self._config = RunConfig(experiment_name="admit")
-        self._thread, self._client = self.thread, SimpleNamespace(generate=generate)
-        self._is_publishing, self.publisher = False, SimpleNamespace(loading=tuple)
-        self.compare = lambda server, answer: GoldenComparison(version=7, distance=abs(own + 0.5))
-        self.admission = ServerAdmission(
-            self._client,
-            self.pool,
-            self._config,
-            call=self.thread.call,
-            prompt=(1,),
-            sampling=GREEDY,
-            compare=lambda server, answer: self.compare(server, answer),
-            settled=self._settled,
-            unchanged=self._weights_lock,
-        )
+        self.client.generate = generate
 
-    def _settled(self, name):
-        return TrainingServers._settled(self, name)
+
+class Trial(TrainingServers):
+    """The part of it that admits."""
+
+    def __init__(self, answer, own=-0.5, **config):
+        self.thread = self._thread = LoopThread("rollouts")
+        self.asked = threading.Event()
+
+        async def begin():
+            return Trained(answer, self.asked, **config)
+
+        self._servers = self.thread.call(begin())
+        self.pool, self.publisher = self._servers.pool, self._servers.publisher
+        self.compare = lambda server, answer: GoldenComparison(version=7, distance=abs(own + 0.5))
+
+        async def compare(server, answer):
+            return await asyncio.to_thread(self.compare, server, answer)
+
+        self._servers.compare = compare
 
     def admit(self):
-        return self.admission.admit(STALE)
+        return super().admit(STALE)
 
     def tell(self, server):
         self.thread.call(self.pool.update([server]))
@@ -81,6 +83,7 @@ def trials():
 
     yield make
     for trial in made:
+        trial.thread.call(trial._servers.client.close())
         trial.thread.close()
 
 
@@ -101,7 +104,7 @@ def test_one_that_answers_right_gets_traffic(trials):
 @pytest.mark.parametrize("known", [DEAD, dataclasses.replace(DEAD, generation=2)])
 def test_the_order_to_admit_it_says_that_it_lives(trials, known):
     """It was called dead in error, or the trainer has not heard of this life: refused, it would be tried for ever."""
-    trial = trials(right, known)
+    trial = trials(right, known=known)
     assert trial.admit() == 0.0
     assert trial.pool.servers() == (dataclasses.replace(STALE, state=ServerState.READY),)
 
@@ -117,14 +120,37 @@ def test_while_weights_are_published_or_sent_to_it_late_its_answers_do_not_count
     trial, seen = trials(right), []
 
     async def publish(version):
-        seen.append(trial._settled("server-0"))
+        seen.append(trial._servers.settled("server-0"))
 
     trial.publisher.publish = publish
-    TrainingServers.publish(trial, 8)
+    trial.publish(8)
     trial.publisher.loading = lambda: ("server-1",)
-    seen.append(trial._settled("server-0"))
+    seen.append(trial._servers.settled("server-0"))
     trial.publisher.loading = lambda: ("server-0", "server-1")
-    assert [*seen, trial._settled("server-0")] == [None, 7, None]
+    assert [*seen, trial._servers.settled("server-0")] == [None, 7, None]
+
+
+def test_in_bfloat16_the_limit_is_the_gate_s_once_what_is_usual_is_known(trials):
+    """Weights that were ten versions old, 0.047 away, were admitted within the 0.1 of a run that knows nothing yet."""
+    trial = trials(right, own=-0.5 + 0.047, sglang=SGLangConfig(dtype="bfloat16"))
+    assert trial.admit() == pytest.approx(0.047)
+    trial.limit_distance(0.02)
+    with pytest.raises(WeightsRefused, match=r"0\.047 from those of the trainer, more than 0\.02"):
+        trial.admit()
+
+
+def test_one_that_begins_to_load_weights_while_it_is_admitted_gets_traffic_when_it_has_confirmed_them(trials):
+    trial = trials(right)
+
+    def then_it_loads(server, answer):
+        trial.publisher.loading = lambda: ("server-0",)
+        return GoldenComparison(version=7, distance=0.0)
+
+    trial.compare = then_it_loads
+    assert trial.admit() == 0.0
+    states = [trial.pool.servers()[0].state]
+    trial.thread.call(trial.pool.confirm(STALE.key, 8))
+    assert [*states, trial.pool.servers()[0].state] == [ServerState.STALE, ServerState.READY]
 
 
 def test_one_whose_machine_is_gone_is_not_waited_for(trials):
@@ -165,13 +191,14 @@ def test_weights_that_a_disk_refuses_are_waited_for_until_there_is_room_for_them
         (folder / "model.safetensors").write_bytes(b"w" * 5000)
 
     is_full = False
-    trainer = SimpleNamespace(_folders=WeightFolders(tmp_path / "weights", export), refusal=None)
-    trainer._folders.write(1)
+    folders = WeightFolders(tmp_path / "weights", export)
+    trainer = SimpleNamespace(_servers=SimpleNamespace(folders=folders), refusal=None)
+    folders.write(1)
     said = "no server took weight version 2: server-0: POST: 500: [Errno 28] No space left on device"
     TrainingServers._note_refusal(trainer, WeightsRefused(said))
     assert trainer.refusal is None, "the disk of a server is not the folder of the weights"
     is_full = True
     with pytest.raises(WeightsRefused) as refused:
-        trainer._folders.write(2)
+        folders.write(2)
     TrainingServers._note_refusal(trainer, refused.value)
     assert (trainer.refusal.path, trainer.refusal.needed) == (str(tmp_path), 5000)

@@ -137,16 +137,22 @@ def test_without_verification_a_damaged_checkpoint_would_be_the_newest(tmp_path,
 # ── the golden probe ──
 
 
-def test_without_a_limit_other_weights_would_get_traffic():
+async def test_without_a_limit_other_weights_would_get_traffic():
     answer = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), weight_version=3, finish_reason="length")
 
-    def probe(limit):
+    async def generate():
+        return answer
+
+    async def compare(_):
+        return GoldenComparison(version=3, distance=0.5)
+
+    async def probe(limit):
         how = {"limit": limit, "name": "server-0", "settled": lambda: 3, "within_s": 60.0}
-        return golden_distance(lambda: answer, lambda _: GoldenComparison(version=3, distance=0.5), **how)
+        return await golden_distance(generate, compare, **how)
 
     with pytest.raises(WeightsRefused):
-        probe(1e-5)
-    assert probe(math.inf) == 0.5
+        await probe(1e-5)
+    assert await probe(math.inf) == 0.5
 
 
 # ── tasks that watch ──
