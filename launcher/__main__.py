@@ -56,7 +56,7 @@ from launcher.config.compose import (
 )
 from launcher.config.foreign import OWN
 from launcher.config.hydra_arguments import quoted, refuse_not_utf8
-from launcher.config.hydra_messages import explain, refuse_dashes
+from launcher.config.hydra_messages import explain, refuse_dashes, refuse_options
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
 from launcher.config.shipped_data import foreign_held_out
@@ -101,6 +101,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
         register()
         find_own_presets(sys.argv[1:])
         sys.argv[1:] = ordered_arguments(sys.argv[1:])
+        refuse_options(sys.argv[1:])
     except LauncherError as error:
         return _refuse(error)
     register()

@@ -19,7 +19,7 @@ from rich.text import Text
 from launcher.base.errors import UsageError
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
 from launcher.run_files.run_paths import RunPaths
-from scripts.checkpoints.arguments import Parser
+from scripts.checkpoints.arguments import Parser, server_url
 from scripts.ending import ended, print_json
 from scripts.health.disk_check import check_checkpoints, check_disk
 from scripts.health.findings import Checked, CheckResult, first_line, is_healthy, run_checks
@@ -78,7 +78,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add_run_arguments(made)
     made.add_argument(
-        "--server", action="append", default=[], metavar="URL", help="check this server too; may be repeated"
+        "--server",
+        type=server_url,
+        action="append",
+        default=[],
+        metavar="URL",
+        help="check this server too; may be repeated",
     )
     made.add_argument("--timeout", type=float, default=10.0, metavar="S", help="deadline of each check (default 10)")
     made.add_argument(

@@ -19,7 +19,7 @@ FOUND, NOT_KNOWN = 1, 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return ended(lambda: _check(parser().parse_args(arguments)), refused=FOUND)
+    return ended(lambda: _check(parser().parse_args(arguments)))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from launcher.base.errors import RequestFailed, UsageError
 from launcher.reporting.terminal_text import SafeConsole
-from scripts.checkpoints.arguments import Parser, seconds
+from scripts.checkpoints.arguments import Parser, seconds, server_url
 from scripts.ending import ended, print_json
 
 if TYPE_CHECKING:
@@ -49,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = Parser("check_weights", "Does this SGLang server hold these weights?", EXIT_CODES, examples=EXAMPLES)
-    made.add_argument("url", metavar="URL", help="the server's address, such as http://127.0.0.1:30000")
+    made.add_argument(
+        "url", type=server_url, metavar="URL", help="the server's address, such as http://127.0.0.1:30000"
+    )
     made.add_argument("folder", type=Path, metavar="MODEL_FOLDER", help="Hugging Face model folder, or a checkpoint")
     made.add_argument("--prompts", type=Path, metavar="FILE", help="texts, one a line, in place of random tokens")
     made.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to ask for (default: %(default)s)")
@@ -74,7 +75,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _check(given: argparse.Namespace) -> int:
-    url = _address(given.url)
     if not given.folder.is_dir():
         raise UsageError(f"there is no folder {given.folder}", "give the folder of a model, or of a checkpoint")
     if given.tokens < 1 or not given.timeout:
@@ -94,7 +94,7 @@ def _check(given: argparse.Namespace) -> int:
         prompts = [ids for text in texts if (ids := tokenizer(text).input_ids)]
     try:
         found = check_weights(
-            url,
+            given.url,
             given.folder,
             prompts=prompts,
             tokens=given.tokens,
@@ -106,23 +106,11 @@ def _check(given: argparse.Namespace) -> int:
     except RequestFailed as failure:
         raise UsageError(failure.message, REMEDIES.get(failure.kind, "look at the server's log")) from failure
     if given.json:
-        facts = {"format": "grpo-served-weights/1", "url": url, "folder": str(given.folder)}
+        facts = {"format": "grpo-served-weights/1", "url": given.url, "folder": str(given.folder)}
         print_json(facts | dataclasses.asdict(found))
     else:
-        _show(url, given.folder, found)
+        _show(given.url, given.folder, found)
     return CODES[found.verdict]
-
-
-def _address(given: str) -> str:
-    """Raises UsageError where it is no http address of a server."""
-    try:
-        parts = urlsplit(given)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
-        is_one = False
-    if not is_one:
-        raise UsageError(f"{given!r} is no address of a server", "write http://HOST:PORT")
-    return given.rstrip("/")
 
 
 def _read(file: Path) -> str:

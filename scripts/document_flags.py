@@ -9,7 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import sys
 from pathlib import Path
+
+from scripts.checkpoints.arguments import Parser
+from scripts.ending import DONE, ended
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NAMES_OF_A_RUN = ("experiment_name", "trial_name", "fileroot", "user")
@@ -17,11 +21,17 @@ HOW_TO_NAME = "[the run](watch.md#how-a-run-is-named)"
 _TABLE = re.compile(r"(<!-- flags: (\w+) -->\n).*?(<!-- end of flags -->)", re.DOTALL)
 
 
-def main() -> None:
+def main() -> int:
+    return ended(_write)
+
+
+def _write() -> int:
+    Parser("document_flags", "Write the tables of flags in docs/*.md from the tools' own parsers.").parse_args()
     for page in DOCS.rglob("*.md"):
         text = page.read_text()
         if (written := with_flags(text)) != text:
             page.write_text(written)
+    return DONE
 
 
 def with_flags(page: str) -> str:
@@ -68,4 +78,4 @@ def _default(action: argparse.Action) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

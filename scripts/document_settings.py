@@ -6,11 +6,14 @@ A test holds the page equal to what this prints, so that it can't fall behind th
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 
 from launcher.config.compose import REPOSITORY, presets
 from launcher.config.schema import RunConfig
 from launcher.config.settings import MISSING, Setting, settings_of
+from scripts.checkpoints.arguments import Parser
+from scripts.ending import DONE, ended
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
 
@@ -88,10 +91,16 @@ def _default(setting: Setting) -> str:
     return json.dumps(value)
 
 
-def main() -> None:
+def main() -> int:
+    return ended(_write)
+
+
+def _write() -> int:
+    Parser("document_settings", "Write docs/configuration.md from the schema of the settings.").parse_args()
     PAGE.write_text(page())
     print(f"wrote {PAGE}")
+    return DONE
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,9 +14,12 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read, speak_anywher
 DONE, WRONG, INTERRUPTED = 0, 2, 130
 
 _ROOM, _RIGHTS = "make room on its disk", "check that this user may read and write it"
-REMEDIES = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM} | dict.fromkeys(
-    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE), _RIGHTS
-)
+_MISTYPED = dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "give the path of something that is there")
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE), _RIGHTS),
+    **_MISTYPED,
+}
 """Of what a disk or its rights refuse. A file that is not there is for the tool to foresee."""
 
 
@@ -40,7 +43,7 @@ def ended(run: Callable[[], int], *, refused: int = WRONG, unread: int = DONE) -
             f"error: {error.filename or 'a file'}: {error.strerror or error}\n  → {REMEDIES[error.errno]}",
             file=sys.stderr,
         )
-        return refused
+        return WRONG if error.errno in _MISTYPED else refused
     except LauncherError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG if error.exit_code == WRONG else refused

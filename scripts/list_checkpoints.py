@@ -83,7 +83,10 @@ def _read_copies(given: argparse.Namespace) -> tuple[str, tuple[Checkpoint, ...]
         raise UsageError("--url lists the copies of one trial", "give --experiment-name and --trial-name too")
     if problem := url_problem(given.url):
         raise UsageError("--url can't be used (not shown)", problem)
-    remote = RemoteStore(given.url, experiment_name=given.experiment_name, trial_name=given.trial_name)
+    try:
+        remote = RemoteStore(given.url, experiment_name=given.experiment_name, trial_name=given.trial_name)
+    except ConfigError as error:
+        raise UsageError(f"--url: {error.message}", "give the recover.url of the run") from error
     return remote.where, remote.list()
 
 

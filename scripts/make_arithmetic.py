@@ -14,10 +14,10 @@ Everything is seeded, and on one thread.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,10 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from launcher.base.errors import StorageError
+from scripts.checkpoints.arguments import Parser
+from scripts.ending import DONE, ended
 
 SEED = 20
 FIRST = range(2, 82)  # the first operand; with the others every sum stays below 100
@@ -193,12 +197,15 @@ def write_records(path: Path, problems: Sequence[MathProblem]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def begin(what: str, default: Path) -> Path:
-    """The folder of the command line, made. From here on all is seeded, and on one thread."""
-    parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--out", type=Path, default=default)
+def begin(name: str, what: str) -> Path:
+    """The folder of the command line, made. From here on all is seeded, and on one thread. Raises StorageError."""
+    parser = Parser(f"make_{name}", what)
+    parser.add_argument("--out", type=Path, default=ASSETS / name, metavar="FOLDER", help="default: %(default)s")
     out: Path = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"--out {out} can't be made: {error.strerror}", "give another folder") from error
     torch.manual_seed(SEED)
     torch.set_num_threads(1)  # the number of threads changes the order of sums, and so the last bits
     return out
@@ -210,8 +217,12 @@ def save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
     print(f"wrote {out}: {n_train} training and {n_test} held-out problems, {model.num_parameters()} parameters")
 
 
-def main() -> None:
-    out = begin((__doc__ or "").splitlines()[0], ASSETS / "arithmetic")
+def main() -> int:
+    return ended(_make)
+
+
+def _make() -> int:
+    out = begin("arithmetic", (__doc__ or "").splitlines()[0])
     train, test = split_problems()
     write_records(out / "train.jsonl", train)
     write_records(out / "test.jsonl", test)
@@ -219,7 +230,8 @@ def main() -> None:
     model = make_model(tokenizer)
     warm_start(model, lessons(train, tokenizer, random.Random(SEED)))
     save(out, model, tokenizer, len(train), len(test))
+    return DONE
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

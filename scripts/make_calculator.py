@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from actors.reward.calculator import TOOLS, calculate
+from scripts.ending import DONE, ended
 from scripts.make_arithmetic import ASSETS, IGNORED, SEED, TURN_END, begin, make_tokenizer, padded, save, warm_start
 
 TEST_PROBLEMS = 256
@@ -99,8 +101,12 @@ def write_records(path: Path, problems: Sequence[str]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
-def main() -> None:
-    out = begin((__doc__ or "").splitlines()[0], ASSETS / "calculator")
+def main() -> int:
+    return ended(_make)
+
+
+def _make() -> int:
+    out = begin("calculator", (__doc__ or "").splitlines()[0])
     problems = all_problems()
     random.Random(SEED).shuffle(problems)
     test, train = problems[:TEST_PROBLEMS], problems[TEST_PROBLEMS:]
@@ -111,7 +117,8 @@ def main() -> None:
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     warm_start(model, lessons(train, tokenizer, random.Random(SEED)), steps=STEPS)
     save(out, model, tokenizer, len(train), len(test))
+    return DONE
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -107,10 +107,12 @@ def _command(given: argparse.Namespace, trial: TrialFolder) -> Command:
     else:
         command = recorded_command(trial) if trial.is_ours else None
     if command is None:
+        journal, settings = trial.paths.events, trial.logs / "config.yaml"
+        unsaid = "does not say it" if trial.is_ours else f"is not there, and no log of AReaL's in {trial.logs} says it"
         raise ConfigError(
-            f"what {trial.name} was started with is not known: {trial.paths.events if trial.is_ours else 'AReaL'} "
-            "does not say it",
-            f"say it as it was: --command {_example(trial)}; the resolved settings are in {trial.logs / 'config.yaml'}",
+            f"what {trial.name} was started with is not known: {journal} {unsaid}",
+            f"say it as it was: --command {_example(trial)}"
+            + (f"; the resolved settings are in {settings}" if settings.exists() else ""),
         )
     wrong = [setting for setting in given.settings if "=" not in setting]
     if wrong:

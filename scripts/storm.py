@@ -28,6 +28,7 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import written_steps
 from launcher.run_log.step_line import StepLine
 from scripts.check_ledger import audited_facts
+from scripts.checkpoints.arguments import Parser
 from scripts.ending import ended
 from scripts.faults.broken_reward import FUNCTION, SOLVE
 from scripts.faults.campaign import Campaign, Rules
@@ -78,9 +79,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.storm", description="Start a run, inject faults, and report how it recovered."
-    )
+    parser = Parser("storm", "Start a run, inject faults, and report how it recovered.")
     parser.add_argument("--faults", default=EVERYTHING, metavar="'KIND[xN] …'", help=f"default: {EVERYTHING}")
     parser.add_argument("--seed", type=int, default=1, help="seed for the steps, the targets and the moments")
     parser.add_argument("--fileroot", type=Path, help="folder that the run writes to; default: a temporary folder")

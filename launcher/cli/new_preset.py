@@ -69,12 +69,14 @@ def new_preset(name: str, base: str) -> Path:
         raise UsageError(f"{path.stem} is a preset of the launcher", "choose another name")
     if base not in presets():
         raise UsageError(f"conf={base}: there is no such preset", f"presets: {', '.join(presets())}")
-    if path.exists():
-        raise UsageError(f"{name} exists, and is not overwritten", "choose another name, or move it")
     try:
+        if path.exists():
+            raise UsageError(f"{name} exists, and is not overwritten", "choose another name, or move it")
         replace_file(path, text_of(path.stem, base).encode())
     except OSError as error:
-        raise StorageError(f"{name} can't be written: {error.strerror}", "write it into another folder") from error
+        raise StorageError(
+            f"{name} can't be written: {error.strerror}", "write it into another folder, under a short name"
+        ) from error
     return path
 
 

@@ -11,8 +11,10 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
@@ -45,12 +47,27 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
 
 
 def refuse_dashes(arguments: Sequence[str]) -> None:
-    """Raises ConfigError for a setting that is written as an option, which argparse answers with its usage alone."""
+    """Raises ConfigError for a setting that is written as an option."""
     for argument in itertools.takewhile("--".__ne__, arguments):
         key, _, value = argument.lstrip("-").partition("=")
         if argument.startswith("--") and (key in known_keys() or key == "conf"):
             instead = f"{key}={value or '…'}"
             raise ConfigError(f"{argument}: a setting has no dashes before it", f"write {shlex.quote(instead)}")
+
+
+def refuse_options(arguments: Sequence[str]) -> None:
+    """Raises ConfigError for options that Hydra does not know; its parser would answer with all of its usage."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        flags = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001
+        words = message.split() if message.startswith("unrecognized") else []
+        near = [flag for word in words for flag in difflib.get_close_matches(word, flags, n=1)]
+        hint = f"did you mean {', '.join(near)}?" if near else "`python -m launcher --help` lists the options"
+        raise ConfigError(message, hint)
+
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args(arguments)
 
 
 def deleted(key: str) -> ConfigError:

@@ -31,11 +31,13 @@ class FileFollower:
         return count
 
     def not_read(self, *, with_why: bool = False) -> tuple[str, ...]:
-        """Of each file how many lines say nothing, where there are any: torn ones, and objects of something else.
-        `with_why`: also which is the first torn one, and why."""
+        """The files that can't be read, and of the others how many lines say nothing: torn ones, and objects of
+        something else. `with_why`: also which is the first torn one, and why."""
         tails = sorted((tail for tail, _ in self._files), key=lambda tail: tail.path)
         counts = ((one, one.skipped + self._foreign[one.path]) for one in tails)
-        return tuple(lines_not_read(n, one.path, one.first_skipped if with_why else "") for one, n in counts if n)
+        refused = [f"{one.path.name} {why}" for one in tails if (why := unreadable(one.path))]
+        lines = [lines_not_read(n, one.path, one.first_skipped if with_why else "") for one, n in counts if n]
+        return (*refused, *lines)
 
 
 def check_readable(*files: Path) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
+import textwrap
 from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
 
+from launcher.base.errors import HINT
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.run_files.run_paths import login_name
 
@@ -14,7 +19,7 @@ DEFAULT_FILEROOT = Path("outputs/grpo")
 
 
 class Parser(argparse.ArgumentParser):
-    """With the exit codes below its help; a wrong flag ends in one message, exit code 2."""
+    """With the exit codes below its help; wrong arguments end in one message, as every error, and exit code 2."""
 
     def __init__(self, name: str, what: str, exit_codes: str = "", *, examples: str = "") -> None:
         super().__init__(
@@ -24,6 +29,14 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter if examples else argparse.HelpFormatter,
         )
+
+    def error(self, message: str) -> NoReturn:
+        """What is wrong; then the flags that come near to one that is unknown, or what the tool takes."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        typed = message.split() if message.startswith("unrecognized") else []
+        near = [flag for word in typed for flag in difflib.get_close_matches(word.partition("=")[0], flags, n=1)]
+        hint = f"did you mean {', '.join(near)}?" if near else textwrap.indent(self.format_usage().strip(), "    ")
+        self.exit(2, f"error: {message}{HINT}{hint.lstrip()}\n")
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +75,17 @@ def seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, from 0")
     return value
+
+
+def server_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        is_one = False
+    if not is_one:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address of a server: write http://HOST:PORT")
+    return text.rstrip("/")
 
 
 def trial_of(given: argparse.Namespace) -> TrialFolder:

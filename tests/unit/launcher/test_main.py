@@ -50,47 +50,6 @@ def only_of_this_thread(call_handlers):
 
 
 @pytest.mark.slow
-def test_without_a_preset_it_says_which_there_are(command):
-    code, out, err = command()
-    assert (code, out) == (2, "")
-    assert err.startswith("error: no preset named; presets: areal, arithmetic_cpu, arithmetic_dapo,")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("actor.lr=0.1", "did you mean actor.optimizer.lr?"),
-        ("seed=x", "seed=x"),
-        ("train_dataset.path=???", "no value for train_dataset.path"),
-        ("sglang.mem_fraction_static=1.5", "sglang.mem_fraction_static=1.5: allowed: more than 0 and less than 1"),
-        ("rollout.request_timeout=inf", "would never fire"),
-        ("conf=nope", "unknown preset conf=nope; presets: areal, arithmetic_cpu, arithmetic_dapo,"),
-        ("--config-dir=nowhere", "--config-dir: there is no folder "),
-        ("hardware=aut", "unknown hardware=aut; allowed: auto\n  → did you mean hardware=auto?"),
-    ],
-)
-def test_a_wrong_command_is_one_message_and_exit_code_2(command, argument, said):
-    code, out, err = command("conf=arithmetic_cpu", argument)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("error:") == 1
-    assert said in err
-
-
-def test_an_unknown_option_is_refused(command):
-    code, _, err = command("conf=arithmetic_cpu", "--nonsense")
-    assert code == 2
-    assert "--nonsense" in err
-
-
-def test_options_that_contradict_each_other(command):
-    code, _, err = command("conf=arithmetic_cpu", "--resolve")
-    assert code == 2
-    assert "--resolve flag can only be used" in err
-
-
-@pytest.mark.slow
 def test_a_dry_run_prints_the_plan_and_makes_nothing(command, tmp_path):
     code, out, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK)
     assert (code, err) == (0, "")

@@ -44,9 +44,3 @@ def test_what_is_lost_comes_before_what_is_not_known(run, capsys):
     run.change(run.paths.ledger, lambda lines: [line for line in lines if line["global_step"] != 15])
     assert main([str(run.paths.logs)]) == 1
     assert "not known: " in capsys.readouterr().out
-
-
-def test_a_run_without_a_ledger(tmp_path, capsys):
-    run = MadeRun(tmp_path)
-    assert main([str(run.paths.logs)]) == 2
-    assert "has no ledger to check" in capsys.readouterr().err

@@ -86,11 +86,6 @@ def empty(file):
     return file
 
 
-@pytest.mark.parametrize("url", ["localhost:30000", "ftp://host:1", "http://", "http://host:port", "http://host:99999"])
-def test_no_address(url, capsys):
-    assert f"{url!r} is no address of a server" in refused(capsys, url, MODEL)
-
-
 def test_nobody_listens(capsys):
     url = f"http://127.0.0.1:{free_port()}"
     said = refused(capsys, url, MODEL)
@@ -136,31 +131,9 @@ def test_a_server_that_hangs(capsys):
     assert "--timeout" in said
 
 
-def test_no_folder_and_no_file(server, tmp_path, capsys):
-    assert f"there is no folder {tmp_path / 'none'}" in refused(capsys, server, tmp_path / "none")
-    for flag in ("--prompts", "--api-key-file"):
-        assert f"{tmp_path / 'none'} can't be read" in refused(capsys, server, MODEL, flag, tmp_path / "none")
-
-
-@pytest.mark.parametrize("content", ["", "two\nlines", '{"api": "one", "admin": "other"}'])
-def test_a_file_that_is_no_key(content, tmp_path, capsys):
-    (tmp_path / "key").write_text(content)
-    said = refused(capsys, "http://127.0.0.1:1", MODEL, "--api-key-file", tmp_path / "key")
-    assert f"{tmp_path / 'key'} does not hold one key" in said
-
-
-def test_no_seconds_and_no_tokens(capsys):
-    for words in (["--tokens", "0"], ["--timeout", "0"]):
-        assert "--tokens 256 --timeout 60" in refused(capsys, "http://127.0.0.1:1", MODEL, *words)
-
-
 def test_no_gpu(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "torch finds no GPU here" in refused(capsys, "http://127.0.0.1:1", MODEL, "--device", "cuda")
-
-
-def test_a_folder_without_a_model(server, tmp_path, capsys):
-    assert f"{tmp_path / 'config.json'} is missing" in refused(capsys, server, tmp_path)
 
 
 def test_a_folder_of_a_model_that_is_not_known(server, copy, capsys):

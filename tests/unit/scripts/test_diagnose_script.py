@@ -198,23 +198,6 @@ def test_what_the_run_said_to_change_is_what_to_change(capsys, tmp_path):
 # ── bad input ──
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nowhere.log",), ("nowhere.log does not exist",)),
-        (("--experiment-name", "no", "--trial-name", "t0"), ("--experiment-name no: there is no such folder", "exp")),
-        (("--experiment-name", "exp", "--trial-name", "t1"), ("--trial-name t1: there is no such folder", "t0")),
-        (("x.log", "--experiment-name", "exp"), ("exclude each other",)),
-    ],
-)
-def test_bad_input_says_what_is_wrong_and_what_there_is(capsys, crashed, tmp_path, arguments, words):
-    where = () if "x.log" in arguments else ("--fileroot", tmp_path, "--user", "me")
-    code, out, err = run(capsys, *arguments, *where)
-    assert (code, out) == (WRONG, "")
-    assert all(word in err for word in words)
-    assert "Traceback" not in err
-
-
 def test_json_lines_of_another_program_are_no_metrics_of_ours(capsys, tmp_path):
     (tmp_path / "data.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     code, out, err = run(capsys, tmp_path / "data.jsonl")
@@ -231,11 +214,6 @@ def test_without_a_name_the_only_run_is_read(capsys, crashed, tmp_path):
     assert all(f"--experiment-name exp --trial-name {trial}" in err for trial in ("t0", "t1"))
     code, _, err = run(capsys, "--fileroot", tmp_path / "none")
     assert (code, f"{tmp_path / 'none/logs'} is not there" in err) == (WRONG, True)
-
-
-def test_a_bad_folder_for_checkpoints_is_named(capsys, crashed, tmp_path):
-    code, _, err = run(capsys, crashed, "--checkpoints", tmp_path / "none")
-    assert (code, "--checkpoints" in err) == (WRONG, True)
 
 
 def test_checkpoints_elsewhere_are_found_where_they_are_said_to_be(capsys, tmp_path):

@@ -182,22 +182,6 @@ def test_recover_info_says_what_the_next_launch_takes(tool, facts, trial):
     assert facts("--recover-info")[1]["recover"]["prepared"]["step"] is None
 
 
-def test_wrong_names_are_one_message_and_exit_code_2(tool, trial):
-    code, said = tool(names=("--experiment-name", "expo", "--trial-name", TRIAL, "--user", USER))
-    assert code == 2
-    assert said.startswith("error: ")
-    assert "--experiment-name expo: there is no such folder" in said
-    assert "which holds exp" in said
-
-
-@pytest.mark.parametrize("flags", [["--max-step", "x"], ["--max-step", "1", "--before-step", "2"], ["--nope"]])
-def test_wrong_flags_are_exit_code_2(flags, capsys):
-    with pytest.raises(SystemExit) as ended:
-        TOOL.main(flags)
-    assert ended.value.code == 2
-    assert "error:" in capsys.readouterr().err
-
-
 # ── AReaL's ──
 
 

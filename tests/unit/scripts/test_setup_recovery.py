@@ -199,13 +199,6 @@ def test_a_checkpoint_that_lies_elsewhere_is_to_be_copied_first(trial, refused, 
     assert f"copy it into {trial.default_checkpoints} first" in said
 
 
-@pytest.mark.parametrize("flags", [[], ["--good", "--before-step", "3"], ["--before-step", "-1"]])
-def test_exactly_one_choice(flags, capsys):
-    with pytest.raises(SystemExit) as ended:
-        TOOL.main([*NAMES, *flags])
-    assert ended.value.code == 2
-
-
 def test_a_path_that_is_no_checkpoint(trial, refused, tmp_path):
     assert "there is no folder" in refused("--checkpoint-path", tmp_path / "nope", code=2)
     assert "is no checkpoint's name" in refused("--checkpoint-path", tmp_path, code=2)

@@ -83,16 +83,6 @@ def as_nice_as_before(monkeypatch):
     monkeypatch.setattr(watch.os, "nice", lambda by: by)
 
 
-def test_what_is_not_there_is_named(tmp_path, capsys):
-    assert watch.main(["--fileroot", str(tmp_path / "none")]) == 2
-    assert f"{tmp_path / 'none' / 'logs'} is not there" in capsys.readouterr().err
-    (tmp_path / "logs" / "me" / "e" / "t").mkdir(parents=True)
-    assert watch.main(["--fileroot", str(tmp_path)]) == 2
-    assert "has written anything" in capsys.readouterr().err
-    assert watch.main(["--fileroot", str(tmp_path), "--port", "70000"]) == 2
-    assert "--port 70000 is no port" in capsys.readouterr().err
-
-
 def test_keys_without_a_token(paths, capsys):
     assert watch.main(["--fileroot", str(paths.fileroot), "--keys", str(paths.keys)]) == 2
     assert "watch_token is not there" in capsys.readouterr().err

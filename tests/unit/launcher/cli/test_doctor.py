@@ -75,9 +75,3 @@ def test_a_table_that_nobody_reads_or_no_disk_takes(monkeypatch, capfd, place, c
     assert main() == code
     assert said in (told := capfd.readouterr().err)
     assert "Traceback" not in told
-
-
-def test_a_command_that_can_not_be_understood(capsys):
-    assert doctor.run(["conf=gsm8k_h200"]) == doctor.NEITHER
-    assert "usage: python -m launcher doctor" in capsys.readouterr().err
-    assert doctor.run(["--help"]) == 0

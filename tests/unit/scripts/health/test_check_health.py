@@ -222,12 +222,6 @@ def test_checkpoints_of_another_program_are_no_damage(paths):
 # ── a live run, and a dead one ──
 
 
-@pytest.mark.parametrize("what", [["--timeout", "nan"], ["--timeout", "0"], ["--recent", "-1"], ["--recent", "inf"]])
-def test_a_deadline_that_is_none_is_refused(paths, capsys, what):
-    assert check_health.main([str(paths.logs), *what]) == 2
-    assert "is no number of seconds" in capsys.readouterr().err
-
-
 def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
     """resume_training holds the lock while it asks: that was a live run without supervisors, and NOT HEALTHY."""
     journal = Journal(paths.events, 1, time.time)
