@@ -92,20 +92,14 @@ def _do(given: argparse.Namespace) -> int:
         "stop": lambda: run.log.last_end() is not None,
     }[given.what]
 
-    def why_not() -> str:
-        return _waits_on(run.log, request) if given.what == "resume" else ""
-
     def is_over() -> bool:
-        return run.refresh().last_end() is not None or reached() or bool(why_not())
+        return run.refresh().last_end() is not None or reached()
 
     if given.timeout and not _within(given.timeout, is_over):
         print(_why_late(paths, given.timeout), file=sys.stderr)
         return LATE
     if given.what != "stop" and run.refresh().last_end() is not None:
         print(f"not done: {_name(paths)} has ended{_how_it_ended(paths)}", file=sys.stderr)
-        return LATE
-    if why := why_not():
-        print(f"not done: {_name(paths)} waits on: {why}", file=sys.stderr)
         return LATE
     fleet = f", with {', '.join(serving(paths))}" if given.what == "scale" else ""
     print(f"{_name(paths)} is {state_of(paths)[0]}{fleet}")
@@ -147,12 +141,6 @@ def _phase_of_step(paths: RunPaths) -> str:
     """ "" where the trainer takes no step. A run is PAUSED from when its trainer is told: it ends its step first."""
     now = read_now(paths)
     return "" if now is None or now.status is None or now.status.phase in STILL else now.status.phase
-
-
-def _waits_on(log: RunLog, request: RequestEntry) -> str:
-    """Why a run that waits for its rewards to be mended has heard that it is to resume, and does not; else ""."""
-    wait = log.last_attempt.awaited
-    return str(wait.get("reason")) if wait.get("heard_at") == request.at else ""
 
 
 def serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:

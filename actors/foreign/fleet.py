@@ -1,9 +1,6 @@
-"""Our servers behind another project's trainer: the Coordinator, with the door in the place of the trainer's actor.
-
-Everything about servers is the Coordinator's, as for the launcher's own trainer. Everything about the command is
-ForeignSupervisor's, in the same process and with the same RunHistory: its start and its end, its incidents, its steps,
-and the state of the run.
-"""
+"""Our servers behind another project's trainer, observed and repaired as for the launcher's own, with the door in the
+place of the trainer's actor: it holds the weights. The command itself is another part of the same cluster
+(command_cluster.py)."""
 
 from __future__ import annotations
 
@@ -21,32 +18,25 @@ from actors.cluster.actor_calls import ActorAway, ActorProbe, answer
 from actors.cluster.node_identity import is_here
 from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_actor import DOOR
-from actors.foreign.foreign_faults import ForeignFault
-from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.kept_weights import LINEAGE
 from actors.processes.exit_watch import process_ended
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
-from actors.supervision.coordinator import Coordinator
-from actors.supervision.incident_artifacts import ArtifactCollector
-from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
 from actors.supervision.trainer_signs import ProcessId
-from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.config.schema import RunConfig
-from launcher.policy.incident_policy import OF_LEARNING
-from launcher.policy.observed import ENDS, Observed, RecoveryPlan, RunState, TrainerFacts
+from launcher.policy.observed import Observed, TrainerFacts
 from launcher.reporting.current_status import RunHealth
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.run_paths import RunPaths
 
 DOOR_S, AGAIN_S = 60.0, 0.5
 """For the door to answer; between two questions, while Ray restarts it."""
-SUPERVISED = Verdict(health=Health.HEALTHY, reason="the command has a supervisor of its own")
+SERVES = Verdict(health=Health.HEALTHY, reason="it is always there: Ray restarts it")
 
 
 class DoorHandle(TrainerHandle):
@@ -86,7 +76,7 @@ class DoorHandle(TrainerHandle):
         """While the door is away, no server can be sent anything: as if it were sending by itself."""
         self.probe.tasks.check()
         return TrainerFacts(
-            verdict=SUPERVISED,
+            verdict=SERVES,
             is_loaded=True,
             is_paused=False,
             policy_version=self.view.policy_version,
@@ -135,28 +125,6 @@ class FleetObserver(ClusterObserver):
         self._history.event("door.died", subject=DOOR, reason=reason)
 
 
-class FleetCoordinator(Coordinator):
-    """Ends when the supervisor of the command has ended, or when no server can be had any more."""
-
-    def __init__(
-        self, config: RunConfig, cluster: ActionExecutor, history: RunHistory, artifacts: ArtifactCollector
-    ) -> None:
-        super().__init__(config, cluster, history, artifacts=artifacts)
-        self._incidents = IncidentTracker(history, artifacts, spared=OF_LEARNING)
-
-    def _enter(self, made: RecoveryPlan) -> None:
-        if made.state is RunState.SHUTTING_DOWN or made.state in ENDS:
-            super()._enter(made)
-
-    async def _secure(self) -> None:
-        """A full disk does not stop the command, so it must not spend the budget of the servers that it asks."""
-        await self._history.flush()
-
-    def _observe(self, look: Observed) -> Observed:
-        """Who asks for the end asks the supervisor: the command is stopped first."""
-        return dataclasses.replace(super()._observe(look), abort_reason="")
-
-
 async def asked(call: Callable[[], Any], *, within_s: float) -> Any:
     """What the door answers, asked again while Ray starts or restarts it. Raises ServerError."""
     give_up_at = time.monotonic() + within_s
@@ -169,37 +137,9 @@ async def asked(call: Callable[[], Any], *, within_s: float) -> Any:
             await asyncio.sleep(AGAIN_S)
 
 
-class ServedSupervisor(ForeignSupervisor):
-    """Of a command whose servers are a fleet's. `resizes`: the fleet's own."""
-
-    def __init__(self, *parts: Any, door: Any, **named: Any) -> None:
-        super().__init__(*parts, **named)
-        self._door = door
-        self._counted: CompletionCounts | None = None
-        self.resizes: Callable[..., None] = super().resize
-
-    def resize(self, servers: int, reason: str) -> None:
-        self.resizes(servers, reason)
-
-    async def _start(self, step: int, *, is_again: bool) -> None:
-        """The door first forgets the incarnation before."""
-        is_first = self._checkpoints.path_of(step) is None
-        await asked(lambda: self._door.new_client.remote(is_first), within_s=DOOR_S)
-        await super()._start(step, is_again=is_again)
-
-    async def _take(self, seen: Sequence[StepSeen]) -> ForeignFault | None:
-        """With what the door has answered since the step before."""
-        if seen:
-            counted = None
-            with contextlib.suppress(RunError):  # this step and the next go without
-                counted = await answer(self._door.completions.remote(), within_s=ANSWER_S, of="the door")
-            self.steps.beside = {} if counted is None else counted.figures_since(self._counted)
-            self._counted = counted
-        return await super()._take(seen)
-
-
 class Fleet:
-    """`servers` of this moment, for who looks at the run."""
+    """The servers behind the door, which `executor` sees and acts on; as `Door` of the command in front of it.
+    `servers` of this moment, for who looks at the run."""
 
     def __init__(
         self,
@@ -215,6 +155,8 @@ class Fleet:
         on_gpu: bool,
     ) -> None:
         """`servers`, `monitor`, `door`: actors."""
+        self._door = door
+        self._counted: CompletionCounts | None = None
         self._observer = FleetObserver(
             config,
             paths,
@@ -225,16 +167,30 @@ class Fleet:
             monitor=monitor,
             memory=OomBackoff(config, history, book, on_gpu=on_gpu, shares_gpu=False),
         )
-        artifacts = ArtifactCollector(paths, pids=self._observer.pids)
-        executor = ActionExecutor(config, history, self._observer, shares_gpu=False)
-        self.coordinator = FleetCoordinator(config, executor, history, artifacts)
+        self.executor = ActionExecutor(config, history, self._observer, shares_gpu=False)
 
     @property
     def servers(self) -> Sequence[ServerInfo]:
         return self._observer.trainer.view.servers
 
+    @property
+    def pids(self) -> Mapping[str, int]:
+        return self._observer.pids()
+
     def health(self) -> RunHealth | None:
         return self._observer.health()
+
+    async def new_client(self, is_first: bool) -> None:
+        """The door forgets the incarnation before."""
+        await asked(lambda: self._door.new_client.remote(is_first), within_s=DOOR_S)
+
+    async def figures(self) -> Mapping[str, float]:
+        counted = None
+        with contextlib.suppress(RunError):  # this step and the next go without
+            counted = await answer(self._door.completions.remote(), within_s=ANSWER_S, of="the door")
+        figures = {} if counted is None else counted.figures_since(self._counted)
+        self._counted = counted
+        return figures
 
     def waits_for(self) -> str:
         """Why the command's requests wait; "" where a server takes them."""

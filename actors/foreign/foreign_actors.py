@@ -1,7 +1,7 @@
-"""The actor that runs another project's trainer, and its creation in the driver.
+"""The actor of the Coordinator whose trainer is another project's command, and its creation in the driver.
 
-It answers the driver as the Coordinator does: `run`, `ping`, `abort`. Ray restarts it empty when its process ends; the
-command has ended with it, and is restarted from what the run's memory and its files say.
+The command runs in it. Ray restarts it empty when its process ends; the command has ended with it, and is restarted
+from what the run's memory and its files say.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import ray
 
 from actors.cluster.node_identity import alive_nodes
+from actors.foreign.command_cluster import CommandCoordinator
+from actors.foreign.command_trainer import CommandTrainer
 from actors.foreign.door_actor import DOOR, DoorActor
-from actors.foreign.fleet import Fleet, ServedSupervisor, asked
+from actors.foreign.fleet import Fleet, asked
 from actors.foreign.foreign_process import inherited
-from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.supervision.coordinator_actor import RunActor, Seen, find_servers
@@ -58,15 +59,15 @@ class ForeignTrainerActor(RunActor):
         self._has_servers, self._book, self._on_gpu = has_servers, book, on_gpu
         self._fleet: Fleet | None = None
         self._variables = variables
-        self._supervisor: ForeignSupervisor | None = None
+        self._trainer: CommandTrainer | None = None
 
     def _seen(self) -> Seen | None:
-        made = self._supervisor
+        made = self._trainer
         if made is None:
             return None
         status = TrainerStatus(
-            phase="idle" if made.pause.waits_for else "train" if made.pid else "start",
-            next_step=0 if made.steps.last_step is None else made.steps.last_step + 1,
+            phase="idle" if made.is_paused else "train" if made.pid else "start",
+            next_step=made.next_step,
             total_steps=made.steps.total or 0,
             steps_per_epoch=0,
             policy_version=0,
@@ -79,49 +80,36 @@ class ForeignTrainerActor(RunActor):
         return None if self._fleet is None else self._fleet.health()
 
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
-        made = (self._config, self._paths, journal, history)
+        changed, variables = asyncio.Event(), self._variables
+        door: Any = None
         if self._has_servers:
-            return await self._with_servers(history, journal, made)
-        self._supervisor = ForeignSupervisor(*made, self._variables)
-        alerts = IncidentAlerts.begun(self._config.alerts, self._paths, self._attempt)
+            door = await asyncio.to_thread(ray.get_actor, DOOR)
+            within_s = self._config.rollout.setup_timeout
+            addresses = await asked(lambda: door.addresses.remote(), within_s=within_s)
+            variables = {**variables, self._config.trainer.addresses_env: ",".join(addresses)}
+            self._fleet = fleet = Fleet(
+                *(self._config, self._paths, history),
+                next_step=lambda: 0 if self._trainer is None else self._trainer.next_step,
+                servers=await asyncio.to_thread(find_servers, self._config, history),
+                monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
+                door=door,
+                book=self._book,
+                on_gpu=self._on_gpu,
+            )
+            changed = fleet.executor.changed
+        parts = (self._config, self._paths, self._attempt, history, variables)
+        trainer = self._trainer = CommandTrainer(*parts, changed=changed, door=self._fleet)
+        coordinator = CommandCoordinator(
+            *(self._config, self._paths, history, trainer), changed=changed, fleet=self._fleet
+        )
+        alerts = None
+        if not self._has_servers:  # else the HealthMonitor sends them
+            alerts = IncidentAlerts.begun(self._config.alerts, self._paths, self._attempt)
         try:
-            return await self._following(self._supervisor, journal)
+            return await self._following(coordinator, journal)
         finally:
             if alerts is not None:
                 await asyncio.to_thread(alerts.finish, self._config.alerts.timeout)
-
-    async def _with_servers(self, history: RunHistory, journal: Journal, made: tuple[Any, ...]) -> RunOutcome:
-        """The command and the servers side by side; the end of one is that of the other."""
-        within_s = self._config.rollout.setup_timeout
-        door: Any = await asyncio.to_thread(ray.get_actor, DOOR)
-        addresses = await asked(lambda: door.addresses.remote(), within_s=within_s)
-        name = self._config.trainer.addresses_env
-        supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=door)
-        steps, self._supervisor, self._leader = supervisor.steps, supervisor, supervisor
-        self._fleet = fleet = Fleet(
-            *(self._config, self._paths, history),
-            next_step=lambda: 0 if steps.last_step is None else steps.last_step + 1,
-            servers=await asyncio.to_thread(find_servers, self._config, history),
-            monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
-            door=door,
-            book=self._book,
-            on_gpu=self._on_gpu,
-        )
-        supervisor.resizes, supervisor.waits_for = fleet.coordinator.resize, fleet.waits_for
-        running = asyncio.create_task(self._following(supervisor, journal))
-        await asyncio.sleep(0)  # the run has begun
-        serving = asyncio.create_task(fleet.coordinator.supervise())
-        try:
-            await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                supervisor.abort("no server can be had")  # which the run's own reason precedes
-            outcome = await running
-            await serving
-            return outcome
-        finally:
-            for task in (running, serving):
-                task.cancel()
-            await asyncio.gather(running, serving, return_exceptions=True)
 
 
 class ForeignActors:

@@ -1,4 +1,4 @@
-"""The checkpoints of another project's trainer: which are whole, which one to resume from, and the others set aside.
+"""The checkpoints of another project's trainer, as a catalogue for the plan: which are whole, and the others set aside.
 
 Nothing is deleted. Before each start every checkpoint later than the one to resume from is moved to `set_aside/` beside
 it: the trainer would write into it again, and a kill meanwhile would leave a mixture that looks whole.
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from actors.foreign.checkpoint_disk import DISK_HINT, damage_in, set_aside, unread_in
-from actors.foreign.foreign_process import run_to_end, within
+from actors.foreign.foreign_process import run_to_end
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import (
     NOT_OURS,
     Unproven,
     facts_of,
-    for_reports,
     points_of,
+    report_every,
     unproven_of,
     why_not_whole,
 )
@@ -27,7 +28,8 @@ from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
 from launcher.base.errors import DiskError, RunError
 from launcher.base.messages import Incident
 from launcher.config.schema import RunConfig
-from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
+from launcher.policy.checkpoint_status import CheckpointFacts
+from launcher.policy.restore import FIRST_WEIGHTS, choose, for_reports
 from launcher.policy.reward_health import has_learned
 from launcher.run_files.journal import Record, number_of
 from launcher.run_files.run_paths import RunPaths
@@ -38,14 +40,24 @@ UNPROVEN = "unproven"
 """Why one is set aside, in its new name; the last: nobody knows yet whether a step of sound rewards was in it."""
 STEPS_WITHOUT = 100
 """So many steps without a checkpoint are told."""
-UNREAD_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Waits for a disk that gives none of them."""
 Moved = list[tuple[Path, Path]]
 """Each path with its new one, of a start and those that repeat it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundOnDisk:
+    """What one reading found. `problems`: of those that are not whole; `damage`: of those whose tensors can't be
+    loaded; `unread`: why the disk does not give the tensors of one, "" where it gives all."""
+
+    found: tuple[FoundCheckpoint, ...]
+    problems: Mapping[Path, str]
+    damage: Mapping[Path, str]
+    unread: str
+
+
 class ForeignCheckpoints:
-    """`resume_from` chooses, `clear` moves the others; both record what they find. `put_back` undoes the last clear.
+    """`read` and `facts` for the choice; then `check`, `prepare` and `clear`, which moves the others. `put_back` undoes
+    the last clear.
     `unproven`: which are passed over at the next start. Whether there were any is in the run's memory, so that an
     attempt that finds none knows it."""
 
@@ -58,17 +70,14 @@ class ForeignCheckpoints:
         are_ours: bool,
         unproven: Unproven | None = None,
         paths: RunPaths | None = None,
-        asked: asyncio.Event | None = None,
     ) -> None:
-        """`are_ours`: the run has started the command before, so what is not whole is what it left. `asked`: set once
-        the end of the run is asked for, which ends a wait."""
+        """`are_ours`: the run has started the command before, so what is not whole is what it left."""
         self.are_ours = are_ours
         self.unproven = unproven
         self._config = config
         self._paths = paths or RunPaths.of(config)
         self._adapter = adapter
         self._history = history
-        self._asked = asked or asyncio.Event()
         self._found: Sequence[FoundCheckpoint] = ()
         self._problems: dict[Path, str] = {}
         self._moved, self._was_prepared, self._were_there = left_by_predecessors(history.command_events)
@@ -119,65 +128,81 @@ class ForeignCheckpoints:
             return f"no checkpoint was seen in {STEPS_WITHOUT} steps, a restart would begin anew: check {setting}"
         return ""
 
-    async def resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
-        """Of what the policy allows, the step of the newest whose tensors can be read. Raises RunError: the run halts,
-        also where the disk gives none of those that were there, and has not within a minute: that is not the same as
-        none.
+    def read(self, lines: Sequence[Record]) -> FoundOnDisk:
+        """On a thread: what lies there, and what keeps each from being resumed from. Raises DiskError where the disk
+        gives none of those that were there, which is not the same as none.
 
         `lines`: the current ones of metrics.jsonl."""
-        for wait_s in UNREAD_S:
+        try:
+            found = self._adapter.checkpoints()
+        except OSError as error:
+            reason = f"the trainer's checkpoints can't be read: {error.strerror or error}"
+            raise DiskError(reason, DISK_HINT) from error
+        whys = {one.path: why_not_whole(one, lines) for one in found}
+        problems = {path: why for path, why in whys.items() if why}
+        if not found and self._were_there:
+            raise DiskError("of the trainer's checkpoints, which were there, none is any more", DISK_HINT)
+        if len(problems) == len(found) and (why := unread_in(found)):
+            raise DiskError(why, DISK_HINT)
+        damage: dict[Path, str] = {}
+        unread = ""
+        for one in found:
+            if one.path in problems or one.no_resume:
+                continue
             try:
-                return await self._resume_from(lines, incident)
-            except DiskError as error:
-                reason = f"{error.message}; they are looked at again in {wait_s:g} s"
-                self._history.event("checkpoint.unreadable", subject="checkpoints", reason=reason)
-                await within(wait_s, self._asked)
-        return await self._resume_from(lines, incident)
+                if problem := damage_in(one.path):
+                    damage[one.path] = problem
+            except DiskError as error:  # damaged, where the disk gives another
+                damage[one.path] = unread = error.message
+        if unread and all(one.no_resume or one.path in problems or one.path in damage for one in found):
+            raise DiskError(unread, DISK_HINT)
+        return FoundOnDisk(found=tuple(found), problems=problems, damage=damage, unread=unread)
 
-    async def _resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
-        """Raises RunError, DiskError."""
+    def facts(
+        self, read: FoundOnDisk, lines: Sequence[Record], incident: Incident | None
+    ) -> tuple[CheckpointFacts, ...] | None:
+        """For the choice of a restore; those with an optimizer alone, where one of them may be chosen. None where one
+        that the disk does not give now might be, and no other."""
         if self.unproven is None:  # what a trainer saved whose restore was not borne out when it ended
             self.unproven = unproven_of(self._history.command_events)
-        await self._look(lines)
+        self._found = read.found
+        self._problems = {**read.problems, **read.damage}
+        if self.unproven is not None:
+            kept_out = [one.path for one in self._found if self.unproven.holds_of(one)]
+            self._problems = dict.fromkeys(kept_out, self.unproven.why) | self._problems
+        self._tell_damaged(read.damage)
+        for among in ([one for one in self._usable if one.has_optimizer], self._usable):
+            facts = tuple(facts_of(among, self._problems, lines, self._config))
+            settings = for_reports(self._config.restore, report_every(lines))
+            if choose(facts, incident, self._history.attempts, settings).global_step not in (None, FIRST_WEIGHTS):
+                return facts
+        return None if read.unread else facts
+
+    def _tell_damaged(self, damage: Mapping[Path, str]) -> None:
+        """Of those that would have been chosen, were they not."""
+        whole = max((one.step for one in self._usable if one.path not in self._problems), default=FIRST_WEIGHTS)
+        known = self._history.memory.damaged_checkpoints
+        for one in self._found:
+            if one.path in damage and one.step > whole and one.changed_at not in known.get(one.step, ()):
+                self._history.found_damaged(one.step, (one.changed_at,), damage[one.path])
+
+    def check(self, step: int, lines: Sequence[Record]) -> None:
+        """Before anything is moved. Raises RunError: the run halts."""
         if not self.are_ours and (unknown := [one for one in self._found if one.path in self._problems]):
             why = self._problems[unknown[-1].path]
-            raise RunError(
-                f"{unknown[-1].path}: {why}, and this run has not made it; nothing is moved",
-                NOT_OURS,
-            )
+            raise RunError(f"{unknown[-1].path}: {why}, and this run has not made it; nothing is moved", NOT_OURS)
         if not self.are_ours and self._found and not self._usable:
             unused = self._found[-1]
             raise RunError(
                 f"{unused.path}: {unused.no_resume}; this run has not made it, would begin at step 0 and write over it",
                 "move it away, or give another trial_name",
             )
-        unread = ""
-        while True:
-            choice = self._choice([one for one in self._usable if one.has_optimizer], lines, incident)
-            if choice.global_step in (None, FIRST_WEIGHTS):
-                choice = self._choice(self._usable, lines, incident)
-            if unread and choice.global_step in (None, FIRST_WEIGHTS):
-                raise DiskError(unread, DISK_HINT)
-            unproven = self.unproven
-            if unproven is not None and choice.global_step == FIRST_WEIGHTS and not self._may_begin_anew(lines):
-                raise RunError(
-                    f"no checkpoint is left from before step {unproven.onset_step}; {unproven.why}",
-                    f"choose one by hand, also of {ASIDE}/, or begin anew with another trial_name",
-                )
-            if choice.global_step is None:  # its hint names a tool for the launcher's own checkpoints
-                reason = choice.reason.partition("; what the run had learned")[0]
-                raise RunError(reason, "choose one by hand, and leave no later one")
-            if (chosen := self._of(choice.global_step)) is None:
-                return choice.global_step
-            try:
-                problem = await asyncio.to_thread(damage_in, chosen.path)
-            except DiskError as error:  # damaged, where the disk gives another
-                self._problems[chosen.path] = unread = error.message
-                continue
-            if not problem:
-                return choice.global_step
-            self._history.found_damaged(choice.global_step, (chosen.changed_at,), problem)
-            self._problems[chosen.path] = problem
+        unproven = self.unproven
+        if unproven is not None and step == FIRST_WEIGHTS and not self._may_begin_anew(lines):
+            raise RunError(
+                f"no checkpoint is left from before step {unproven.onset_step}; {unproven.why}",
+                f"choose one by hand, also of {ASIDE}/, or begin anew with another trial_name",
+            )
 
     def _may_begin_anew(self, lines: Sequence[Record]) -> bool:
         """Where known answers accused the reward function, and nothing was learned before: a contradicted restore shows
@@ -190,29 +215,6 @@ class ForeignCheckpoints:
     @property
     def _usable(self) -> Sequence[FoundCheckpoint]:
         return [one for one in self._found if not one.no_resume]
-
-    async def _look(self, lines: Sequence[Record]) -> None:
-        """Raises DiskError."""
-        try:
-            self._found = await asyncio.to_thread(self._adapter.checkpoints)
-        except OSError as error:
-            reason = f"the trainer's checkpoints can't be read: {error.strerror or error}"
-            raise DiskError(reason, DISK_HINT) from error
-        whys = {one.path: why_not_whole(one, lines) for one in self._found}
-        self._problems = {path: why for path, why in whys.items() if why}
-        if not self._found and self._were_there:
-            raise DiskError("of the trainer's checkpoints, which were there, none is any more", DISK_HINT)
-        if len(self._problems) == len(self._found) and (why := await asyncio.to_thread(unread_in, self._found)):
-            raise DiskError(why, DISK_HINT)
-        if self.unproven is not None:
-            kept_out = [one.path for one in self._found if self.unproven.holds_of(one)]
-            self._problems = dict.fromkeys(kept_out, self.unproven.why) | self._problems
-
-    def _choice(
-        self, among: Sequence[FoundCheckpoint], lines: Sequence[Record], incident: Incident | None
-    ) -> RestoreChoice:
-        facts = facts_of(among, self._problems, lines, self._config)
-        return choose(facts, incident, self._history.attempts, for_reports(self._config.restore, lines))
 
     async def prepare(self, step: int, lines: Sequence[Record]) -> None:
         """Make of the chosen checkpoint what the trainer resumes from. Raises RunError."""
@@ -227,7 +229,7 @@ class ForeignCheckpoints:
         self._was_prepared = True
         reason = "" if chosen.has_optimizer else "it has no optimizer: the trainer begins with a fresh one"
         self._history.event("checkpoint.prepared", subject="checkpoints", reason=reason, global_step=step)
-        await self._look(lines)
+        self.facts(await asyncio.to_thread(self.read, lines), lines, None)
         for one in self._found:
             if one.step == step and one.changed_at != before.get(one.path) and self._is_kept_out(one):
                 del self._problems[one.path]  # it is new by the preparation, and not by what was contradicted

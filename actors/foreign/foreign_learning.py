@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from actors.foreign.completion_counts import compared
-from actors.foreign.foreign_faults import ForeignFault, OutsideWeights
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import find_damage, points_of, restore_verdict
+from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RewardHealthConfig
+from launcher.policy.incident_policy import ENVIRONMENT
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.reward_health import Level, RewardVerdict, judge_rewards
 from launcher.run_files.journal import Record
@@ -17,30 +18,31 @@ from launcher.run_files.journal import Record
 
 class LearningWatch:
     """`find` after each step, with the current lines of metrics.jsonl. `owes_proof`: whether what was restored is at
-    fault is not known yet."""
+    fault is not known yet. `onset_step`: of the damage that it went back from."""
 
     def __init__(self, settings: RewardHealthConfig, history: RunHistory) -> None:
         self._settings = settings
         self._history = history
         onsets = [one for one in history.attempts if one.onset_step is not None]
         self._restored_step = onsets[-1].restored_step if onsets else None
-        self._onset_step: int | None = None
+        self.onset_step: int | None = None
         self.owes_proof = False
         self._is_alerted = False
 
     def restored(self, step: int, onset_step: int | None) -> None:
         """The next step begins with the weights of a checkpoint from before an onset."""
-        self._restored_step, self._onset_step, self.owes_proof = step, onset_step, step != FIRST_WEIGHTS
+        self._restored_step, self.onset_step, self.owes_proof = step, onset_step, step != FIRST_WEIGHTS
 
-    def find(self, lines: Sequence[Record], now: float) -> ForeignFault | None:
-        """Raises OutsideWeights where the first steps after a restore show that something else has changed."""
+    def find(self, lines: Sequence[Record], now: float) -> Incident | None:
+        """What the steps show of the learning; OUTSIDE_WEIGHTS where the first ones after a restore show that something
+        else has changed."""
         points, restored = points_of(lines), self._restored_step
         if self.owes_proof and restored is not None:
             is_decided, why = restore_verdict(points, restored, self._settings)
             if why:
-                facts: dict[str, object] = {"onset_step": self._onset_step, "global_step": restored}
-                self._history.event("health.outside_weights", subject="environment", reason=why, **facts)
-                raise OutsideWeights(why, onset_step=self._onset_step)
+                facts: dict[str, object] = {"onset_step": self.onset_step, "global_step": restored}
+                self._history.event("health.outside_weights", subject=ENVIRONMENT, reason=why, **facts)
+                return Incident(cause=Cause.OUTSIDE_WEIGHTS, subject=ENVIRONMENT, reason=why, since=now)
             self.owes_proof = not is_decided
         verdict = RewardVerdict(level=Level.SOUND, reason="it is not known yet whether the restored weights are sound")
         if not self.owes_proof:
@@ -56,6 +58,7 @@ class LearningWatch:
             return None
         if found.onset_step is not None and (meanwhile := compared(lines, found.onset_step)):
             found = dataclasses.replace(found, reason=f"{found.reason}; {meanwhile}")
-        facts = {"onset_step": found.onset_step}
-        self._history.event(f"health.{found.cause}", subject=found.subject, reason=found.reason, **facts)
-        return ForeignFault(cause=found.cause, subject=found.subject, reason=found.reason, incident=found)
+        self._history.event(
+            f"health.{found.cause}", subject=found.subject, reason=found.reason, onset_step=found.onset_step
+        )
+        return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import shlex
@@ -101,13 +100,6 @@ def kill(process: HostedProcess) -> None:
     memory of each. Its host ends what is begun meanwhile."""
     for one in descendants(process.host_pid):
         send(one, signal.SIGKILL)
-
-
-async def within(seconds: float, asked: asyncio.Event) -> None:
-    """Wait, and no longer once the end is asked for."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(seconds, 0.0)):
-            await asked.wait()
 
 
 async def run_to_end(command: TrainerCommand, paths: RunPaths) -> tuple[int | None, str]:

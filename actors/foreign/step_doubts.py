@@ -7,10 +7,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from actors.foreign.foreign_faults import TRAINER
 from actors.foreign.foreign_steps import STEPS_TIMED
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.trainer_adapter import StepSeen
+from launcher.policy.observed import TRAINER
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import Record, number_of
 

@@ -291,7 +291,8 @@ class ActionExecutor:
         view = self._trainer.view
         if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
             return kept
-        lineage = 1 if self._history.lineage == 0 else None
+        # A command's restores change no weights of servers: those are given to the door, and stay.
+        lineage = 1 if self._history.lineage == 0 or not self._observer.has_trainer else None
         catalog = self._observer.catalog
         while (found := catalog.newest_model(self._history.memory.damaged_checkpoints)) is not None:
             if (kept := keep_checkpoint(name, found)) is not None:

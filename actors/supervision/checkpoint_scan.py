@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from launcher.base.errors import CheckpointError, LauncherError
-from launcher.policy.checkpoint_status import CheckpointFacts
 
 SCAN_S = 2.0
 """Longest wait for the disk; while the same scan lasts, nobody waits for it again."""
@@ -15,10 +15,10 @@ SCAN_S = 2.0
 AGAIN_S = 60.0
 """Longest gap between two readings that belong to one trouble of the disk: the plan may have needed none meanwhile."""
 
-Found = tuple[CheckpointFacts, ...]
+Found = TypeVar("Found")
 
 
-class CheckpointScan:
+class CheckpointScan(Generic[Found]):
     """`read` may block. `unreadable` is called with the reason, once each time that the disk can't be read any more;
     after `patience_s` of that the run can't go on. `was_read`: by a Coordinator before this one."""
 

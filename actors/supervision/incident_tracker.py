@@ -6,7 +6,7 @@ After each plan: what is seen ─► launcher/policy/incident_policy.py ─► i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.run_history import RunHistory
@@ -37,18 +37,11 @@ BEGUN_ANEW = ("cluster.restarted", "driver.restarted", "attempt.begun_anew")
 
 
 class IncidentTracker:
-    """`artifacts` None: nothing is kept but the journal's lines. `spared`: subjects whose incidents another ends."""
+    """`artifacts` None: nothing is kept but the journal's lines."""
 
-    def __init__(
-        self,
-        history: RunHistory,
-        artifacts: ArtifactCollector | None = None,
-        *,
-        spared: Collection[str] = (),
-    ) -> None:
+    def __init__(self, history: RunHistory, artifacts: ArtifactCollector | None = None) -> None:
         self._history = history
         self._artifacts = artifacts
-        self._spared = spared
 
     @property
     def _incidents(self) -> IncidentMemory:
@@ -64,8 +57,7 @@ class IncidentTracker:
     def turn(self, seen: Observed, made: RecoveryPlan, now: float) -> None:
         incidents = self._incidents
         damaged = {s for s in self._history.memory.damaged_checkpoints if f"checkpoint {s}" not in incidents.damaged}
-        own = [one for one in incidents.open.values() if one.subject not in self._spared]
-        change = incident_changes(own, seen, attempts=made.attempts, damaged=damaged)
+        change = incident_changes([*incidents.open.values()], seen, attempts=made.attempts, damaged=damaged)
         self.ended(change.ends, now)
         for trouble in sorted(change.begins, key=lambda one: self._incidents.number_to_begin(one.subject)):
             self.opened(trouble, repair_text(trouble, made.actions), now)

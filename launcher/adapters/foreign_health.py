@@ -17,7 +17,7 @@ from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
 from launcher.base.messages import Cause, Incident
 from launcher.base.rollouts import mean_of
 from launcher.config.schema import RunConfig
-from launcher.config.supervision import RestoreConfig, RewardHealthConfig
+from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.canary_policy import STANDARD_ERRORS, CanaryVerdict
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
 from launcher.policy.restore import FIRST_WEIGHTS
@@ -123,13 +123,11 @@ def restore_verdict(
     return len(since) == LEAST_STEPS, ""
 
 
-def for_reports(settings: RestoreConfig, lines: Sequence[Record]) -> RestoreConfig:
-    """What is counted in steps about an onset, for a trainer that does not report each of them."""
+def report_every(lines: Sequence[Record]) -> int:
+    """Of how many steps the trainer reports one, by its last reports; 1 where that is not known."""
     steps = [number_of(line.get("global_step")) for line in lines[-REPORTS:]]
     gaps = [later - earlier for earlier, later in itertools.pairwise(steps) if later > earlier]
-    every = max(1, round(median(gaps))) if gaps else 1
-    margin, place = settings.onset_margin_steps * every, settings.same_place_steps * every
-    return replace(settings, onset_margin_steps=margin, same_place_steps=place)
+    return max(1, round(median(gaps))) if gaps else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,10 @@ RETIRED: Mapping[str, str] = {
     "memory.warn_before_s": "the host's memory is reported once when 90 % of it is in use",
     "recovery.quarantine_gpus": "a server whose GPU fails is restarted on the same one, and given up where that fails",
     "restore.same_place_collapses": "the third collapse at the same place halts the run",
+    "reward_health.mend_patience_s": "where restored weights earn less than they did, another project's trainer halts, "
+    "as this launcher's own does",
+    "reward_health.mend_wait_s": "where restored weights earn less than they did, another project's trainer halts, "
+    "as this launcher's own does",
     "reward_health.canary_silent_rounds": "two rounds in a row without a score show a broken reward function",
     "restart.fleet": "a server is restarted by itself (restart.server), and a new attempt starts all (restart.attempt)",
     "recovery.standby_servers": "all servers serve (sglang.n_servers), and the others go on when one is lost",

@@ -127,17 +127,6 @@ class RewardHealthConfig:
     verifier_patience_s: float = setting(
         600.0, "longest pause while a reward function is broken, in seconds; then the run halts", DEADLINE
     )
-    mend_wait_s: float = setting(
-        60.0,
-        "first wait before another project's trainer is started again after its rewards fell for a cause outside "
-        "its weights, in seconds; it doubles with each attempt",
-        POSITIVE,
-    )
-    mend_patience_s: float = setting(
-        7200.0,
-        "longest wait until such a cause outside the weights is mended, in seconds; then the run halts",
-        DEADLINE,
-    )
 
 
 @dataclass

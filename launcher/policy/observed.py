@@ -81,7 +81,9 @@ class TrainerFacts:
     `is_loaded`: its weights are those of a checkpoint, or the first ones, by order; a fresh process is not.
     `is_paused`: the loop has stopped and confirmed it. `is_publishing`: from the optimizer step until every server has
     confirmed the new version or has been given up; meanwhile versions differ by right.
-    `unschedulable_since`: as of a server. `told`: what it says itself that ended it, "" where it was killed or hangs.
+    `unschedulable_since`: as of a server. `told`: what it says itself that ended it, or how it is done; "" where it was
+    killed or hangs. `is_command`: it is another project's, and takes care of its servers' weights and of its waiting
+    requests by itself, or by a door that is always there.
     """
 
     verdict: Verdict
@@ -96,6 +98,7 @@ class TrainerFacts:
     ran_out: RanOut | None = None
     unschedulable_since: float | None = None
     told: str = ""
+    is_command: bool = False
 
 
 def is_dead(server: ServerFacts) -> bool:
@@ -148,8 +151,8 @@ class Observed:
     `is_stopped`: nothing of it is left running. `monitor_silent_s`: for how long the HealthMonitor has been asked in
     vain. `fleet`: the servers that there are to be, None: those that there are. `newcomers`: those that have not
     served yet; that one of them has no weights is no incident. `disk`: what keeps the run from writing.
-    `standby_trainer`: NONE where there is none. `not_before`: actions that failed a moment ago, by kind and name, and
-    when each may be tried again.
+    `standby_trainer`: NONE where there is none. `report_every`: of how many steps the trainer reports one.
+    `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
     """
 
     servers: tuple[ServerFacts, ...]
@@ -165,6 +168,7 @@ class Observed:
     monitor_silent_s: float = 0.0
     disk: DiskTrouble | None = None
     standby_trainer: StandbyTrainer = StandbyTrainer.NONE
+    report_every: int = 1
     state: RunState = RunState.INITIALIZING
     under_way: tuple[Action, ...] = ()
     tried: tuple[TriedSettings, ...] = ()

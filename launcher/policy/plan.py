@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from launcher.base.errors import StateError
 from launcher.base.messages import Cause, Health, Incident, Overrides, ServerState, TerminalStatus
 from launcher.config.schema import RunConfig
+from launcher.config.supervision import RestoreConfig
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -60,7 +61,7 @@ from launcher.policy.observed import (
     is_unschedulable,
 )
 from launcher.policy.restart_budget import Repair, RepairAttempt, Rung, next_repair
-from launcher.policy.restore import choose, first_damaged
+from launcher.policy.restore import HINT, choose, first_damaged, for_reports
 
 UNJUDGED = "the HealthMonitor is asked first whether anything is wrong"
 NO_STEP_DURING = frozenset({Cause.VERIFIER_BROKEN, Cause.OUTSIDE_WEIGHTS})
@@ -92,7 +93,7 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         return _shut_down(seen)
     if seen.abort_reason or seen.trainer.is_finished:
         status = TerminalStatus.FINISHED if seen.trainer.is_finished else TerminalStatus.ABORTED
-        reason = "all steps are done" if seen.trainer.is_finished else seen.abort_reason
+        reason = seen.trainer.told or "all steps are done" if seen.trainer.is_finished else seen.abort_reason
         return _end(seen, Halt(reason=reason, word=status))
     if seen.disk is not None:
         return _wait_for_disk(seen, seen.disk, config, now)
@@ -163,8 +164,8 @@ def _what_runs(seen: Observed) -> str:
     """Of a run that has just begun to run, or runs again."""
     serving = [one.name for one in seen.servers if one.state is ServerState.READY]
     others = [f"{one.name} is {one.state}" for one in seen.servers if one.state is not ServerState.READY]
-    served_by = f"{', '.join(serving)} {'serves' if len(serving) == 1 else 'serve'}"
-    return "; ".join([f"the trainer takes step {seen.trainer.next_step}", served_by, *others])
+    served_by = [f"{', '.join(serving)} {'serves' if len(serving) == 1 else 'serve'}"] if serving else []
+    return "; ".join([f"the trainer takes step {seen.trainer.next_step}", *served_by, *others])
 
 
 def _unready(seen: Observed) -> str:
@@ -239,7 +240,7 @@ def _load(builder: PlanBuilder) -> None:
     if checkpoints is None:
         return
     repair = builder.next_repair(Cause.CHECKPOINT_CORRUPT, TRAINER, progress_at=builder.seen.progress_at)
-    choice = choose(checkpoints, None, builder.history, builder.config.restore)
+    choice = choose(checkpoints, None, builder.history, builder.restore_settings)
     if repair.rung is Rung.HALT or choice.global_step is None:
         reason = f"the trainer's state could not be loaded ({repair.tried}); {choice.reason}"
         builder.halt(reason, may_pass=repair.may_pass)
@@ -270,12 +271,15 @@ def _restore(builder: PlanBuilder, incident: Incident) -> None:
     checkpoints = None if builder.rests(RestoreTrainer) else builder.checkpoints()
     if checkpoints is None:
         return
-    choice = choose(checkpoints, incident, builder.history, builder.config.restore)
+    choice = choose(checkpoints, incident, builder.history, builder.restore_settings)
     repair = builder.next_repair(
         incident.cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER
     )
     if choice.global_step is None or repair.rung is Rung.HALT:
-        builder.halt("; ".join([incident.reason, choice.reason if choice.global_step is None else repair.reason]))
+        why = choice.reason if choice.global_step is None else repair.reason
+        if builder.seen.trainer.is_command and choice.global_step is None:  # the hint's tool knows only our checkpoints
+            why = f"{why.partition(HINT)[0]}; choose one by hand, and leave no later one"
+        builder.halt("; ".join([incident.reason, why]))
     elif builder.is_due(repair):
         builder.order(
             RestoreTrainer(
@@ -328,6 +332,13 @@ def _undo_restore(builder: PlanBuilder, incident: Incident) -> None:
         builder.order(PauseTrainer(reason=incident.reason))
         return
     at = trainer.next_step - 1
+    if trainer.is_command:
+        builder.reinstate_after = at
+        builder.halt(
+            f"{incident.reason}; repair what changed beside the weights, and start the same command again: it resumes "
+            "from the newest checkpoint from before the rewards fell"
+        )
+        return
     advice = (
         f"{incident.reason}. Look at the reward function (what it answers to new completions), the prompts, the chat "
         "template and the servers"
@@ -461,8 +472,11 @@ def _cause_of(server: ServerFacts) -> Cause:
 
 
 def _weights_can_be_had(builder: PlanBuilder) -> bool:
-    """The trainer holds weights that servers should have, and isn't handing them out itself."""
+    """The trainer holds weights that servers should have, and isn't handing them out itself. A command's are kept by
+    its door, whatever becomes of the command."""
     trainer = builder.seen.trainer
+    if trainer.is_command:
+        return not trainer.is_publishing
     return (
         trainer.is_loaded
         and not trainer.is_publishing
@@ -552,7 +566,8 @@ def _why_paused(builder: PlanBuilder) -> str:
 
 
 def _can_serve(builder: PlanBuilder) -> bool:
-    return any(
+    """A command may begin without a server: its requests wait at the door, or its servers are its own."""
+    return builder.seen.trainer.is_command or any(
         server.state is ServerState.READY and not is_dead(server) and is_current(server, builder.seen.trainer)
         for server in builder.seen.servers
     )
@@ -654,6 +669,10 @@ class PlanBuilder:
             self.wake_at.append(not_before)
             self.reasons.append(f"{kind.__name__} {name}".strip() + f" failed: again in {not_before - self.now:.1f} s")
         return not_before > self.now
+
+    @property
+    def restore_settings(self) -> RestoreConfig:
+        return for_reports(self.config.restore, self.seen.report_every)
 
     def checkpoints(self) -> tuple[CheckpointFacts, ...] | None:
         """None while nobody has read them: the plan then asks for them, and nothing that needs them is ordered."""

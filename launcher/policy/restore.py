@@ -14,7 +14,7 @@ chosen: one more restore costs less than a run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
@@ -26,6 +26,7 @@ SAME_PLACE_COLLAPSES = 3
 FIRST_WEIGHTS = -1
 """The step of the weights that the run began with: always complete, and from before any onset but step 0."""
 
+HINT = "; what the run had learned is not thrown away: choose with scripts.setup_recovery, or another trial_name"
 FROM_THE_START = (
     "; the first weights show it too: the task, the chat template or the reward function may not suit the model "
     "(reward_health.zero_breaker_steps=null trains on without any reward)"
@@ -90,6 +91,12 @@ def choose(
     return _newest(trusted, before, incident, settings)
 
 
+def for_reports(settings: RestoreConfig, every: int) -> RestoreConfig:
+    """What is counted in steps about an onset, for a trainer that reports one of `every` steps."""
+    margin, place = settings.onset_margin_steps * every, settings.same_place_steps * every
+    return replace(settings, onset_margin_steps=margin, same_place_steps=place)
+
+
 def _restored_at_the_same_place(
     incident: Incident, history: Sequence[RepairAttempt], settings: RestoreConfig
 ) -> list[int]:
@@ -115,8 +122,7 @@ def _newest(
         return RestoreChoice(global_step=trusted[0].global_step, reason=reason)
     reason = f"there is no checkpoint to trust up to step {until}"
     if incident.had_learned:
-        hint = "what the run had learned is not thrown away: choose with scripts.setup_recovery, or another trial_name"
-        return RestoreChoice(global_step=None, reason=f"{reason}; {hint}")
+        return RestoreChoice(global_step=None, reason=f"{reason}{HINT}")
     if settings.begin_anew:
         return RestoreChoice(global_step=FIRST_WEIGHTS, reason=reason)
     return RestoreChoice(global_step=None, reason=f"{reason}, and restore.begin_anew is off")

@@ -53,7 +53,6 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "trainer.restored": lambda e: f"trainer {_restored(e)}; step {_next(e)} is next",
     "trainer.loaded": lambda e: _probation(e),
     "trainer.unwatched": "the trainer: {short_reason}",
-    "rewards.awaited": "the run waits for its rewards to be mended: {short_reason}",
     "trainer.pausing": "the trainer is being paused: {short_reason}",
     "server.restarting_failed": "{subject} could not be restarted: {short_reason}",
     "trainer.restarting_failed": "the trainer could not be restarted: {short_reason}",

@@ -127,7 +127,6 @@ EVENT_NAMES: Mapping[str, str] = {
     "health.nonfinite": "two steps in a row were not finite",
     "health.reward_collapse": "the rewards fell, with the onset step",
     "health.verifier_broken": "the reward function scores known answers wrongly",
-    "rewards.awaited": "of another project's trainer: it is stopped until its rewards are mended, and when it is tried",
     "health.outside_weights": "restored weights do not earn what they earned when they were saved",
     "health.mended": "it scores them rightly again",
     "health.blind": "a server can't be watched, with the reason",

@@ -2,8 +2,8 @@
 
     a decision ─► RunMemory changes ─► memory.json, complete and on the disk ─► what was decided is begun
 
-The driver begins the file of an attempt; the attempt's Coordinator, or ForeignSupervisor, is its only writer from then
-on. events.jsonl reports the same decisions to people and tools, and nobody acts on it.
+The driver begins the file of an attempt; the attempt's Coordinator is its only writer from then on. events.jsonl
+reports the same decisions to people and tools, and nobody acts on it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OF_A_COMMAND = frozenset(
         "checkpoint.set_aside",
     }
 )
-"""Events from which the supervisor of another project's trainer continues."""
+"""Events from which a Coordinator continues whose trainer is another project's command."""
 
 Line = Mapping[str, object]
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class RunMemory:
     command_events: list[dict[str, Any]] | None = None
 
     def keep_event(self, line: Line) -> None:
-        """For the incident that it belongs to, and for the supervisor of a command."""
+        """For the incident that it belongs to, and for what is to be known of a command."""
         if isinstance(number := line.get("incident"), int):
             self.incidents.keep(number, line)
         if self.command_events is not None and line.get("event") in OF_A_COMMAND:

@@ -36,7 +36,6 @@ class LastAttempt:
     state_reason: str = ""
     held: str = ""  # by whom and why a pause was asked for that holds
     waits: dict[str, tuple[float, str]] = field(default_factory=dict)  # for what the trainer waits, by who said it
-    awaited: Record = field(default_factory=dict)  # the last event that it waits until its rewards are mended
     restored_step: int | None = None  # of the last restore from an onset
     servers: dict[str, ServerRecord] = field(default_factory=dict)
     open_incidents: dict[int, Record] = field(default_factory=dict)
@@ -62,8 +61,6 @@ class LastAttempt:
                 self.waits["step"] = as_unix_time(event.get("time")), reason
             case "gate.answered" | "step.came":
                 self.waits.pop(name.partition(".")[0], None)
-            case "rewards.awaited":
-                self.awaited = event
             case "trainer.died":  # nobody is left to say that it is over
                 self.waits.clear()
             case "server.ready":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import math
 import os
 import random
 import resource
@@ -41,13 +40,11 @@ from scripts.faults.started_run import Driver, started
 from scripts.health.recorded_run import read_view
 from scripts.lab import areal_rig, trl_rig
 from scripts.lab.foreign_cost import OOM, FaultCost, begins_again, cost_of, fault_cost
-from scripts.run_control import send as send_request
 from scripts.run_processes import LiveServer, find_servers
 
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
-ZERO, STAYS = "zero", "zero-stays"
-OUTSIDE, WAITS = ("health.outside_weights", "health.verifier_broken"), "rewards.awaited"
+ZERO = "zero"
 SERVES = frozenset({"READY"})
 UPDATE_S = 0.3
 """`update` is sent at a random moment of so many seconds after the trainer has given weights."""
@@ -76,12 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults",
         nargs="*",
-        choices=(*SIGNALS, OOM, ZERO, STAYS),
+        choices=(*SIGNALS, OOM, ZERO),
         default=["kill", "any", "stop"],
         help="of the trainer's process, of any process of its tree, or of a server of the launcher's (trainer.rung="
         "servers), which `update` kills while it loads weights; oom: the trainer gets no more memory; zero: rewards, "
-        "until that is noticed (only of a run of this tool's own); zero-stays: until a restore has not helped and the "
-        "run waits for a mend; nothing: a run to compare with",
+        "until that is noticed (only of a run of this tool's own); nothing: a run to compare with",
     )
     parser.add_argument("--total", type=int, default=80, help="steps of a run of this tool's own")
     parser.add_argument("--output", type=Path, help="folder of a run of this tool's own, which is kept")
@@ -95,7 +91,7 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     if last - first < len(given.faults):
         raise UsageError(f"--steps {first} {last} has no room for {len(given.faults)} faults", "give a wider range")
     settings, broken = _made(given, settings)
-    if {ZERO, STAYS} & set(given.faults) and broken is None:
+    if ZERO in given.faults and broken is None:
         raise UsageError("--faults zero: the reward function is not this tool's", "use areal with AREAL_RIG, or trl")
     words = ordered_arguments([f"conf={given.adapter}", *settings])
     config = with_their_names(compose(words), [word.partition("=")[0] for word in words])
@@ -115,7 +111,6 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
             costs.append(fault_cost(paths, log, begin, moment, fault))
             print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
-    goes_on = STAYS not in given.faults or _resumed_before(paths)
     standing, _ = read_run_log(paths).standing()
     steps = [line.step for line in standing]
     is_whole = steps == list(range(steps[0], steps[0] + len(steps))) if steps else False
@@ -123,7 +118,7 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     once = "each once" if is_whole else "with gaps"
     print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left, {_learned(paths)}: {paths.logs}")
     were_sent = len(costs) == len(given.faults)
-    return SURVIVED if exit_code == 0 and goes_on and is_whole and not left and were_sent else LOST
+    return SURVIVED if exit_code == 0 and is_whole and not left and were_sent else LOST
 
 
 def _made(given: argparse.Namespace, settings: Sequence[str]) -> tuple[Sequence[str], Path | None]:
@@ -161,14 +156,12 @@ def _strike(
 ) -> float | None:
     """Unix seconds of the fault, of `zero` of its mend, of `oom` of the trainer's end; None where the run ended
     before."""
-    if fault in (ZERO, STAYS):
+    if fault == ZERO:
         assert broken is not None
         broken.touch()
         first, began = _last_step(paths) + 1, time.time()
-        _wait(run, lambda: any(_is_known(fault, event, began) for event in read_events(paths.events)))
+        _wait(run, lambda: any(_is_known(event, began) for event in read_events(paths.events)))
         broken.unlink(missing_ok=True)
-        if fault == STAYS and run.poll() is None:
-            send_request(paths, "resume", reason="rewards are mended")
         print(
             f"rewards at 0 in steps {first} to {_last_step(paths)}, noticed after {time.time() - began:.1f} s",
             flush=True,
@@ -194,20 +187,6 @@ def _strike(
     return None
 
 
-def _resumed_before(paths: RunPaths) -> bool:
-    """Whether the run has gone on from before the onset, once restored weights did not earn what they had, or the
-    reward function failed its check."""
-    why, onset, resumed, since = "", math.nan, math.nan, math.inf
-    for event in read_events(paths.events):
-        if event.get("event") in OUTSIDE:
-            why, onset, resumed = str(event.get("reason")), number_of(event.get("onset_step")), math.nan
-        elif event.get("event") == "trainer.restored" and math.isnan(resumed):
-            resumed, since = number_of(event.get("global_step")), number_of(event.get("time"))
-    first = next((one.step for one in written_steps(paths) if one.time >= since), math.nan)
-    print(f"{why}; fell at step {onset:g}, goes on after step {resumed:g} with step {first:g}", flush=True)
-    return resumed < onset and first == resumed + 1
-
-
 def _starve(hit: Process, run: Driver) -> bool:
     """It gets nothing more of what it may write to; True once it has ended."""
     with contextlib.suppress(ProcessLookupError):
@@ -217,11 +196,9 @@ def _starve(hit: Process, run: Driver) -> bool:
     return process_state(hit.pid)[0] in ENDED
 
 
-def _is_known(fault: str, event: Record, moment: float) -> bool:
-    """Whether the run knows of rewards at 0, or of such that stay."""
+def _is_known(event: Record, moment: float) -> bool:
+    """Whether the run knows of rewards at 0."""
     is_new = number_of(event.get("time")) >= moment
-    if fault == STAYS:
-        return is_new and event.get("event") == WAITS
     return is_new and event.get("event") == "incident.began" and event.get("cause") == "reward_collapse"
 
 

@@ -21,7 +21,7 @@ HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
 """As AReaL's client says it."""
 NOTICED = frozenset({"server.died", "health.dead", "trainer.died", "incident.began"})
-AGAIN = frozenset({"trainer.restarted"})
+AGAIN = frozenset({"trainer.resumed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ CHOSEN: dict[str, str] = {
     "actors/cluster": "fencing placement_group ray_cluster",
     "actors/data": "prompt_queue record_sources dataset",
     "actors/episodes": "episode_runner episode",
-    "actors/foreign": "foreign_supervisor foreign_checkpoints door_requests",
+    "actors/foreign": "command_trainer foreign_checkpoints door_requests",
     "actors/model": "objective grpo micro_batches",
     "actors/monitoring": "reward_series disk_watch",
     "actors/processes": "log_drain process_host hosted_process",

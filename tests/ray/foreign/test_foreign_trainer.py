@@ -104,45 +104,48 @@ def test_nobody_outlives_a_killed_driver_and_the_same_command_resumes(tmp_path):
 
 
 def test_rewards_that_are_mended_while_it_waits_cost_no_step_and_no_checkpoint(tmp_path):
-    settings = ("reward_health.mend_wait_s=3", "restart.restore=1")
+    check = "import os, sys\nos.path.exists('environment') and sys.exit('4 is not 4')"
+    (tmp_path / "check.py").write_text(check)
+    settings = (f"trainer.reward_check='{sys.executable} check.py'", "restart.restore=1")
     run = begin(tmp_path, steps=120, words="--every 1", settings=settings)
     with run:
         run.wait_steps(45)
         (tmp_path / "environment").touch()
-        run.wait_until(lambda: len(run.events("rewards.awaited")) == 3, "two more tries were contradicted")
+        run.wait_until(lambda: len(run.events("trainer.loaded")) == 2, "it is back before the fall")
         run.wait_until(lambda: run_control.state_of(run.paths)[0] == "PAUSED", "it waits")
         assert run.trainer_pid() is None
         assert check_health.main([str(run.paths.logs)]) == 1
         (tmp_path / "environment").unlink()
         assert run.wait_end() == 0, run.said()
         assert run.tree() == []
-    assert "what changed is not the weights" in run.said()
-    assert run.incidents() == [("reward_collapse", False), ("outside_weights", True)]
-    (onset_step,) = {event["onset_step"] for event in run.events("health.outside_weights")}
-    resumed = [event["global_step"] for event in run.events("trainer.restored")]
-    assert resumed[1:] == [onset_step - 1] * 3, "the newest that was sound"
-    assert [event["seconds"] for event in run.events("rewards.awaited")] == [3.0, 6.0, 12.0]
+    assert run.incidents() == [("verifier_broken", True)]
+    (broken,) = run.events("health.verifier_broken")
+    assert broken["reason"].startswith("trainer.reward_check ended with exit code 1: 4 is not 4; ")
+    (resumed,) = run.events("trainer.restored")
+    assert resumed["global_step"] == broken["onset_step"] - 1, "the newest that was sound"
     assert len(run.events("repair.begun")) == 1, "no budget is spent by waiting"
     assert_sound(run, 120)
 
 
 def test_rewards_that_stay_broken_end_the_run_for_a_person_and_the_same_command_goes_on(tmp_path):
-    settings = ("reward_health.mend_wait_s=600", "reward_health.mend_patience_s=1")
-    run = begin(tmp_path, steps=120, words="--every 1", settings=settings)
+    run = begin(tmp_path, steps=120, words="--every 1")
     with run:
         run.wait_steps(45)
         (tmp_path / "environment").touch()
         assert run.wait_end() == 3, run.said()
         assert run.tree() == []
-    assert "not mended within reward_health.mend_patience_s=1" in " ".join(run.said().split())
+    assert "what changed is not the weights" in run.said()
     assert run.events("checkpoint.reinstated")
     assert run.incidents() == [("reward_collapse", False), ("outside_weights", False)]
-    run.words = [word for word in run.words if "mend_patience_s" not in word]
     with run:  # not mended yet: the first step is asked, and nothing is given up
-        run.wait_until(lambda: run.events("rewards.awaited")[1:], "it waits")
-        (tmp_path / "environment").unlink()
-        assert run_control.main(["resume", str(run.paths.logs)]) == 0
+        assert run.wait_end() == 3, run.said()
+    (tmp_path / "environment").unlink()
+    with run:
         assert run.wait_end() == 0, run.said()
+    onsets = [event["onset_step"] for event in run.events("health.outside_weights")]
+    resumed = [event["global_step"] for event in run.events("trainer.restored")]
+    assert resumed[1:] == [onset - 1 for onset in onsets], "the newest that was sound"
+    assert len({*onsets}) == 1
     assert_sound(run, 120)
 
 

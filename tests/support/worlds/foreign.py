@@ -1,4 +1,4 @@
-"""Another project's trainer under its supervisor: its settings, its events, its rewards that break and are mended."""
+"""Another project's trainer under a Coordinator: its settings, its events, its rewards that break and are mended."""
 
 import asyncio
 import json
@@ -12,14 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from actors.foreign.command_cluster import CommandCoordinator
+from actors.foreign.command_trainer import CommandTrainer
 from actors.foreign.foreign_process import mark_of
-from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.processes.process_tree import bearing
 from actors.supervision.incident_tracker import IncidentTracker
+from launcher.adapters.foreign_health import report_every
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
-from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
+from launcher.policy.restore import choose, for_reports
 from launcher.run_files.journal import Journal, current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.foreign.foreign_run import PROGRAM
@@ -41,8 +43,15 @@ def remove(folder):
 
 
 class Recorded(SimpleNamespace):
+    """In the place of a RunHistory."""
+
+    memory = SimpleNamespace(damaged_checkpoints={})
+
     def event(self, name, **facts):
         self.events.append((name, facts))
+
+    def found_damaged(self, step, made_at, reason):
+        self.events.append(("checkpoint.damaged", {"global_step": step, "reason": reason}))
 
     @property
     def command_events(self):
@@ -79,7 +88,7 @@ def config(tmp_path):
     made.cluster.fileroot = str(tmp_path / "runs")
     made.restart.restore = 1
     made.reward_health.zero_breaker_steps = 4
-    made.reward_health.mend_wait_s = 600.0
+    made.restart.wait_initial_s = 0.1
     made.trainer = ForeignTrainerConfig(
         adapter="command",
         command=f"{sys.executable} {PROGRAM.name} --steps {STEPS} --metrics log.jsonl --step-s 0.05 --every 1",
@@ -92,10 +101,25 @@ def config(tmp_path):
     return made
 
 
-def supervisor_of(config, paths):
-    journal = Journal(paths.events, 1, time.time)
-    history = history_of(paths.events, 1, journal=journal, node="n")
-    return ForeignSupervisor(config, paths, journal, history, {})
+def coordinator_of(config, paths, attempt=1, *, journal=None):
+    journal = journal or Journal(paths.events, attempt, time.time)
+    history = history_of(paths.events, attempt, journal=journal, node="n")
+    changed = asyncio.Event()
+    trainer = CommandTrainer(config, paths, attempt, history, {}, changed=changed)
+    return CommandCoordinator(config, paths, history, trainer, changed=changed)
+
+
+def last_step(coordinator):
+    return coordinator.trainer.steps.last_step or 0
+
+
+def resume_from(found, lines, incident=None):
+    """The step that a plan would restore, of what lies there. Raises RunError where nothing may be moved."""
+    facts = found.facts(found.read(lines), lines, incident)
+    settings = for_reports(found._config.restore, report_every(lines))
+    step = choose(facts, incident, found._history.attempts, settings).global_step
+    found.check(step, lines)
+    return step
 
 
 def events(paths, *names):
@@ -111,19 +135,12 @@ async def until(holds, running):
     return found
 
 
-async def broken(supervisor, tmp_path):
-    """The run of `supervisor`, whose rewards are broken from step 26 on."""
-    running = asyncio.create_task(supervisor.run())
-    await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
+async def broken(coordinator, tmp_path):
+    """The run of `coordinator`, whose rewards are broken from step 26 on."""
+    running = asyncio.create_task(coordinator.run())
+    await until(lambda: last_step(coordinator) >= 25, running)
     (tmp_path / "environment").touch()
     (tmp_path / HELD).unlink()
-    return running
-
-
-async def waiting(config, paths, tmp_path):
-    """A run whose rewards broke at step 26, until it waits."""
-    running = await broken(supervisor_of(config, paths), tmp_path)
-    await until(lambda: events(paths, "rewards.awaited"), running)
     return running
 
 
@@ -132,16 +149,18 @@ def as_killed():
     return mock.patch.object(IncidentTracker, "close", return_value=None)
 
 
-def resume(paths, at=1.0):
-    ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a test", at=at))
+async def given_up(config, paths, tmp_path):
+    """A run whose rewards broke at step 26, and which no restore has helped."""
+    outcome = await (await broken(coordinator_of(config, paths), tmp_path))
+    assert outcome.status is TerminalStatus.ERRORED
+    return outcome
 
 
 async def mended(config, paths, tmp_path):
-    """Its outcome, where a person mends its rewards while it waits, and says so."""
-    running = await waiting(config, paths, tmp_path)
+    """The outcome of the same command, given again once its rewards are mended."""
+    await given_up(config, paths, tmp_path)
     (tmp_path / "environment").unlink()
-    resume(paths)
-    return await running
+    return await coordinator_of(config, paths, 2).run()
 
 
 def causes(paths):

@@ -237,17 +237,6 @@ def test_a_timeout_that_would_never_end_is_refused(paths, journal, seconds, caps
     assert wanted(paths) is None
 
 
-def test_a_run_that_heard_it_and_waits_on_for_a_mend_says_why_at_once(paths, journal, capsys, monkeypatch):
-    def heard(paths, request):
-        journal.record("rewards.awaited", reason="4 is not 4", heard_at=request.at)
-
-    with Driver(paths, journal):
-        assert control(paths, "pause") == 0
-        monkeypatch.setattr(run_control, "ask", heard)
-        assert control(paths, "resume") == 4
-    assert "not done: e/t waits on: 4 is not 4" in capsys.readouterr().err
-
-
 def test_a_wait_ends_with_the_run(paths, journal, capsys, monkeypatch):
     """Stopped by another while this one waits for its pause."""
     with Driver(paths, journal):

@@ -1,9 +1,12 @@
 """What is counted of the completions that pass the door, and what is said of them beside a fall of the rewards."""
 
+import asyncio
+
 import pytest
 
+from actors.foreign.command_trainer import CommandTrainer
 from actors.foreign.completion_counts import CompletionCounts, compared
-from actors.foreign.fleet import ServedSupervisor
+from actors.foreign.fleet import Fleet
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_steps import ForeignSteps
 from launcher.adapters.trainer_adapter import StepSeen
@@ -58,7 +61,7 @@ def test_a_collapse_says_whether_the_completions_changed_too(paths, tokens, said
     steps.write()
     assert fault is not None
     assert fault.cause is Cause.REWARD_COLLAPSE
-    assert fault.reason.endswith(f"; its completions meanwhile: {said}" if said else fault.incident.reason)
+    assert fault.reason.endswith(f"; its completions meanwhile: {said}" if said else "noise 0.032)")
     assert ("its completions" in fault.reason) == bool(said)
     assert [("door/tokens/avg" in line) for line in read_lines(paths.metrics)] == [tokens is not None] * 40
     assert compared(steps.lines, 0) == ""
@@ -84,13 +87,14 @@ async def test_each_step_gets_what_the_door_answered_since_the_one_before_also_w
     config = RunConfig(experiment_name="counted", trainer=ForeignTrainerConfig(adapter="command", command="true"))
     config.trainer.pattern = "step (?P<step>[0-9]+)"
     journal = Journal(paths.events, 1)
-    supervisor = ServedSupervisor(
-        config, paths, journal, history_of(journal.path, journal=journal), {}, door=FakeActor(completions=count)
-    )
+    fleet = object.__new__(Fleet)
+    fleet._door, fleet._counted = FakeActor(completions=count), None
+    history = history_of(journal.path, journal=journal)
+    trainer = CommandTrainer(config, paths, 1, history, {}, changed=asyncio.Event(), door=fleet)
     paths.logs.mkdir(parents=True, exist_ok=True)
     for printed in ("step 1\n", "", "step 2\n", "step 3\n", "step 4\n", "step 5\n"):
         with paths.trainer_log.open("a") as log:
             log.write(printed)
-        assert await supervisor._take_all() is None
+        assert await trainer._take_all() is None
     lines = list(read_lines(paths.metrics))
     assert [line.get("door/completions") for line in lines] == [None, 32.0, None, None, 32.0]

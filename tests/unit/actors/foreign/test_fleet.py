@@ -1,5 +1,5 @@
-"""The Coordinator of the servers behind a door, without Ray: real processes of stand-in servers, real plans, the real
-door, and a client that asks, pauses and updates while servers are killed and stopped."""
+"""The Coordinator of a command and of the servers behind its door, without Ray: real processes of stand-in servers,
+real plans, the real door, and a client that asks, pauses and updates while servers are killed and stopped."""
 
 import asyncio
 import os
@@ -14,17 +14,17 @@ import aiohttp
 import pytest
 
 from actors.foreign import door_actor
+from actors.foreign.command_cluster import CommandCoordinator
 from actors.foreign.fleet import Fleet
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_server import SGLangProcess
-from launcher.base.messages import ServerInfo, ServerState, TerminalStatus, TrainerView
+from launcher.base.messages import Health, ServerInfo, ServerState, TerminalStatus, TrainerView, Verdict
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.config.supervision import RestartConfig
-from launcher.policy.actions import Halt
-from launcher.policy.observed import RunState
+from launcher.policy.observed import TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
@@ -45,6 +45,35 @@ class Local:
 
     def __getattr__(self, name):
         return Method(self._instead.get(name) or getattr(self._made, name))
+
+
+class Stepping:
+    """The command that the test is, in the place of a CommandTrainer."""
+
+    incident, pid, next_step, stop_s, report_every, done = None, 0, 0, 0.0, 1, ""
+    progress = SimpleNamespace(at=lambda subject: None)
+
+    def facts(self):
+        return TrainerFacts(
+            verdict=Verdict(health=Health.HEALTHY, reason="it steps"),
+            is_loaded=True,
+            is_paused=False,
+            policy_version=0,
+            lineage=0,
+            next_step=0,
+            is_finished=bool(self.done),
+            told=self.done,
+            is_command=True,
+        )
+
+    async def begin(self):
+        """It steps already."""
+
+    async def halt(self, *, reinstates):
+        assert not reinstates
+
+    async def close(self):
+        """Nothing of it runs."""
 
 
 class Behind:
@@ -82,6 +111,7 @@ class Behind:
 
         door = door_actor.DoorActor.__ray_metadata__.modified_class(self.config, self.paths, 1)
         self.processes = [self._server(index) for index in range(self.config.sglang.n_servers)]
+        self.trainer = Stepping()
         self.fleet = Fleet(
             *(self.config, self.paths, self.history),
             next_step=lambda: 0,
@@ -93,7 +123,9 @@ class Behind:
         )
         self.monitor, self.door = monitor, door
         self.address = (await door.addresses())[0]
-        self.serving = asyncio.create_task(self.fleet.coordinator.supervise())
+        parts = (self.config, self.paths, self.history, self.trainer)
+        coordinator = CommandCoordinator(*parts, changed=self.fleet.executor.changed, fleet=self.fleet)
+        self.serving = asyncio.create_task(coordinator.supervise())
         self.session = aiohttp.ClientSession()
         await self.until(lambda: len(self.ready()) == len(self.processes))
         return self
@@ -121,11 +153,10 @@ class Behind:
 
     async def __aexit__(self, *_):
         await self.session.close()
-        self.history.begun(Halt(reason="the command has ended", word=TerminalStatus.FINISHED))
-        self.history.enter(RunState.SHUTTING_DOWN, "the command has ended")
+        self.trainer.done = "the command has ended"
         async with asyncio.timeout(scaled(60)):
             outcome = await self.serving
-        assert outcome.status is TerminalStatus.FINISHED
+        assert (outcome.status, outcome.reason) == (TerminalStatus.FINISHED, self.trainer.done)
         await self.monitor.close()
         for process in self.processes:
             await process.stop()

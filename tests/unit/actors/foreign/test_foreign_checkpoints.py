@@ -18,7 +18,7 @@ from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal, name_of
 from tests.support.worlds.adapters import trainer
-from tests.support.worlds.foreign import Recorded, lines
+from tests.support.worlds.foreign import Recorded, lines, resume_from
 
 CONTRADICTED = """
 {"time": 1795439150.3885427, "event": "trainer.starting", "attempt": 1, "reason": "…", "at_byte": 0}
@@ -47,7 +47,7 @@ def history():
 def test_after_a_crash_the_recover_folder_is_taken_although_an_export_is_newer(tmp_path, history):
     top, _ = make_areal(tmp_path / "out", [4, 14], recover_step=9)
     found = checkpoints(tmp_path, history)
-    step = asyncio.run(found.resume_from(lines(16), None))
+    step = resume_from(found, lines(16), None)
     assert (step, found.path_of(step)) == (9, top / "default" / "recover_checkpoint")
     asyncio.run(found.prepare(step, lines(16)))
     asyncio.run(found.clear(after=step, is_condemned=False))
@@ -61,7 +61,7 @@ def test_an_export_that_its_areal_can_not_resume_from_is_neither_chosen_nor_call
     top, info = make_areal(tmp_path / "out", [4, 14], recover_step=9)
     (info / "dataloader_info.pkl").unlink()
     found = checkpoints(tmp_path, history)
-    assert asyncio.run(found.resume_from(lines(16), None)) == FIRST_WEIGHTS
+    assert resume_from(found, lines(16), None) == FIRST_WEIGHTS
     asyncio.run(found.clear(after=9, is_condemned=False))
     assert sorted(path.name for path in (top / "default").glob("epoch*")) == [str(name_of(4))]
     assert [path.name for path in (top / "default" / "set_aside").glob("*14*")] == [f"{name_of(14)}.superseded-1"]
@@ -71,7 +71,7 @@ def test_exports_that_a_run_would_write_over_from_step_0_on_are_refused(tmp_path
     top, _ = make_areal(tmp_path / "out", [4, 14])
     found = checkpoints(tmp_path, history, are_ours=False)
     with pytest.raises(RunError) as caught:
-        asyncio.run(found.resume_from([], None))
+        resume_from(found, [], None)
     assert str(name_of(14)) in str(caught.value)
     assert "would begin at step 0 and write over it" in str(caught.value)
     assert "another trial_name" in caught.value.hint
@@ -88,7 +88,7 @@ def test_from_before_an_onset_an_export_is_prepared_and_what_was_there_can_come_
     )
 
     async def restore():
-        step = await found.resume_from(lines(16), incident)
+        step = resume_from(found, lines(16), incident)
         await found.prepare(step, lines(16))
         await found.clear(after=step, is_condemned=True)
         return step
@@ -126,12 +126,12 @@ def test_after_a_contradicted_restore_the_newest_from_before_the_onset_is_resume
         for one in (path, *path.iterdir()):
             os.utime(one, (unproven.since - 60,) * 2)
     found = checkpoints(tmp_path, history, unproven)
-    assert asyncio.run(found.resume_from(lines(26), None)) == 22
+    assert resume_from(found, lines(26), None) == 22
     assert [line["global_step"] for line in found.proven(lines(26))][-1] == 19
     os.utime(top / "default" / str(name_of(22)))
-    assert asyncio.run(found.resume_from(lines(26), None)) == 19, "22 was made by the contradicted incarnation"
+    assert resume_from(found, lines(26), None) == 19, "22 was made by the contradicted incarnation"
     found.started()
-    assert asyncio.run(found.resume_from(lines(26), None)) == 24
+    assert resume_from(found, lines(26), None) == 24
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_what_is_prepared_after_a_contradicted_restore_stays_where_the_trainer_l
     found = checkpoints(tmp_path, history, Unproven(onset_step=13, restored_step=4, since=1.5e9))
 
     async def restore():
-        step = await found.resume_from(lines(16), None)
+        step = resume_from(found, lines(16), None)
         await found.prepare(step, lines(16))
         await found.clear(after=step, is_condemned=False)
         return step
@@ -157,7 +157,7 @@ def test_nothing_is_begun_anew_where_none_from_before_the_onset_is_left(tmp_path
     make_areal(tmp_path / "out", [], recover_step=24)
     found = checkpoints(tmp_path, history, unproven)
     with pytest.raises(RunError, match="no checkpoint is left from before step 24"):
-        asyncio.run(found.resume_from(lines(26), None))
+        resume_from(found, lines(26), None)
 
 
 @pytest.mark.parametrize(("is_old", "why"), [(True, "superseded"), (False, "contradicted")])
@@ -167,7 +167,7 @@ def test_what_the_next_start_passes_over_is_set_aside_and_not_as_damaged(tmp_pat
         for one in (top / "default" / str(name_of(24)), *(top / "default" / str(name_of(24))).iterdir()):
             os.utime(one, (unproven.since - 60,) * 2)
     found = checkpoints(tmp_path, history, unproven)
-    assert asyncio.run(found.resume_from(lines(26), None)) == 9
+    assert resume_from(found, lines(26), None) == 9
     asyncio.run(found.clear(after=9, is_condemned=False))
     assert [path.name for path in (top / "default" / "set_aside").iterdir()] == [f"{name_of(24)}.{why}-1"]
     asyncio.run(found.put_back())
@@ -177,7 +177,7 @@ def test_what_the_next_start_passes_over_is_set_aside_and_not_as_damaged(tmp_pat
 def test_what_a_contradicted_trainer_wrote_gives_its_place_to_what_was_there(tmp_path, history):
     top, _ = make_areal(tmp_path / "out", [4, 14], recover_step=9)
     found, own = checkpoints(tmp_path, history), top / "default" / str(name_of(14))
-    asyncio.run(found.resume_from(lines(16), None))
+    resume_from(found, lines(16), None)
     asyncio.run(found.clear(after=9, is_condemned=True))
     own.mkdir()
     asyncio.run(found.put_back())
@@ -194,10 +194,10 @@ def test_from_rewards_that_known_answers_accuse_a_run_that_had_learned_nothing_b
     found = checkpoints(tmp_path, history, unproven)
     seen = [{**line, "rollout/reward": 0.2 + rise * line["global_step"]} for line in lines(25)]
     if begins_anew:
-        assert asyncio.run(found.resume_from(seen, None)) == FIRST_WEIGHTS
+        assert resume_from(found, seen, None) == FIRST_WEIGHTS
     else:
         with pytest.raises(RunError, match="no checkpoint is left from before step 20"):
-            asyncio.run(found.resume_from(seen, None))
+            resume_from(found, seen, None)
 
 
 def test_what_can_not_be_prepared_ends_the_run_with_its_reason(tmp_path, history):
@@ -206,7 +206,7 @@ def test_what_can_not_be_prepared_ends_the_run_with_its_reason(tmp_path, history
     incident = Incident(
         cause=Cause.REWARD_COLLAPSE, subject="reward", reason="", since=0.0, onset_step=8, is_sharp=True
     )
-    assert asyncio.run(found.resume_from(lines(10), incident)) == 4
+    assert resume_from(found, lines(10), incident) == 4
     (info / "dataloader_info.pkl").unlink()
     with pytest.raises(RunError, match=r"could not be prepared.*dataloader_info.pkl"):
         asyncio.run(found.prepare(4, lines(10)))

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +14,7 @@ from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import Journal, current_lines, read_lines
+from tests.support.worlds.foreign import Recorded, resume_from
 
 
 def take(steps, *numbers, now=0.0):
@@ -133,28 +133,26 @@ def test_what_no_run_has_seen_is_not_moved(tmp_path):
     found = ForeignCheckpoints(
         config,
         adapter_of(replace(config.trainer, adapter="command")),
-        history=SimpleNamespace(command_events=()),
+        history=Recorded(events=[], attempts=[]),
         are_ours=False,
     )
     with pytest.raises(RunError, match="nothing is moved"):
-        asyncio.run(found.resume_from([], None))
+        resume_from(found, [], None)
     assert folder.is_dir()
 
 
 def test_why_one_is_set_aside_is_said(tmp_path):
     for step in (5, 10):
         (tmp_path / "out" / f"step-{step}").mkdir(parents=True)
-    config, told = RunConfig(), []
+    config, history = RunConfig(), Recorded(events=[], attempts=[])
     config.trainer = ForeignTrainerConfig(
         command="x", cwd=str(tmp_path), pattern="(?P<step>1)", checkpoints="out/step-*", checkpoint_file="done"
     )
-    history = SimpleNamespace(
-        attempts=[], command_events=(), event=lambda name, **facts: told.append((name, facts["reason"]))
-    )
     found = ForeignCheckpoints(config, adapter_of(replace(config.trainer, adapter="command")), history, are_ours=True)
-    assert asyncio.run(found.resume_from([], None)) == FIRST_WEIGHTS
+    assert resume_from(found, [], None) == FIRST_WEIGHTS
     asyncio.run(found.clear(after=FIRST_WEIGHTS, is_condemned=False))
-    assert told == [("checkpoint.set_aside", "after step -1; step-10: done is not there yet")]
+    ((name, facts),) = history.events
+    assert (name, facts["reason"]) == ("checkpoint.set_aside", "after step -1; step-10: done is not there yet")
 
 
 def test_a_torn_safetensors_file_is_damage_and_other_files_are_not_opened(tmp_path):

@@ -1,5 +1,5 @@
-"""A restore that no step has borne out yet, and its trainer or its supervisor ends: what is resumed from, what is said
-and what is put back. Real processes, no Ray; the same run as in test_mend_wait.py."""
+"""A restore that no step has borne out yet, and its trainer or its Coordinator ends: what is resumed from, what is said
+and what is put back. Real processes, no Ray; the same run as in test_reward_check.py."""
 
 import asyncio
 import json
@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from actors.foreign import mend_wait
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints, left_by_predecessors
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import mark_of
@@ -17,7 +16,7 @@ from launcher.adapters.foreign_health import Unproven, unproven_of
 from launcher.adapters.trainer_adapter import StepSeen
 from launcher.base.messages import TerminalStatus
 from launcher.config.supervision import RewardHealthConfig
-from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
+from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import read_lines
 from tests.support.foreign.foreign_run import PROGRAM
 from tests.support.run_memory import history_of
@@ -28,13 +27,12 @@ from tests.support.worlds.foreign import (
     broken,
     causes,
     config,
+    coordinator_of,
     events,
+    last_step,
     mended,
     paths,
-    resume,
-    supervisor_of,
     until,
-    waiting,
 )
 
 __all__ = ["config", "paths"]
@@ -45,7 +43,7 @@ CRASH = (
 
 
 async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=None):
-    """A run whose rewards broke at step 26, and whose supervisor is killed as it begins this method."""
+    """A run whose rewards broke at step 26, and whose Coordinator is killed as it begins this method."""
     real = getattr(ForeignCheckpoints, method)
 
     async def is_killed(self, *arguments, **named):
@@ -54,11 +52,11 @@ async def killed_at(monkeypatch, method, config, paths, tmp_path, *, restores=No
         return await real(self, *arguments, **named)
 
     monkeypatch.setattr(ForeignCheckpoints, method, is_killed)
-    supervisor = supervisor_of(config, paths)
+    coordinator = coordinator_of(config, paths)
     with as_killed():
-        await asyncio.wait([await broken(supervisor, tmp_path)])
+        await asyncio.wait([await broken(coordinator, tmp_path)])
     monkeypatch.setattr(ForeignCheckpoints, method, real)
-    return supervisor
+    return coordinator
 
 
 @pytest.mark.slow
@@ -80,17 +78,17 @@ def test_what_a_restored_trainer_saved_before_it_crashed_is_not_resumed_from(con
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_is_killed_before_it_restores_leaves_no_restore_that_could_be_contradicted(
+def test_a_coordinator_that_is_killed_before_it_restores_leaves_no_restore_that_could_be_contradicted(
     config, paths, tmp_path, monkeypatch
 ):
     async def run():
         killed = await killed_at(
-            monkeypatch, "resume_from", config, paths, tmp_path, restores=lambda its: its[1] is not None
+            monkeypatch, "prepare", config, paths, tmp_path, restores=lambda its: its[0] != FIRST_WEIGHTS
         )
         with (tmp_path / "log.jsonl").open("a") as file:  # it steps until its stop has reached it
-            step = {"step": killed.steps.last_step + 2, "reward": 0.0, "loss": 0.1, "time": time.time()}
+            step = {"step": last_step(killed) + 2, "reward": 0.0, "loss": 0.1, "time": time.time()}
             print(json.dumps(step), file=file)
-        follower = asyncio.create_task(supervisor_of(config, paths).run())
+        follower = asyncio.create_task(coordinator_of(config, paths).run())
         await until(lambda: events(paths, "trainer.restored", "health.outside_weights"), follower)
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)
@@ -101,69 +99,33 @@ def test_a_supervisor_that_is_killed_before_it_restores_leaves_no_restore_that_c
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_is_killed_before_it_put_them_back_is_followed_by_one_that_does(
+def test_a_coordinator_that_is_killed_before_it_put_them_back_is_followed_by_one_that_does(
     config, paths, tmp_path, monkeypatch
 ):
     async def run():
         await killed_at(monkeypatch, "put_back", config, paths, tmp_path)
-        follower = asyncio.create_task(supervisor_of(config, paths).run())
-        await until(lambda: events(paths, "rewards.awaited"), follower)
-        aside = [path.name for path in (tmp_path / "out" / "set_aside").iterdir()]
-        (tmp_path / "environment").unlink()
-        resume(paths)
-        return aside, await follower
+        return await coordinator_of(config, paths).run()
 
-    aside, outcome = asyncio.run(run())
-    assert not any("condemned" in name for name in aside)
-    assert_sound(outcome, paths, tmp_path)
+    assert asyncio.run(run()).status is TerminalStatus.ERRORED
+    assert not any("condemned" in path.name for path in (tmp_path / "out" / "set_aside").iterdir())
     (contradicted,) = events(paths, "health.outside_weights")
+    (tmp_path / "environment").unlink()
+    assert_sound(asyncio.run(coordinator_of(config, paths, 2).run()), paths, tmp_path)
     assert events(paths, "trainer.restored")[-1]["global_step"] == contradicted["onset_step"] - 1
-
-
-@pytest.mark.slow
-def test_neither_a_new_size_nor_what_was_asked_before_the_start_ends_a_wait(config, paths, tmp_path, monkeypatch):
-    resume(paths)
-    looks, wanted = [], mend_wait.wanted
-    monkeypatch.setattr(mend_wait, "wanted", lambda paths: looks.append(1) or wanted(paths))
-
-    async def several_looks(run):
-        """At what was asked; a wait that the first of them ended would have been followed by a start."""
-        seen = len(looks)
-        await until(lambda: len(looks) >= seen + 4, run)
-
-    async def run():
-        killed = await waiting(config, paths, tmp_path)
-        ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a test", servers=3, at=1.0))
-        await several_looks(killed)
-        assert len(events(paths, "run.repairing")) == 1
-        with as_killed():
-            killed.cancel()
-            await asyncio.gather(killed, return_exceptions=True)
-        follower = asyncio.create_task(supervisor_of(config, paths).run())
-        await until(lambda: len(events(paths, "rewards.awaited")) == 2, follower)
-        await several_looks(follower)
-        assert len(events(paths, "run.repairing")) == 1
-        resume(paths, at=2.0)
-        await until(lambda: len(events(paths, "run.repairing")) == 2, follower)
-        follower.cancel()
-        await asyncio.gather(follower, return_exceptions=True)
-
-    asyncio.run(run())
-    assert events(paths, "run.repairing")[1]["reason"].endswith("as asked by a test")
 
 
 @pytest.mark.slow
 def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_path):
     async def run():
-        supervisor = supervisor_of(config, paths)
-        running = asyncio.create_task(supervisor.run())
-        await until(lambda: (supervisor.steps.last_step or 0) >= 25, running)
+        coordinator = coordinator_of(config, paths)
+        running = asyncio.create_task(coordinator.run())
+        await until(lambda: last_step(coordinator) >= 25, running)
         config.trainer.reward_check = "sleep 3600"
         (tmp_path / "environment").touch()
         (tmp_path / HELD).unlink()
         await until(lambda: events(paths, "health.reward_collapse"), running)
         await until(lambda: any("sleep" in command_line(one) for one in bearing(mark_of(paths))), running)
-        supervisor.abort("asked by a test")
+        coordinator.abort("asked by a test")
         return await running
 
     assert asyncio.run(run()).status is TerminalStatus.ABORTED

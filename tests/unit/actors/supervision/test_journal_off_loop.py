@@ -2,11 +2,10 @@
 
 import asyncio
 import threading
-from functools import partial
 
 import pytest
 
-from actors.foreign.fleet import FleetCoordinator
+from actors.foreign.command_cluster import CommandCoordinator
 from actors.supervision import coordinator as coordinator_module
 from actors.supervision.coordinator import Coordinator
 from launcher.base.messages import Cause
@@ -120,9 +119,7 @@ async def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with
     assert [event["event"] for event in read_lines(path)] == [f"event.{number}" for number in range(6)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_repaired"), [(Coordinator, False), (partial(FleetCoordinator, artifacts=None), True)]
-)
+@pytest.mark.parametrize(("kind", "is_repaired"), [(Coordinator, False), (CommandCoordinator, True)])
 async def test_what_a_successor_would_not_know_of_is_not_begun_and_the_run_can_be_ended(
     tmp_path, monkeypatch, kind, is_repaired
 ):
@@ -137,7 +134,8 @@ async def test_what_a_successor_would_not_know_of_is_not_begun_and_the_run_can_b
     run = RunModel()
     history = history_of(path, journal=Journal(path, 1, in_background=True))
     hands = ModelHands(run, history)
-    coordinator = kind(CONFIG, hands, history)
+    coordinator = object.__new__(kind)
+    Coordinator.__init__(coordinator, CONFIG, hands, history)
     history.begin()
     for action in (PauseTrainer(reason="full"), RestartServer(name="server-0", reason="it died"), Halt(reason="full")):
         history.begun(action)

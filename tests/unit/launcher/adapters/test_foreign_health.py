@@ -9,9 +9,9 @@ import pytest
 from launcher.adapters.foreign_health import (
     facts_of,
     find_damage,
-    for_reports,
     metrics_line,
     points_of,
+    report_every,
     restore_verdict,
     why_not_whole,
 )
@@ -20,7 +20,7 @@ from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
-from launcher.policy.restore import choose, first_damaged
+from launcher.policy.restore import choose, first_damaged, for_reports
 from launcher.policy.reward_health import judge_rewards
 
 SETTINGS = RewardHealthConfig()
@@ -156,8 +156,9 @@ def test_of_a_trainer_that_reports_each_tenth_step_no_checkpoint_since_the_last_
 
 def test_a_margin_of_steps_is_one_of_reports():
     settings, lines = RunConfig().restore, lines_of(noisy(0.6, 30))
-    assert for_reports(settings, lines) == for_reports(settings, []) == settings
-    tenth = for_reports(settings, each_tenth(lines))
+    assert [report_every(some) for some in (lines, [], each_tenth(lines))] == [1, 1, 10]
+    assert for_reports(settings, 1) == settings
+    tenth = for_reports(settings, 10)
     assert tenth.onset_margin_steps == 10 * settings.onset_margin_steps
     assert tenth.same_place_steps == 10 * settings.same_place_steps
     assert tenth.good_after_steps == settings.good_after_steps

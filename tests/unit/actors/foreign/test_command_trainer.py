@@ -1,4 +1,4 @@
-"""The supervisor with a stand-in for AReaL's launcher and trainer (tests/programs/areal_stand_in.py): real processes,
+"""The Coordinator with a stand-in for AReaL's launcher and trainer (tests/programs/areal_stand_in.py): real processes,
 a process host, no Ray. With the driver and Ray: tests/ray/foreign/test_foreign_areal.py."""
 
 import asyncio
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.foreign import foreign_process, foreign_supervisor
+from actors.foreign import foreign_process
 from actors.foreign.foreign_process import TreeWatch, mark_of
-from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.processes.process_tree import bearing, command_line, stat_fields
+from actors.supervision import coordinator as coordinator_module
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
@@ -23,8 +23,8 @@ from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
-from tests.support.run_memory import history_of
 from tests.support.worlds.adapters import YAML
+from tests.support.worlds.foreign import coordinator_of, last_step
 
 STAND_IN = Path(__file__).parents[3] / "programs" / "areal_stand_in.py"
 
@@ -73,18 +73,12 @@ async def until(find, running):
     return found
 
 
-def supervisor_of(config, paths):
-    paths.prepare()
-    journal = Journal(paths.events, 1, time.time)
-    history = history_of(paths.events, 1, journal=journal, node="n")
-    return ForeignSupervisor(config, paths, journal, history, {})
-
-
 async def disturbed(config, paths):
-    supervisor = supervisor_of(config, paths)
-    running = asyncio.create_task(supervisor.run())
+    paths.prepare()
+    coordinator = coordinator_of(config, paths)
+    running = asyncio.create_task(coordinator.run())
     for number, (step, find) in enumerate(((8, rank), (18, server)), 1):
-        await until(lambda step=step: (supervisor.steps.last_step or 0) >= step, running)
+        await until(lambda step=step: last_step(coordinator) >= step, running)
         os.kill(await until(lambda find=find: find(paths), running), signal.SIGKILL)
         await until(lambda number=number: len(deaths(paths)) == number, running)
     return await running
@@ -111,13 +105,14 @@ def test_a_last_step_whose_line_has_no_end_counts(tmp_path):
         adapter="command", command=r"printf '\rstep 1\rstep 2'", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
     )
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
-    outcome = asyncio.run(supervisor_of(config, paths).run())
+    paths.prepare()
+    outcome = asyncio.run(coordinator_of(config, paths).run())
     assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 2)
     assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2]
 
 
 async def test_a_disk_that_stalls_at_the_end_keeps_the_outcome_from_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(foreign_supervisor, "FLUSH_S", 0.05)
+    monkeypatch.setattr(coordinator_module, "FLUSH_S", 0.05)
     works, append = threading.Event(), journal_module.append_line
 
     def stalls(path, record, **more):
@@ -133,8 +128,7 @@ async def test_a_disk_that_stalls_at_the_end_keeps_the_outcome_from_nobody(tmp_p
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
     paths.prepare()
     journal = Journal(paths.events, 1, time.time, in_background=True)
-    supervisor = ForeignSupervisor(config, paths, journal, history_of(paths.events, journal=journal), {})
-    outcome = await supervisor.run()
+    outcome = await coordinator_of(config, paths, journal=journal).run()
     is_stalled = bool(journal.unwritten())
     works.set()
     assert (outcome.status, is_stalled) == (TerminalStatus.FINISHED, True)
@@ -158,6 +152,7 @@ def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path
 
     monkeypatch.setattr(TreeWatch, "look", looked)
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
-    outcome = asyncio.run(asyncio.wait_for(supervisor_of(config, paths).run(), scaled(60)))
+    paths.prepare()
+    outcome = asyncio.run(asyncio.wait_for(coordinator_of(config, paths).run(), scaled(60)))
     assert outcome.status is TerminalStatus.FINISHED
     assert 2 <= len(looks) <= 2 + (looks[-1] - looks[0]) / config.health.look_interval_s

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from actors.foreign import foreign_supervisor
-from actors.foreign.foreign_supervisor import ForeignSupervisor
+from actors.foreign import command_trainer
 from launcher.adapters.command_adapter import PAUSED
 from launcher.base.errors import RunError
 from launcher.base.messages import TerminalStatus
@@ -16,9 +15,9 @@ from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
 from launcher.policy.observed import RunState
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
-from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
-from tests.support.run_memory import history_of
+from tests.support.worlds.foreign import coordinator_of, last_step
 
 PROGRAM = """
 import json, os, time
@@ -47,17 +46,21 @@ REASON = "a pause asked by a person"
 
 
 @pytest.fixture
-def supervisor(tmp_path):
+def config(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    config = RunConfig(experiment_name="e", trial_name="t")
-    config.trainer = ForeignTrainerConfig(
+    made = RunConfig(experiment_name="e", trial_name="t")
+    made.trainer = ForeignTrainerConfig(
         adapter="command", command="python train.py", python=sys.executable, cwd=str(tmp_path), metrics="steps.jsonl"
     )
-    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
-    paths.prepare()
-    paths.keys.mkdir()
-    journal = Journal(paths.events, 1, time.time)
-    return ForeignSupervisor(config, paths, journal, history_of(journal.path, journal=journal), {})
+    return made
+
+
+@pytest.fixture
+def paths(tmp_path):
+    made = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    made.prepare()
+    made.keys.mkdir()
+    return made
 
 
 async def until(holds, running):
@@ -68,57 +71,76 @@ async def until(holds, running):
         await asyncio.sleep(0.02)
 
 
-async def paused_once(supervisor, folder, paths, waited_for):
-    running = asyncio.create_task(supervisor.run())
-    await until(lambda: supervisor.steps.last_step == 3, running)
+async def paused_once(coordinator, folder, paths, waited_for):
+    running = asyncio.create_task(coordinator.run())
+    await until(lambda: last_step(coordinator) == 3, running)
     ask(paths, RequestEntry(wish=ControlRequest.PAUSE, by="a person"))
-    supervisor.hold(REASON)
+    coordinator.hold(REASON)
     (folder / "go").touch()
     await until(lambda: REASON in waited_for, running)  # at the looks that find a hang
-    states = [supervisor._history.state]
+    await until(lambda: [one["reason"] for one in lines_of(paths, "trainer.paused")] == [REASON], running)
+    states = [coordinator._history.state]
     ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a person"))
-    supervisor.hold("")
+    coordinator.hold("")
     return states, await running
 
 
-def test_a_trainer_that_waits_is_paused_and_owes_no_step(supervisor, tmp_path, monkeypatch):
-    paths, waited_for, watch = supervisor._paths, [], foreign_supervisor.ProgressWatch
+def lines_of(paths, name):
+    return [line for line in read_lines(paths.events) if line["event"] == name]
+
+
+def test_a_trainer_that_waits_is_paused_and_owes_no_step(config, paths, tmp_path, monkeypatch):
+    waited_for, watch = [], command_trainer.ProgressWatch
 
     def watched(*parts):
         *others, waits_for = parts
         return watch(*others, lambda: waited_for.append(waits_for()) or waited_for[-1])
 
-    monkeypatch.setattr(foreign_supervisor, "ProgressWatch", watched)
-    states, outcome = asyncio.run(paused_once(supervisor, tmp_path, paths, waited_for))
+    monkeypatch.setattr(command_trainer, "ProgressWatch", watched)
+    states, outcome = asyncio.run(paused_once(coordinator_of(config, paths), tmp_path, paths, waited_for))
     assert states == [RunState.PAUSED]
     assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 6)
     assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2, 3, 4, 5, 6]
     said = [(line["state"], line["reason"]) for line in read_lines(paths.events) if "state" in line]
     assert ("PAUSED", REASON) in said
-    assert said[said.index(("PAUSED", REASON)) + 1][0] == "RUNNING"
 
 
 def test_the_page_has_the_names_that_a_trainer_in_any_language_needs():
     page = (REPOSITORY / "docs" / "adapters.md").read_text()
-    named = (foreign_supervisor.STEPS, foreign_supervisor.REQUESTS, PAUSED, f'"wish": "{ControlRequest.PAUSE}"')
+    named = (command_trainer.STEPS, command_trainer.REQUESTS, PAUSED, f'"wish": "{ControlRequest.PAUSE}"')
     assert [name for name in named if name not in page.partition("## A pause")[2]] == []
 
 
-async def asked_of_one_that_can_not(supervisor, folder):
-    supervisor.hold(REASON)  # no step yet: nothing is known of it
-    running = asyncio.create_task(supervisor.run())
-    await until(lambda: supervisor.steps.last_step == 3, running)
+async def asked_of_one_that_can_not(coordinator, folder):
+    running = asyncio.create_task(coordinator.run())
+    await until(lambda: last_step(coordinator) == 3, running)
     try:
-        supervisor.hold(REASON)
+        coordinator.hold(REASON)
     finally:
         (folder / "go").touch()
         await running
 
 
-def test_one_that_never_reported_that_it_can_wait_is_refused_with_what_to_do(supervisor, tmp_path):
-    lines = PROGRAM.replace("say(step=0, grpo_paused=False)", "")
-    (tmp_path / "train.py").write_text(lines)
+def test_one_that_never_reported_that_it_can_wait_is_refused_with_what_to_do(config, paths, tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM.replace("say(step=0, grpo_paused=False)", ""))
     with pytest.raises(RunError, match=r"can't be paused") as refused:
-        asyncio.run(asked_of_one_that_can_not(supervisor, tmp_path))
+        asyncio.run(asked_of_one_that_can_not(coordinator_of(config, paths), tmp_path))
     assert "LauncherCallback" in str(refused.value)
-    assert "run.paused" not in {line["event"] for line in read_lines(supervisor._paths.events)}
+    assert not lines_of(paths, "trainer.paused")
+
+
+def test_one_that_is_paused_before_it_was_started_is_started_when_that_is_over(config, paths, tmp_path):
+    (tmp_path / "go").touch()
+    coordinator = coordinator_of(config, paths)
+
+    async def run():
+        coordinator.hold(REASON)
+        running = asyncio.create_task(coordinator.run())
+        await until(lambda: coordinator._history.state is RunState.PAUSED, running)
+        started = lines_of(paths, "trainer.starting")
+        coordinator.hold("")
+        return started, await running
+
+    started, outcome = asyncio.run(run())
+    assert started == []
+    assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 6)

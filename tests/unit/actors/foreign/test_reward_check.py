@@ -1,23 +1,22 @@
-"""Rewards that break outside the weights, and are mended while the run waits: the supervisor with a small trainer
-(tests/programs/foreign_trainer.py), real processes, no Ray. With the driver: tests/ray/foreign/test_foreign_trainer.py.
+"""Rewards that break outside the weights, with and without a check of known answers: the Coordinator with a small
+trainer (tests/programs/foreign_trainer.py), real processes, no Ray. With the driver:
+tests/ray/foreign/test_foreign_trainer.py.
 """
 
 import asyncio
 import re
 import sys
-import time
 
 import pytest
 
-from actors.foreign import mend_wait
+from actors.foreign import command_trainer
 from actors.foreign.foreign_process import mark_of
-from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.foreign.reward_check import Objection, objection
 from actors.processes.hosted_process import ProcessHost
 from actors.processes.process_tree import bearing
 from launcher.adapters.trainer_adapter import adapter_of
-from launcher.base.messages import TerminalStatus
-from launcher.run_files.journal import Journal, read_lines
+from launcher.base.errors import RunError
+from launcher.run_files.journal import read_lines
 from tests.support.machine import scaled
 from tests.support.run_memory import history_of
 from tests.support.worlds.foreign import (
@@ -25,60 +24,81 @@ from tests.support.worlds.foreign import (
     assert_sound,
     broken,
     causes,
+    coordinator_of,
     events,
+    given_up,
     mended,
-    resume,
-    supervisor_of,
     until,
-    waiting,
 )
 from tests.support.worlds.foreign import config as config
 from tests.support.worlds.foreign import paths as paths
 
 
 @pytest.mark.slow
-def test_with_a_check_nothing_is_restored_before_the_reward_function_is_mended(config, paths, tmp_path, monkeypatch):
+def test_rewards_that_fall_while_the_check_fails_are_awaited_and_the_run_goes_on_from_before_them(
+    config, paths, tmp_path, monkeypatch
+):
     config.trainer.reward_check = f"{sys.executable} check.py"
-    monkeypatch.setattr(mend_wait, "CHECK_EVERY_S", 1.0)
+    monkeypatch.setattr(command_trainer, "CHECK_EVERY_S", 0.5)
 
     async def run():
-        running = await waiting(config, paths, tmp_path)
-        resume(paths)  # by somebody who is mistaken: the check says so
-        waits = await until(lambda: events(paths, "rewards.awaited")[1:], running)
-        assert waits[-1]["heard_at"] == 1.0
-        assert waits[-1]["reason"].startswith(
-            "trainer.reward_check ended with exit code 1: 4 is not 4; trainer.reward_check"
-        )
-        assert not events(paths, "trainer.restored", "checkpoint.condemned")
+        coordinator = coordinator_of(config, paths)
+        running = await broken(coordinator, tmp_path)
+        await until(lambda: awaits(paths), running)
+        assert coordinator.trainer.pid == 0
         (tmp_path / "environment").unlink()  # and nobody says so
         return await running
 
     assert_sound(asyncio.run(run()), paths, tmp_path)
     assert causes(paths) == [("verifier_broken", True)]
-    assert events(paths, "run.repairing")[-1]["reason"] == "the trainer is started again as trainer.reward_check passes"
-    (broken,) = events(paths, "health.verifier_broken")
-    assert broken["reason"] == "trainer.reward_check ended with exit code 1: 4 is not 4"
-    assert [event["global_step"] for event in events(paths, "trainer.restored")] == [broken["onset_step"] - 1]
-    assert not events(paths, "repair.begun", "checkpoint.condemned"), "no budget is spent, and nothing given up"
+    (broke,) = events(paths, "health.verifier_broken")
+    assert broke["reason"].startswith("trainer.reward_check ended with exit code 1: 4 is not 4; ")
+    assert [event["global_step"] for event in events(paths, "trainer.restored")] == [broke["onset_step"] - 1]
+    assert len(events(paths, "repair.begun")) == 1, "no budget is spent by waiting"
+    assert len(events(paths, "health.mended")) == 1
+
+
+def awaits(paths):
+    """The run was restored to before the onset, and is paused until the reward function is mended."""
+    states = [line["state"] for line in read_lines(paths.events) if "state" in line]
+    return events(paths, "trainer.loaded")[1:] and states[-1] == "PAUSED"
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_is_killed_while_it_waits_is_followed_by_one_that_waits_on(config, paths, tmp_path):
+def test_a_coordinator_that_is_killed_while_it_waits_is_followed_by_one_that_waits_on(
+    config, paths, tmp_path, monkeypatch
+):
+    config.trainer.reward_check = f"{sys.executable} check.py"
+    config.restart.restore = 2
+    monkeypatch.setattr(command_trainer, "CHECK_EVERY_S", 0.5)
+
     async def run():
         with as_killed():
-            killed = await waiting(config, paths, tmp_path)
+            killed = await broken(coordinator_of(config, paths), tmp_path)
+            await until(lambda: awaits(paths), killed)
             killed.cancel()
             await asyncio.gather(killed, return_exceptions=True)
-        follower = asyncio.create_task(supervisor_of(config, paths).run())
-        await until(lambda: len(events(paths, "rewards.awaited")) == 2, follower)
-        assert bearing(mark_of(paths)) == []
+        coordinator = coordinator_of(config, paths)
+        follower = asyncio.create_task(coordinator.run())
+        await until(lambda: len(events(paths, "trainer.loaded")) == 3, follower)
+        await until(lambda: awaits(paths), follower)
+        assert coordinator.trainer.pid == 0
         (tmp_path / "environment").unlink()
-        resume(paths)
         return await follower
 
     assert_sound(asyncio.run(run()), paths, tmp_path)
-    assert causes(paths) == [("reward_collapse", False), ("outside_weights", True)]
-    assert [event["seconds"] for event in events(paths, "rewards.awaited")] == [600.0, 1200.0]
+    assert causes(paths) == [("verifier_broken", True)]
+
+
+@pytest.mark.slow
+def test_a_reward_function_that_stays_broken_ends_the_run(config, paths, tmp_path):
+    config.trainer.reward_check = f"{sys.executable} check.py"
+    config.reward_health.verifier_patience_s = 1.0
+    outcome = asyncio.run(given_up(config, paths, tmp_path))
+    assert outcome.reason.startswith("the reward function is broken: trainer.reward_check ended with exit code 1")
+    assert causes(paths) == [("verifier_broken", False)]
+    (tmp_path / "environment").unlink()
+    assert_sound(asyncio.run(coordinator_of(config, paths, 2).run()), paths, tmp_path)
 
 
 @pytest.mark.slow
@@ -99,9 +119,8 @@ def test_where_one_step_shows_too_little_several_decide_and_none_of_them_is_writ
 def test_a_reward_function_that_is_broken_before_the_first_step_starts_nothing(config, paths, tmp_path):
     config.trainer.reward_check = f"{sys.executable} check.py"
     (tmp_path / "environment").touch()
-    outcome = asyncio.run(supervisor_of(config, paths).run())
-    assert outcome.status is TerminalStatus.ERRORED
-    assert "exit code 1: 4 is not 4; the trainer was not started" in outcome.reason
+    with pytest.raises(RunError, match="exit code 1: 4 is not 4; the trainer was not started"):
+        asyncio.run(coordinator_of(config, paths).run())
     assert not events(paths, "trainer.starting")
 
 
@@ -158,26 +177,15 @@ def test_a_check_that_does_not_end_accuses_nobody_and_the_first_steps_after_a_re
         "it is not known whether the reward function is at fault: check trainer.reward_check"
     )
     assert not events(paths, "health.verifier_broken")
-    assert causes(paths) == [("reward_collapse", False), ("outside_weights", True)]
+    assert causes(paths) == [("reward_collapse", False), ("outside_weights", False)]
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_is_killed_before_its_first_start_is_followed_by_one_that_starts(config, paths, tmp_path):
+def test_a_coordinator_that_is_killed_before_its_first_start_is_followed_by_one_that_starts(config, paths, tmp_path):
     """Of a run that was given up while its rewards were broken, and is started again: nobody waits any more."""
-    config.reward_health.mend_patience_s = 0.0
-
-    async def attempt(number):
-        journal = Journal(paths.events, number, time.time)
-        history = history_of(paths.events, number, journal=journal, node="n")
-        return await ForeignSupervisor(config, paths, journal, history, {}).run()
-
-    async def given_up():
-        return await (await broken(supervisor_of(config, paths), tmp_path))
-
-    assert asyncio.run(given_up()).status is TerminalStatus.ERRORED
+    asyncio.run(given_up(config, paths, tmp_path))
     (tmp_path / "environment").unlink()
     killed = history_of(paths.events, 2)
     killed.begin("the command is starting")
     asyncio.run(killed.flush())
-    assert_sound(asyncio.run(attempt(2)), paths, tmp_path)
-    assert not [event for event in events(paths, "rewards.awaited") if event["attempt"] == 2]
+    assert_sound(asyncio.run(coordinator_of(config, paths, 2).run()), paths, tmp_path)
