@@ -19,7 +19,7 @@ from actors.supervision.cluster_observer import MARGIN_S
 from actors.supervision.coordinator import Coordinator, Facts
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.run_history import RunHistory
-from launcher.base.errors import DiskError, LauncherError, RunError, ServerError, StateError
+from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, StateError
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
     AbandonServer,
@@ -77,10 +77,7 @@ class CommandCluster:
     async def begin(self) -> None:
         if self._fleet is not None:
             await self._fleet.executor.begin()
-        try:
-            await self._trainer.begin()
-        except RunError as error:  # told by the next look: what was begun here is then closed
-            self._unusable = error
+        self._trainer.begin()
 
     async def look(self, *, with_checkpoints: bool = False) -> Observed:
         if self._unusable is not None:
@@ -153,10 +150,10 @@ class CommandCluster:
         return {}
 
     async def _or_unusable(self, doing: Callable[[], Awaitable[Made]]) -> Made:
-        """What it refuses in so many words it would refuse again: the run ends with them. Raises LauncherError."""
+        """What it refuses in so many words it would refuse again: the run ends with them. Raises RunError."""
         try:
             return await doing()
-        except (DiskError, ServerError):  # may pass
+        except (CheckpointError, ServerError):  # may pass
             raise
         except RunError as error:
             self._unusable = error

@@ -51,7 +51,7 @@ OF_ITS_END = frozenset({Cause.TRAINER_CRASH, Cause.TRAINER_OOM, Cause.TRAINER_HA
 """What its last words may say of its end; whatever else they say, it has crashed."""
 STOPPED = Verdict(health=Health.HEALTHY, reason="it is stopped, as ordered")
 STARTING = Verdict(health=Health.UNKNOWN, reason="it has not taken a step yet")
-CHECKING = Verdict(health=Health.UNKNOWN, reason=f"it is stopped while {KEY} runs")
+CHECKING = Verdict(health=Health.UNKNOWN, reason="it is found out what was left of it, or who is at fault")
 
 
 class Door(Protocol):
@@ -113,14 +113,16 @@ class CommandTrainer:
         self._process: HostedProcess | None = None
         self._watching: asyncio.Task[None] | None = None
         self._over = asyncio.Event()  # ends a check that is under way
+        self._one_check = asyncio.Lock()
         self._stopping = asyncio.Event()  # ends the watch between two readings: one that is cut off loses its steps
         self._dead: Verdict | None = None
-        self._told = self._done = ""
+        self._told = self._done = ""  # its own last words; how it is done
         self._verdict = STARTING
         self._restored_step: int | None = None  # None: no checkpoint was chosen for the next start
         self._has_begun = False  # this attempt has started it
-        self._is_checking = self._counts = False
-        self._can_wait, self._waits = False, False
+        self._is_checking = False
+        self._counts = False  # it has taken a step that is not in doubt
+        self._can_wait = self._waits = False  # for the end of a pause, as it has reported
 
     # ── seeing ──
 
@@ -155,8 +157,8 @@ class CommandTrainer:
         return report_every(self.steps.lines)
 
     def facts(self) -> TrainerFacts:
-        """It counts as loaded between a restore and its start, and once it has stepped from there. Raises what is a
-        defect of the watch."""
+        """It counts as loaded between a restore and its start, and once it has stepped from there. Raises RunError
+        where it may not be started, and what is a defect of the watch."""
         self._tasks.check()
         has_shown = self._counts or self._waits or self.incident is not None
         is_loaded = self._restored_step is not None and not self._is_checking
@@ -191,17 +193,24 @@ class CommandTrainer:
 
     # ── acting ──
 
-    async def begin(self) -> None:
-        """Before anything is started by this Coordinator. Raises RunError where nothing may be."""
+    def begin(self) -> None:
+        """Find out what was left, and whether anything may be started: where not, `facts` raises RunError."""
+        self._is_checking = True
+        self._tasks.start(self._begin())
         self._tasks.start(self._ask_again())
+
+    async def _begin(self) -> None:
+        """Raises RunError."""
         mine = [one for one in self._history.command_events if one.get("attempt") == self._attempt]
         starts = [one for one in mine if one["event"] == "trainer.starting"]
         if starts:
             await self._take_over(int(number_of(starts[-1].get("at_byte"), 0.0)))
-            return
-        if (found := await self._object()) is not None:
+        elif (found := await self._object()) is not None:
             raise RunError(f"{found.why}; the trainer was not started", "mend the reward function, or the check")
-        self.incident = self._learning.find(self.checkpoints.proven(self.steps.lines), self._clock())
+        else:
+            self.incident = self._learning.find(self.checkpoints.proven(self.steps.lines), self._clock())
+        self._is_checking = False
+        self._changed.set()
 
     async def _take_over(self, at_byte: int) -> None:
         """The Coordinator before this one was killed, and the command with it: what it had reported is read first."""
@@ -255,7 +264,9 @@ class CommandTrainer:
             await self._door.new_client(path is None)
         self.checkpoints.started()
         self._source.begin(after=self._restored_step)
-        self._has_begun, self._counts, self._can_wait, self._waits = True, False, False, False
+        self._has_begun = True
+        self._counts = self._can_wait = self._waits = False
+        self._told = ""
         at_byte, reason = self._source.at_byte, f"{self._adapter.reads} is read"
         history.event("trainer.starting", subject=TRAINER, reason=reason, with_overrides={}, at_byte=at_byte)
         await history.flush()
@@ -264,7 +275,7 @@ class CommandTrainer:
             self._process = await start(self._adapter.command(path), self._paths, variables, stop_s=self.stop_s)
         except ServerError as error:
             self._dead = Verdict(health=Health.DEAD, reason=error.message, cause=Cause.TRAINER_CRASH)
-            return {}
+            raise
         self.since, self._verdict = self._clock(), STARTING
         self._watching = self._tasks.start(self._watch(self._process))
         return {"pid": self._process.pid}
@@ -290,9 +301,9 @@ class CommandTrainer:
     async def halt(self, *, reinstates: bool) -> None:
         """At the end of the run: stop it, and read what it has said until then. Raises RunError."""
         self._over.set()
-        is_at_work = self._is_running and self.incident is None
+        was_running = self._is_running
         await self.stop()
-        if is_at_work:
+        if was_running and self.incident is None:
             await self._take_all()
             await asyncio.to_thread(self.steps.write)
         if reinstates:
@@ -301,7 +312,8 @@ class CommandTrainer:
 
     async def close(self) -> None:
         self._over.set()
-        await self._tasks.close()
+        async with self._one_check:  # one that is cut off leaves what it has started
+            await self._tasks.close()
         if self._process is not None:
             await self._process.end()
 
@@ -489,4 +501,5 @@ class CommandTrainer:
                 self._changed.set()
 
     async def _object(self) -> Objection | None:
-        return await objection(self._config, self._paths, self._adapter, self._over, self._variables)
+        async with self._one_check:
+            return await objection(self._config, self._paths, self._adapter, self._over, self._variables)

@@ -25,7 +25,7 @@ from launcher.adapters.foreign_health import (
     why_not_whole,
 )
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
-from launcher.base.errors import DiskError, RunError
+from launcher.base.errors import CheckpointError, DiskError, RunError
 from launcher.base.messages import Incident
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts
@@ -187,7 +187,9 @@ class ForeignCheckpoints:
                 self._history.found_damaged(one.step, (one.changed_at,), damage[one.path])
 
     def check(self, step: int, lines: Sequence[Record]) -> None:
-        """Before anything is moved. Raises RunError: the run halts."""
+        """Before anything is moved. Raises RunError: the run halts; CheckpointError: another one has to be chosen."""
+        if step != FIRST_WEIGHTS and self._of(step) is None:
+            raise CheckpointError(f"the checkpoint of step {step} is not there any more", "another one is chosen")
         if not self.are_ours and (unknown := [one for one in self._found if one.path in self._problems]):
             why = self._problems[unknown[-1].path]
             raise RunError(f"{unknown[-1].path}: {why}, and this run has not made it; nothing is moved", NOT_OURS)

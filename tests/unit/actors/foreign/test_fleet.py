@@ -66,7 +66,7 @@ class Stepping:
             is_command=True,
         )
 
-    async def begin(self):
+    def begin(self):
         """It steps already."""
 
     async def halt(self, *, reinstates):

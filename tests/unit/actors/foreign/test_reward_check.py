@@ -16,6 +16,7 @@ from actors.processes.hosted_process import ProcessHost
 from actors.processes.process_tree import bearing
 from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.errors import RunError
+from launcher.base.messages import TerminalStatus
 from launcher.run_files.journal import read_lines
 from tests.support.machine import scaled
 from tests.support.run_memory import history_of
@@ -122,6 +123,22 @@ def test_a_reward_function_that_is_broken_before_the_first_step_starts_nothing(c
     with pytest.raises(RunError, match="exit code 1: 4 is not 4; the trainer was not started"):
         asyncio.run(coordinator_of(config, paths).run())
     assert not events(paths, "trainer.starting")
+
+
+def test_a_stop_while_the_first_check_runs_ends_the_run_and_starts_nothing(config, paths):
+    config.trainer.reward_check = "sleep 3600"
+
+    async def run():
+        coordinator = coordinator_of(config, paths)
+        running = asyncio.create_task(coordinator.run())
+        await until(lambda: bearing(mark_of(paths)), running)
+        coordinator.abort("asked by a test")
+        async with asyncio.timeout(scaled(30)):
+            return await running
+
+    assert asyncio.run(run()).status is TerminalStatus.ABORTED
+    assert not events(paths, "trainer.starting")
+    assert bearing(mark_of(paths)) == []
 
 
 def test_a_stop_that_comes_as_the_check_has_just_started_does_not_wait_for_its_end(config, paths, monkeypatch):
