@@ -91,7 +91,7 @@ class DoorActor:
         journal.record("door.opened", subject=DOOR, reason=", ".join(http.addresses), pid=os.getpid())
         return _Parts(journal=journal, kept=kept, servers=servers, requests=requests, http=http)
 
-    # ── for the supervisor of the trainer ──
+    # ── for the command (command_trainer.py) ──
 
     async def addresses(self) -> Sequence[str]:
         return (await self._begun()).http.addresses

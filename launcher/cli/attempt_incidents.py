@@ -29,8 +29,8 @@ BEGUN: Mapping[Cause, tuple[str, str, str]] = {
 
 
 def begin_memory(paths: RunPaths, attempt: int, *, has_command: bool = False) -> str:
-    """For the Coordinator of an attempt, or the supervisor of a command; returns what must be said of it, "" where
-    nothing. Raises StorageError, JournalError."""
+    """For the Coordinator of an attempt; returns what must be said of it, "" where nothing. Raises StorageError,
+    JournalError."""
     file, log = memory_file(paths), RunLog()
     of_a_command: list[Record] = []
     for line in read_lines(paths.events):  # one after the other: a week has more of them than a driver should hold

@@ -282,8 +282,8 @@ class MemoryFile:
 
     def begin(self, attempt: int, *, last_incident: int = 0, of_a_command: Iterable[Line] | None = None) -> str:
         """Another attempt begins: it continues the numbers of incidents, and is to end those that were left open.
-        `last_incident`: the highest number in the journal. `of_a_command`: the lines there from which the supervisor of
-        another project's trainer continues where nothing remembers them; None: the trainer is the launcher's.
+        `last_incident`: the highest number in the journal. `of_a_command`: the lines there from which a Coordinator
+        of another project's trainer continues where nothing remembers them; None: the trainer is the launcher's.
 
         Returns why the attempts before it are forgotten, "" where they are not. Raises OSError."""
         why, has_command = "", of_a_command is not None
