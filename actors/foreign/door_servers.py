@@ -16,6 +16,7 @@ from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.serving.sglang_client import RequestFailed
 from actors.weights.servers import Servers
 from actors.weights.weight_consistency_check import GREEDY, TRIES, GoldenComparison
+from actors.weights.weight_folders import FolderTransport
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
@@ -37,15 +38,9 @@ class DoorServers(Servers):
         self._kept = kept
         if kept.state.paused:
             self.pool.pause()
-        self.publisher = WeightPublisher(
-            self.client,
-            self.pool,
-            folders=kept.folders,
-            weights=tuple,
-            tp_size=config.sglang.tp_size,
-            timeout_s=config.actor.weight_update_timeout,
-        )
-        self.publisher.lineage, self.publisher.newest = LINEAGE, kept.newest
+        timeout_s = config.actor.weight_update_timeout
+        folders = FolderTransport(self.client, kept.folders, timeout_s=timeout_s, newest=kept.newest)
+        self.publisher = WeightPublisher(self.pool, folders, lineage=LINEAGE)
         self.waits_for = ""
         self._updating = asyncio.Lock()
 

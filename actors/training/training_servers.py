@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from typing import assert_never
 
 from actors.data.training_data import TrainingData
 from actors.data.turn_ends import completion_texts
@@ -19,11 +20,12 @@ from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LiveRollouts
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.serving.group_address import group_address
-from actors.weights.group_sender import GroupSender
+from actors.weights.group_transport import GroupTransport
 from actors.weights.servers import Servers
 from actors.weights.weight_consistency_check import GREEDY, SOON_S, GoldenComparison, logprob_distance
-from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_folders import FolderTransport, WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
+from actors.weights.weight_transports import FallbackTransport, NamedWeights, TensorTransport, WeightTransport
 from launcher.base.disk_faults import Refusal, fault_of
 from launcher.base.durable import refusal_of
 from launcher.base.errors import WeightsRefused
@@ -58,40 +60,57 @@ class PolicyServers(Servers):
         self._golden_prompt = golden_prompt
         self._weights_lock = weights_lock
         self._root = memory_folder(paths, "weights")
-        self.folders = self._new_folders() if config.actor.weight_update_mode == "disk" else None
-        self._groups = self._new_groups() if config.actor.weight_update_mode == "xccl" else None
-        dtype = torch_dtype(config.sglang.dtype)
+        self.folders: WeightFolders | None = None
         self.publisher = WeightPublisher(
-            self.client,
             self.pool,
-            folders=self.folders,
-            weights=lambda: model.named_weights(dtype),
-            tp_size=config.sglang.tp_size,
-            timeout_s=config.actor.weight_update_timeout,
-            files=self._to_files,
-            again=lambda: journal.record("weights.fast_again", subject="trainer"),
-            groups=self._groups,
+            self._new_transport(),
             finish_s=config.rollout.finish_s if config.rollout.max_head_offpolicyness > 0 else None,
         )
 
-    def _new_folders(self) -> WeightFolders:
-        dtype = torch_dtype(self.config.sglang.dtype)
-        return WeightFolders(self._root, lambda folder: self._model.export(folder, dtype))
+    def _new_transport(self) -> WeightTransport:
+        """As the setting says, which `hardware` chooses by where the servers are."""
+        actor, sglang, model = self.config.actor, self.config.sglang, self._model
+        dtype, timeout_s = torch_dtype(sglang.dtype), actor.weight_update_timeout
+        fast: WeightTransport
 
-    def _new_groups(self) -> GroupSender:
-        return GroupSender(
-            self.client,
-            device=self._model.device,
-            tp_size=self.config.sglang.tp_size,
-            timeout_s=self.config.actor.weight_update_timeout,
-            address=group_address(self.config),
+        def weights() -> NamedWeights:
+            return model.named_weights(dtype)
+
+        match actor.weight_update_mode:
+            case "disk":
+                return self._to_folders()
+            case "tensor":
+                what = "tensors"
+                fast = TensorTransport(self.client, weights, tp_size=sglang.tp_size, timeout_s=timeout_s)
+            case "xccl":
+                what = "weights over its group"
+                fast = GroupTransport(
+                    self.client,
+                    weights,
+                    device=model.device,
+                    tp_size=sglang.tp_size,
+                    timeout_s=timeout_s,
+                    address=group_address(self.config),
+                )
+            case _:
+                assert_never(actor.weight_update_mode)
+        return FallbackTransport(
+            fast,
+            self._fall_back,
+            what=what,
+            is_living=self.pool.is_living,
+            again=lambda: self._journal.record("weights.fast_again", subject="trainer"),
         )
 
-    def _to_files(self, reason: str) -> WeightFolders:
-        """For a while (weight_way.py)."""
+    def _fall_back(self, reason: str) -> FolderTransport:
         self._journal.record("weights.by_files", subject="trainer", reason=reason)
-        self.folders = self.folders or self._new_folders()
-        return self.folders
+        return self._to_folders()
+
+    def _to_folders(self) -> FolderTransport:
+        dtype = torch_dtype(self.config.sglang.dtype)
+        if self.folders is None:
+            self.folders = WeightFolders(self._root, lambda folder: self._model.export(folder, dtype))
+        return FolderTransport(self.client, self.folders, timeout_s=self.config.actor.weight_update_timeout)
 
     @property
     def version(self) -> int:
@@ -121,8 +140,6 @@ class PolicyServers(Servers):
 
     async def close(self) -> None:
         await super().close()
-        if self._groups is not None:
-            self._groups.keep(())
         if self.folders is not None:
             self.folders.remove()
 

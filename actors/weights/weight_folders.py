@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable, Set
 from pathlib import Path
 
+from actors.serving.sglang_client import SGLangClient
+from actors.weights.weight_transports import Send, WeightTransport
 from launcher.base.errors import WeightsRefused
+from launcher.base.messages import PublishedWeights
 
 KEPT_VERSIONS = 2
 """Folders that stay: the one being served, and the one that servers may still be reading."""
@@ -65,3 +69,35 @@ class WeightFolders:
 
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+class FolderTransport(WeightTransport):
+    """Each server loads the same folder; a restarted one starts from it."""
+
+    def __init__(
+        self,
+        client: SGLangClient,
+        folders: WeightFolders,
+        *,
+        timeout_s: float,
+        newest: PublishedWeights | None = None,
+    ) -> None:
+        """`newest`: where there is one from before."""
+        self._client = client
+        self._folders = folders
+        self._timeout_s = timeout_s
+        self.newest = newest
+
+    async def prepare(self, version: int, lineage: int) -> Send:
+        folder = await asyncio.to_thread(self._folders.have, version)
+        self.newest = PublishedWeights(path=str(folder), version=version, lineage=lineage)
+        return lambda server: self._client.update_weights_from_disk(
+            server.url, path=folder, weight_version=version, timeout_s=self._timeout_s
+        )
+
+    def published(self, version: int, *, reading: Set[int]) -> None:
+        self._folders.forget_before(version, spare=reading)
+
+    def forget_all(self) -> None:
+        super().forget_all()
+        self._folders.forget_all()

@@ -1,9 +1,5 @@
 """New weights to every server, each confirming the version before it gets traffic (P3).
 
-`disk`: a Hugging Face folder in memory-backed storage, written once and loaded by every server; a restarted server
-starts from it too. `tensor`: over HTTP to servers on this node, without a file. `xccl`: over a group with each server.
-After two failures in a row of one server these two give way to files, for a while (weight_way.py).
-
 All servers load side by side, each with its own deadline, and each gets traffic as soon as it has confirmed. The step
 continues when the first has confirmed and the others have had about as long again. A server that is late then loads
 beside the step: it is STALE until it confirms, and is sent the newest version next if there is a newer one. A server
@@ -18,34 +14,20 @@ import dataclasses
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 from actors.rollout.server_pool import OVER, ServerPool
-from actors.serving.sglang_client import SGLangClient
-from actors.weights.weight_folders import WeightFolders
-from actors.weights.weight_way import WeightWay
-from launcher.base.errors import RequestFailed, ServerError, WeightsRefused
+from actors.weights.weight_transports import Send, WeightTransport
+from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import PublishedWeights, ServerInfo, ServerKey, ServerState
-
-if TYPE_CHECKING:
-    import torch  # takes seconds, and the driver imports this without a tensor in sight
-
-    from actors.weights.group_sender import GroupSender
 
 PATIENCE_S = 1.0
 """The others are waited for at least so long, and at least as long again as the first one took."""
 
-NOBODY_THERE = "refused"
-
-NamedWeights: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
-Send = Callable[[ServerInfo], Awaitable[None]]
-"""Sends one version to a server."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parcel:
+class WeightUpdate:
     """One version, ready to be sent; `lineage`: how many restores lie behind it."""
 
     version: int
@@ -56,49 +38,36 @@ class _Parcel:
 class WeightPublisher:
     """Publishes to the servers of a pool, and reports to the pool what each one confirmed. Runs on the pool's loop.
 
-    `newest`: the newest weights in a folder. `lineage`: how many restores lie behind the weights.
+    `lineage`: how many restores lie behind the weights.
     """
 
     def __init__(
         self,
-        client: SGLangClient,
         pool: ServerPool,
+        transport: WeightTransport,
         *,
-        folders: WeightFolders | None,
-        weights: Callable[[], NamedWeights],
-        tp_size: int,
-        timeout_s: float,
-        files: Callable[[str], WeightFolders] | None = None,
-        again: Callable[[], object] = lambda: None,
-        groups: GroupSender | None = None,
+        lineage: int = 0,
         finish_s: float | None = None,
     ) -> None:
-        """`folders` None: `weights` are sent, over `groups` or, without, as tensors to servers split over `tp_size`
-        GPUs. `files` makes the folders that take their place, and is told why; `again`: they are taken again.
-
-        `finish_s`: for so long requests in flight at a server that is to load may finish; then they move on, so that
+        """`finish_s`: for so long requests in flight at a server that is to load may finish; then they move on, so that
         none is answered by two versions. None: there are none, since nothing is made ahead.
         """
-        self._client = client
         self._pool = pool
-        self._folders = folders
-        self._weights = weights
-        self._files = files
-        self._again = again
-        self._groups = groups
-        self._way = WeightWay(by_files=folders is not None, may_change=files is not None and folders is None)
-        self._tp_size = tp_size
-        self._timeout_s = timeout_s
+        self._transport = transport
         self._finish_s = finish_s
-        self.lineage = 0
-        self.newest: PublishedWeights | None = None
+        self.lineage = lineage
         self._version: int | None = None
-        self._parcel: _Parcel | None = None  # while a server loads it: tensors take memory
+        self._update: WeightUpdate | None = None  # while a server loads it: tensors take memory
         self._loading: dict[ServerKey, asyncio.Task[bool]] = {}
         self._reading: list[int] = []  # versions whose folders some server reads
         self._late: set[ServerKey] = set()
         self._exporting = asyncio.Lock()
         self._one_at_a_time: defaultdict[ServerKey, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def newest(self) -> PublishedWeights | None:
+        """The newest weights in a folder."""
+        return self._transport.newest
 
     @property
     def version(self) -> int | None:
@@ -111,14 +80,17 @@ class WeightPublisher:
 
     async def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore; earlier folders are invalid."""
-        self.lineage, self.newest, self._version, self._parcel = lineage, None, None, None
-        self._pool.lineage = lineage
-        await self.close()
-        if self._folders is not None:
-            self._folders.forget_all()
+        self.lineage = self._pool.lineage = lineage
+        self._version = self._update = None
+        await self._cancel_loading()
+        self._transport.forget_all()
 
     async def close(self) -> None:
-        """Cancel what is still loading."""
+        """Cancel what is still loading, and end what is kept for servers."""
+        await self._cancel_loading()
+        self._transport.keep(())
+
+    async def _cancel_loading(self) -> None:
         tasks = list(self._loading.values())
         for task in tasks:
             task.cancel()
@@ -130,12 +102,10 @@ class WeightPublisher:
         Raises WeightsRefused where no server took them; a single one that did not is STALE.
         """
         failures, took_them = -1, False
-        while not took_them and failures != self._way.n_failures:  # again, and at last through files
-            failures = self._way.n_failures
+        while not took_them and failures != self._transport.n_failures:  # again, and at last through folders
+            failures = self._transport.n_failures
             took_them = await self._offer(version)
-        self._way.published()
-        if self._folders is not None:
-            self._folders.forget_before(version, spare=frozenset(self._reading))
+        self._transport.published(version, reading=frozenset(self._reading))
         if not took_them:
             raise WeightsRefused(
                 f"no server took weight version {version}: "
@@ -146,10 +116,9 @@ class WeightPublisher:
     async def _offer(self, version: int) -> bool:
         """Whether any server took it."""
         servers = [server for server in self._pool.servers() if server.state not in OVER]
-        if self._groups is not None:
-            self._groups.keep([server.key for server in servers])
+        self._transport.keep([server.key for server in servers])
         send = await self.prepare(version)
-        self._version, self._parcel = version, _Parcel(version=version, lineage=self.lineage, send=send)
+        self._version, self._update = version, WeightUpdate(version=version, lineage=self.lineage, send=send)
         fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(server.key)}
         took_them = await self._wait_for(fresh)
         self._forget_what_nobody_loads()
@@ -157,7 +126,7 @@ class WeightPublisher:
 
     def _forget_what_nobody_loads(self) -> None:
         if not self._loading:
-            self._parcel = None
+            self._update = None
 
     async def _wait_for(self, fresh: Mapping[asyncio.Task[bool], ServerInfo]) -> bool:
         """Until the first has taken them and the others had their time, or all have ended. Returns whether any did."""
@@ -197,29 +166,29 @@ class WeightPublisher:
     async def _bring_up_to_date(self, server: ServerInfo) -> bool:
         """Send the newest weights until none newer appear meanwhile. Returns whether the server holds the newest."""
         key = server.key
-        while (parcel := self._parcel) is not None:
+        while (update := self._update) is not None:
             async with self._one_at_a_time[key]:
-                was_delivered = await self._deliver(server, parcel)
+                was_delivered = await self._deliver(server, update)
             if not was_delivered:
                 self._late.add(key)
                 return False
-            if parcel is self._parcel:
+            if update is self._update:
                 self._late.discard(key)
                 return True
         return False
 
-    async def _deliver(self, server: ServerInfo, parcel: _Parcel) -> bool:
+    async def _deliver(self, server: ServerInfo, update: WeightUpdate) -> bool:
         if not self._pool.is_living(server):
             return False
-        await self._pool.mark_stale(server.key, f"loading weight version {parcel.version}")
+        await self._pool.mark_stale(server.key, f"loading weight version {update.version}")
         if self._finish_s is not None:
             await self._pool.clear(server.name, within_s=self._finish_s)
         try:
-            await self._send(server, parcel.send, parcel.version)
+            await self._send(server, update.send, update.version)
         except ServerError as error:
             await self._pool.mark_stale(server.key, error.message)
             return False
-        await self._pool.confirm(server.key, parcel.version, parcel.lineage)
+        await self._pool.confirm(server.key, update.version, update.lineage)
         return True
 
     async def prepare(self, version: int) -> Send:
@@ -229,30 +198,7 @@ class WeightPublisher:
         the loop must answer meanwhile. Raises WeightsRefused.
         """
         async with self._exporting:
-            if self._folders is not None and self._way.by_files:
-                folder = await asyncio.to_thread(self._folders.have, version)
-                self.newest = PublishedWeights(path=str(folder), version=version, lineage=self.lineage)
-                return lambda server: self._client.update_weights_from_disk(
-                    server.url, path=folder, weight_version=version, timeout_s=self._timeout_s
-                )
-            self.newest = None
-            from actors.serving.weight_buckets import in_buckets  # torch
-
-            groups = self._groups
-            device = None if groups is None else groups.device
-            buckets = await asyncio.to_thread(lambda: in_buckets(self._weights(), device=device))
-            if groups is not None:
-                return lambda server: self._send_fast(server, groups.send(server, buckets, version))
-            return lambda server: self._send_fast(
-                server,
-                self._client.update_weights_from_tensor(
-                    server.url,
-                    buckets=buckets,
-                    weight_version=version,
-                    timeout_s=self._timeout_s,
-                    tp_size=self._tp_size,
-                ),
-            )
+            return await self._transport.prepare(version, self.lineage)
 
     async def send_to(self, server: ServerInfo, send: Send, version: int) -> int:
         """Send prepared weights to one server, which gets no traffic until it is admitted; returns the version that it
@@ -279,18 +225,3 @@ class WeightPublisher:
             await self._pool.unless_ended(server, send(server))
         finally:
             self._reading.remove(version)
-
-    async def _send_fast(self, server: ServerInfo, sending: Awaitable[None]) -> None:
-        try:
-            await sending
-        except (WeightsRefused, RequestFailed) as error:
-            if self._pool.is_living(server) and getattr(error, "kind", "") != NOBODY_THERE:
-                self._count_failure(server.name, error.message)
-            raise
-        if self._way.took(server.name):
-            self._again()
-
-    def _count_failure(self, name: str, reason: str) -> None:
-        if self._way.failed(name) and self._files is not None:
-            tried = "tensors" if self._groups is None else "weights over its group"
-            self._folders = self._files(f"{name} failed to take {tried}: {reason}")

@@ -9,7 +9,7 @@ import pytest
 
 from actors.processes.process_tree import descendants, identify, name
 from actors.serving.weight_buckets import in_buckets
-from actors.weights.group_sender import GroupSender
+from actors.weights.group_transport import GroupTransport
 from launcher.base.errors import RequestFailed, ServerError
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
@@ -40,7 +40,7 @@ def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving)
 
         async def work(client):
             nonlocal sender
-            sender = sender or GroupSender(client, device="cpu", tp_size=1, timeout_s=within_s)
+            sender = sender or GroupTransport(client, tuple, device="cpu", tp_size=1, timeout_s=within_s)
             sender._client, sender._timeout_s = client, within_s
             await sender.send(serving.server.info(), in_buckets(changed_weights(factor).items(), device="cpu"), version)
 

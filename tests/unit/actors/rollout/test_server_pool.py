@@ -7,6 +7,7 @@ import pytest
 from actors.rollout import server_pool
 from actors.rollout.server_request import RequestMoved
 from actors.weights.weight_publisher import WeightPublisher
+from actors.weights.weight_transports import TensorTransport
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
 from tests.support.machine import all_turns
@@ -51,7 +52,7 @@ async def test_after_a_restore_the_same_version_of_other_weights_gets_no_traffic
     servers = pool()
     await servers.update([server(version=6)])
     await servers.confirm(("server-0", 0), 7, 1)
-    publisher = WeightPublisher(None, servers, folders=None, weights=tuple, tp_size=1, timeout_s=1.0)
+    publisher = WeightPublisher(servers, TensorTransport(None, tuple, tp_size=1, timeout_s=1.0))
     await publisher.begin(2)
     await assert_none_is_leased(servers, lambda: 7)
     await servers.confirm(("server-0", 0), 7, 2)

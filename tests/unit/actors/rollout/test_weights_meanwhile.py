@@ -6,7 +6,7 @@ import json
 
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.serving.sglang_client import SGLangClient
-from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_folders import FolderTransport, WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.config.schema import RolloutConfig
 from tests.programs import stand_in_server
@@ -29,10 +29,8 @@ async def batches(url, root, *, finish_s):
     """The batch of step 0, and that of step 1, which is made at two versions."""
     async with asyncio.timeout(scaled(60.0)), SGLangClient() as client:
         pool = await pool_of([url])
-        folders = WeightFolders(root / "weights", export)
-        publisher = WeightPublisher(
-            client, pool, folders=folders, weights=tuple, tp_size=1, timeout_s=scaled(20.0), finish_s=finish_s
-        )
+        folders = FolderTransport(client, WeightFolders(root / "weights", export), timeout_s=scaled(20.0))
+        publisher = WeightPublisher(pool, folders, finish_s=finish_s)
         engine = RolloutEngine(
             client=client, pool=pool, scorer=EveryoneIsRight(), config=CONFIG, decode=lambda ids: [str(i) for i in ids]
         )

@@ -16,6 +16,7 @@ from actors.supervision.coordinator_actor import COORDINATOR, TRAINERS, Coordina
 from actors.supervision.run_actors import RunActors
 from actors.training.trainer import MONITOR, Trainer
 from actors.weights.weight_publisher import WeightPublisher
+from actors.weights.weight_transports import TensorTransport
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import DatasetConfig, RunConfig
@@ -60,7 +61,7 @@ async def test_a_publish_waits_for_a_server_that_hangs_no_longer_than_its_deadli
             slow = {"kind": "slow", "path": "/update_weights_from_tensor", "times": 1, "seconds": 600}
             await fault(hung, slow)
             weights = {"w": torch.zeros(2)}.items()
-            publisher = WeightPublisher(client, pool, folders=None, weights=lambda: weights, tp_size=1, timeout_s=0.3)
+            publisher = WeightPublisher(pool, TensorTransport(client, lambda: weights, tp_size=1, timeout_s=0.3))
             async with asyncio.timeout(60):
                 await publisher.publish(3)
             states = [info.state for info in pool.servers()]

@@ -12,8 +12,9 @@ import torch
 
 from actors.serving.sglang_client import SGLangClient
 from actors.weights import weight_publisher
-from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_folders import FolderTransport, WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
+from actors.weights.weight_transports import TensorTransport
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
@@ -35,14 +36,9 @@ async def publishing_to(urls, folders, *, timeout_s):
     """A publisher, and its pool of READY servers at version 0."""
     async with SGLangClient() as client:
         pool = await pool_of(urls)
-        publisher = WeightPublisher(
-            client,
-            pool,
-            folders=folders,
-            weights=lambda: {"w": torch.zeros(3)}.items(),
-            tp_size=1,
-            timeout_s=timeout_s,
-        )
+        tensors = TensorTransport(client, lambda: {"w": torch.zeros(3)}.items(), tp_size=1, timeout_s=timeout_s)
+        transport = FolderTransport(client, folders, timeout_s=timeout_s) if folders else tensors
+        publisher = WeightPublisher(pool, transport)
         yield publisher, pool
         await publisher.close()
 
@@ -252,7 +248,7 @@ async def test_an_order_and_a_publish_reach_one_server_one_after_the_other(serve
         publisher,
         pool,
     ):
-        real, sent, under_way, may_end = publisher._client.update_weights_from_disk, [], [], asyncio.Event()
+        real, sent, under_way, may_end = publisher._transport._client.update_weights_from_disk, [], [], asyncio.Event()
 
         async def slowly(url, **order):
             under_way.append(order["weight_version"])
@@ -261,7 +257,7 @@ async def test_an_order_and_a_publish_reach_one_server_one_after_the_other(serve
             await real(url, **order)
             sent.append(under_way.pop())
 
-        monkeypatch.setattr(publisher._client, "update_weights_from_disk", slowly)
+        monkeypatch.setattr(publisher._transport._client, "update_weights_from_disk", slowly)
         server, send = pool.servers()[0], await publisher.prepare(1)
         calls = [lambda: publisher.send_to(server, send, 1), lambda: publisher.publish(2)]
         earlier, later = calls if order_first else calls[::-1]

@@ -10,7 +10,9 @@ import torch
 
 from actors.serving import weight_buckets
 from actors.serving.weight_buckets import in_buckets
+from actors.weights.group_transport import GroupTransport
 from actors.weights.weight_publisher import WeightPublisher
+from actors.weights.weight_transports import TensorTransport
 from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
@@ -85,12 +87,9 @@ async def given_up(is_held):
             await asyncio.sleep(0.001)
 
 
-async def publisher_to(n_servers, client, weights, *, groups=None):
+async def publisher_to(n_servers, client, weights, *, transport=None):
     pool = await pool_of([f"http://{index}" for index in range(n_servers)])
-    made = WeightPublisher(
-        client, pool, folders=None, weights=weights, tp_size=1, timeout_s=5, groups=groups, finish_s=None
-    )
-    return pool, made
+    return pool, WeightPublisher(pool, transport or TensorTransport(client, weights, tp_size=1, timeout_s=5))
 
 
 def test_of_buckets_one_is_held_twice_at_a_time():
@@ -165,8 +164,9 @@ async def test_what_goes_over_a_group_is_given_up_when_all_have_it(sent):
     async def send(server, buckets, version):
         assert names(buckets) == N_TENSORS
 
-    groups = SimpleNamespace(device="cpu", keep=lambda keys: None, send=send)
-    _, publisher = await publisher_to(1, None, Weights(), groups=groups)
+    groups = GroupTransport(None, Weights(), device="cpu", tp_size=1, timeout_s=5)
+    groups.send = send
+    _, publisher = await publisher_to(1, None, None, transport=groups)
     await publisher.publish(1)
     assert sent.most == N_TENSORS * SIZE
     await given_up(lambda: sent.now)

@@ -1,16 +1,28 @@
-"""Weights go through files by themselves where a server fails twice to take them as tensors."""
+"""Weights go through folders by themselves where a server fails twice to take them as tensors, and come back."""
+
+import contextlib
 
 import pytest
 import torch
 
 from actors.rollout.server_pool import ServerPool
-from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_folders import FolderTransport, WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
-from actors.weights.weight_way import AGAIN_AFTER
+from actors.weights.weight_transports import (
+    AGAIN_AFTER,
+    AGAIN_AT_MOST,
+    FallbackTransport,
+    TensorTransport,
+    WeightTransport,
+)
 from launcher.base.errors import RequestFailed, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 
 URLS = ("http://one", "http://two")
+
+
+def export(folder):
+    (folder / "model.safetensors").write_bytes(b"weights")
 
 
 class Client:
@@ -45,21 +57,20 @@ class Run:
             ServerInfo(name=url, index=i, generation=0, state=ServerState.READY, url=url, weight_version=0)
             for i, url in enumerate(self.urls)
         )
-        self.publisher = WeightPublisher(
-            self.client,
-            self.pool,
-            folders=self.files("as the settings say") if by_files else None,
-            weights=lambda: {"w": torch.zeros(3)}.items(),
-            tp_size=1,
-            timeout_s=5,
-            files=self.files,
+        tensors = TensorTransport(self.client, lambda: {"w": torch.zeros(3)}.items(), tp_size=1, timeout_s=5)
+        self.transport = FallbackTransport(
+            tensors,
+            self.files,
+            what="tensors",
+            is_living=self.pool.is_living,
             again=lambda: self.again.append(1),
         )
+        self.publisher = WeightPublisher(self.pool, self.files("as the settings say") if by_files else self.transport)
         return self
 
     def files(self, reason):
         self.told.append(reason)
-        return WeightFolders(self.folder / "w", lambda folder: (folder / "model.safetensors").write_bytes(b"weights"))
+        return FolderTransport(self.client, WeightFolders(self.folder / "w", export), timeout_s=5)
 
     def held(self):
         return [(server.state, server.weight_version) for server in self.pool.servers()]
@@ -132,3 +143,114 @@ async def test_a_server_that_is_not_there_says_nothing_of_the_way(tmp_path):
             await run.publisher.publish(version)
     assert run.told == []
     assert len(run.client.sent) == 3
+
+
+# ── when, server by server ──
+
+
+class Way:
+    """A fast way and folders to the servers "a" and "b"."""
+
+    def __init__(self):
+        self.reasons, self.again, self.refuses = [], [], False
+        self.transport = FallbackTransport(
+            Made(self.fast),
+            self.files,
+            what="tensors",
+            is_living=lambda server: True,
+            again=lambda: self.again.append(1),
+        )
+
+    def files(self, reason):
+        self.reasons.append(reason)
+        return Made(lambda server: None)
+
+    def fast(self, server):
+        if self.refuses:
+            raise WeightsRefused("no")
+
+    async def send(self, name, *, refuses, to=None):
+        """Whether it made all go through folders."""
+        before, self.refuses = len(self.reasons), refuses
+        send = to or await self.transport.prepare(1, 0)
+        with contextlib.suppress(WeightsRefused):
+            await send(ServerInfo(name=name, index=0, generation=0, state=ServerState.READY))
+        return len(self.reasons) > before
+
+    async def by_folders(self):
+        return (await self.transport.prepare(1, 0)).__name__ == "to_folders"
+
+
+class Made(WeightTransport):
+    def __init__(self, take):
+        self.take = take
+
+    async def prepare(self, version, lineage):
+        async def to_folders(server):
+            self.take(server)
+
+        return to_folders
+
+
+async def failed(way, name, to=None):
+    return await way.send(name, refuses=True, to=to)
+
+
+async def took(way, name, to=None):
+    """Whether the fast way is said to work again."""
+    before = len(way.again)
+    await way.send(name, refuses=False, to=to)
+    return len(way.again) > before
+
+
+async def publishes_by_folders(way):
+    n = 0
+    while await way.by_folders():
+        way.transport.published(1, reading=frozenset())
+        n += 1
+    return n
+
+
+async def test_two_failures_in_a_row_of_one_server_take_folders():
+    way = Way()
+    fast = await way.transport.prepare(1, 0)
+    assert [await failed(way, "a"), await failed(way, "b")] == [False, False]
+    assert not await took(way, "a")
+    assert not await failed(way, "a"), "not in a row"
+    assert not await way.by_folders()
+    assert await failed(way, "b")
+    assert await way.by_folders()
+    assert way.transport.n_failures == 4
+    assert not await failed(way, "b", to=fast), "what was sent before says nothing of folders"
+    assert way.transport.n_failures == 4
+
+
+async def test_the_fast_way_is_tried_again_and_one_failure_then_doubles_the_wait():
+    way = Way()
+    await failed(way, "a")
+    await failed(way, "a")
+    waits = []
+    for _ in range(6):
+        waits.append(await publishes_by_folders(way))
+        assert await failed(way, "a"), "at once"
+    assert waits == [AGAIN_AFTER * 2**n for n in range(5)] + [AGAIN_AT_MOST]
+
+
+async def test_once_it_works_again_it_is_said_once_and_all_is_as_before():
+    way = Way()
+    await failed(way, "a")
+    await failed(way, "a")
+    await publishes_by_folders(way)
+    assert [await took(way, "a"), await took(way, "b")] == [True, False]
+    assert not await failed(way, "a")
+    assert await failed(way, "a")
+    assert await publishes_by_folders(way) == AGAIN_AFTER
+
+
+async def test_a_late_answer_from_before_folders_does_not_end_them():
+    way = Way()
+    fast = await way.transport.prepare(1, 0)
+    await failed(way, "a")
+    await failed(way, "a")
+    assert not await took(way, "b", to=fast)
+    assert await way.by_folders()

@@ -15,9 +15,10 @@ import torch
 
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.weight_buckets import in_buckets
-from actors.weights.group_sender import GroupSender
-from actors.weights.weight_folders import WeightFolders
+from actors.weights.group_transport import GroupTransport
+from actors.weights.weight_folders import FolderTransport, WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
+from actors.weights.weight_transports import FallbackTransport
 from launcher.base.errors import RequestFailed, ServerError
 from launcher.base.messages import ServerState
 from tests.programs import stand_in_server
@@ -43,7 +44,7 @@ def digest(weights):
 @contextlib.asynccontextmanager
 async def sending():
     async with SGLangClient() as client:
-        sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=deadline_s())
+        sender = GroupTransport(client, SMALL.items, device="cpu", tp_size=1, timeout_s=deadline_s())
         yield client, sender
         sender.keep(())
 
@@ -59,7 +60,9 @@ async def test_a_server_on_another_node_comes_to_this_nodes_address_where_alone_
     with stand_in_server.running("--host", "127.0.0.3", "--weight-version", "0") as named:
         url = named.replace("127.0.0.1", "127.0.0.3")
         async with SGLangClient() as client:
-            sender = GroupSender(client, device="cpu", tp_size=1, timeout_s=deadline_s(), address="127.0.0.2")
+            sender = GroupTransport(
+                client, SMALL.items, device="cpu", tp_size=1, timeout_s=deadline_s(), address="127.0.0.2"
+            )
             orders, join, before, during = [], client.join_update_group, listening(), Counter()
 
             async def noted(url, **order):
@@ -197,20 +200,13 @@ async def test_files_take_the_place_of_a_group_that_fails_twice(servers, tmp_pat
 
     def files(reason):
         reasons.append(reason)
-        return WeightFolders(tmp_path / "w", lambda folder: (folder / "config.json").write_text("{}"))
+        folders = WeightFolders(tmp_path / "w", lambda folder: (folder / "config.json").write_text("{}"))
+        return FolderTransport(client, folders, timeout_s=deadline_s())
 
     async with sending() as (client, sender):
         pool = await pool_of(servers[:1])
-        publisher = WeightPublisher(
-            client,
-            pool,
-            folders=None,
-            weights=lambda: SMALL.items(),
-            tp_size=1,
-            timeout_s=deadline_s(),
-            files=files,
-            groups=sender,
-        )
+        transport = FallbackTransport(sender, files, what="weights over its group", is_living=pool.is_living)
+        publisher = WeightPublisher(pool, transport)
         await fault(servers[0], {"kind": "500", "path": INIT, "times": 2})
         await publisher.publish(1)
         (server,) = pool.servers()
