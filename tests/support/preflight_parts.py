@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from launcher.base.errors import UsageError
-from launcher.config.compose import compose
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
@@ -16,8 +15,9 @@ from launcher.resources.missing_files import find_shape
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing
 from launcher.resources.run_plan import make_plan
+from tests.support.composed import composed
 
-ARITHMETIC = compose(["conf=arithmetic_cpu"])
+ARITHMETIC = composed("conf=arithmetic_cpu")
 NO_GPU = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
 WITH_GPU = replace(NO_GPU, gpus=(Gpu(name="NVIDIA H200", memory=140 * GIB, free=139 * GIB),), no_gpu="")
 

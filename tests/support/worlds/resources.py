@@ -1,15 +1,16 @@
 """The models that plans are made for."""
 
 from launcher.checkpoints.model_shape import known_shape
-from launcher.config.compose import REPOSITORY, compose
+from launcher.config.compose import REPOSITORY
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
+from tests.support.composed import composed
 
-ARITHMETIC = compose(["conf=arithmetic_cpu", "sglang.max_total_tokens=20000"])
+ARITHMETIC = composed("conf=arithmetic_cpu", "sglang.max_total_tokens=20000")
 
 
-GSM8K = compose(["conf=gsm8k_h200"])
+GSM8K = composed("conf=gsm8k_h200")
 
 
 QWEN = known_shape("Qwen/Qwen2.5-1.5B-Instruct")

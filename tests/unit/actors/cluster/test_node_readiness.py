@@ -3,15 +3,15 @@
 from actors.cluster.node_answers import NodeAnswer
 from actors.cluster.node_readiness import _look, node_problems
 from launcher.base.findings import Finding, Severity
-from launcher.config.compose import compose
 from launcher.resources import node_checks
 from launcher.resources.node_checks import check_node
+from tests.support.composed import composed
 
 OLD = Finding(subject="driver", text="550.1", level=Severity.GPU, hint="install another")
 ABSENT = Finding(subject="packages", text="sglang not installed", level=Severity.BAD, hint="pip install it")
 NOTE = Finding(subject="GPU 0", text="busy", level=Severity.NOTE, hint="end it")
-ON_GPUS = compose(["conf=gsm8k_h200_cluster"])
-ON_CPUS = compose(["conf=arithmetic_cpu"])
+ON_GPUS = composed("conf=gsm8k_h200_cluster")
+ON_CPUS = composed("conf=arithmetic_cpu")
 
 
 def node(name, *checks, gpus=8.0, problem=""):

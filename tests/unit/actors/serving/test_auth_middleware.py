@@ -10,10 +10,10 @@ import pytest
 
 from actors.serving.auth_middleware import API_PATHS, VARIABLE, AuthMiddleware, opens, refuse_bypasses
 from launcher.base.addresses import is_every_interface
-from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from launcher.resources.sglang_arguments import BYPASSES
 from launcher.run_files.run_keys import ServerKeys
+from tests.support.composed import composed
 
 KEYS = ServerKeys(api="a" * 64, admin="b" * 64)
 API, ADMIN = (f"Bearer {key}".encode() for key in (KEYS.api, KEYS.admin))
@@ -148,7 +148,7 @@ def test_one_interface(host):
 
 
 def problems(**sglang):
-    config = compose(["conf=arithmetic_cpu"])
+    config = composed("conf=arithmetic_cpu")
     for key, value in sglang.items():
         setattr(config.sglang, key, value)
     return [str(problem) for problem in find_problems(config) if problem.subject.startswith("sglang.")]

@@ -8,11 +8,12 @@ from actors.serving.readiness_proof import ReadinessProof
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
 from launcher.config.compose import compose
+from tests.support.composed import composed
 from tests.support.machine import scaled
 from tests.support.worlds.serving import make, running, start
 
 __all__ = ["make"]
-SAMPLED = ReadinessProof.of(compose(["conf=arithmetic_cpu", "gconfig.top_p=0.9"]))
+SAMPLED = ReadinessProof.of(composed("conf=arithmetic_cpu", "gconfig.top_p=0.9"))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_it_is_as_large_as_usual_and_fits(words, samples, prompt, tokens):
 
 
 def test_it_samples_as_the_run_does():
-    config = compose(["conf=gsm8k_h200", "gconfig.top_p=0.9", "gconfig.top_k=50", "gconfig.temperature=0.7"])
+    config = composed("conf=gsm8k_h200", "gconfig.top_p=0.9", "gconfig.top_k=50", "gconfig.temperature=0.7")
     sampling = ReadinessProof.of(config).sampling
     assert (sampling.top_p, sampling.top_k, sampling.temperature) == (0.9, 50, 0.7)
 

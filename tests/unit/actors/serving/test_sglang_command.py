@@ -20,8 +20,8 @@ from actors.serving.sglang_command import (
 )
 from launcher.base.addresses import ABOVE_RAY, USUALLY_GIVEN
 from launcher.base.errors import ResourceError
-from launcher.config.compose import compose
 from launcher.config.schema import SGLangConfig
+from tests.support.composed import composed
 from tests.support.preflight_parts import changed
 
 CONFIG = SGLangConfig(dtype="float32", random_seed=5, max_total_tokens=20000)
@@ -152,7 +152,7 @@ def test_a_group_with_the_trainer_is_met_on_the_interface_of_the_nodes_address(d
 
 def test_servers_and_trainer_meet_on_loopback_but_in_a_running_cluster(monkeypatch):
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.9.0.1")
-    cluster, over = compose(["conf=gsm8k_h200_cluster"]), {"actor__weight_update_mode": "xccl"}
+    cluster, over = composed("conf=gsm8k_h200_cluster"), {"actor__weight_update_mode": "xccl"}
     assert group_address.group_address(cluster) == LOOPBACK, "no group at all"
     own = {"cluster__address": "local", "cluster__n_nodes": 1}
     assert group_address.group_address(changed(cluster, **over, **own)) == LOOPBACK

@@ -8,9 +8,9 @@ import pytest
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.remote_store import without_secrets
-from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from scripts import list_checkpoints
+from tests.support.composed import composed
 from tests.support.remote_machine import Machine, far
 from tests.support.worlds.checkpoints import save
 
@@ -79,7 +79,7 @@ def test_a_run_that_is_to_begin_anew_is_refused_where_the_url_holds_its_trial(ma
     "url", ["bucket/folder", "s3://key:secretsecret@bucket/a", "s3://b/a?token=secretsecret", "a::s3://b"]
 )
 def test_a_url_with_credentials_or_without_a_protocol_is_refused_and_not_shown(url):
-    config = compose(["conf=arithmetic_cpu"])
+    config = composed("conf=arithmetic_cpu")
     config.recover.url = url
     (problem,) = [problem for problem in find_problems(config) if problem.subject.startswith("recover.url=")]
     assert "secret" not in str(problem)

@@ -8,10 +8,10 @@ import pytest
 
 from launcher.cli import preemption_notice
 from launcher.cli.preemption_notice import NoticeWatch, UnreadableNotice, is_notice
-from launcher.config.compose import compose
 from launcher.config.settings import with_values
 from launcher.resources.config_checks import find_problems
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.composed import composed
 from tests.support.machine import wait_until
 
 
@@ -158,5 +158,5 @@ def test_a_file_that_can_not_be_looked_for_is_unknown(watch, tmp_path):
     ],
 )
 def test_which_values_are_allowed(where, is_allowed):
-    config = with_values(compose(["conf=arithmetic_cpu"]), {"run.preemption_notice": where})
+    config = with_values(composed("conf=arithmetic_cpu"), {"run.preemption_notice": where})
     assert (find_problems(config) == []) is is_allowed

@@ -19,10 +19,10 @@ from launcher.base.errors import ConfigError
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.cli import run_screen
 from launcher.cli.run_screen import Screen
-from launcher.config.compose import compose
 from launcher.reporting import otel_sink
 from launcher.reporting.otel_sink import OtelSink
 from launcher.resources.missing_machine import missing_writer
+from tests.support.composed import composed
 from tests.support.machine import scaled
 from tests.support.worlds.reporting import NOW
 
@@ -59,7 +59,7 @@ def event(name, at, **facts):
 def trace_of(paths, *told, attempt=1, outcome=None):
     """What an attempt sends that is told these events and steps."""
     said = []
-    sink = OtelSink(compose(ON), paths, attempt, say=said.append)
+    sink = OtelSink(composed(*ON), paths, attempt, say=said.append)
     for one in told:
         (sink.follow if "event" in one else sink.log)(one)
     if outcome is not None:
@@ -83,7 +83,7 @@ def events_of(span):
 
 def test_what_is_no_unicode_costs_no_span(paths, sent):
     """A file's name with a byte that is none: OTLP's encoder gave up all spans that were sent with it."""
-    sink = OtelSink(compose(ON), paths, 1, say=lambda text: None)
+    sink = OtelSink(composed(*ON), paths, 1, say=lambda text: None)
     sink.follow(event("incident.began", 5, **CRASH, reason="no \udcff.json"))
     sink.log(line(0, 10))
     sink.end(RunOutcome(status=TerminalStatus.ERRORED, reason="no \udcff.json"))
@@ -257,7 +257,7 @@ def test_a_collector_that_is_down_costs_one_sentence(paths, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")  # for the tries of one export, which are repeated after 1 s
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     said, first = [], threading.Event()
-    sink = OtelSink(compose(ON), paths, 1, say=lambda text: (said.append(text), first.set()))
+    sink = OtelSink(composed(*ON), paths, 1, say=lambda text: (said.append(text), first.set()))
     sink.log(line(0, 20))
     assert first.wait(scaled(30.0))
     sink.log(line(1, 30))
@@ -271,7 +271,7 @@ def test_a_collector_that_never_answers_does_not_hold_the_end(paths, collector, 
     monkeypatch.setattr(otel_sink, "FINISH_S", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
     said, before = [], {*threading.enumerate()}
-    sink = OtelSink(compose(ON), paths, 1, say=said.append)
+    sink = OtelSink(composed(*ON), paths, 1, say=said.append)
     sink.log(line(0, 20))
     sink.finish()
     left = [thread for thread in threading.enumerate() if thread not in before and "otel" in thread.name.lower()]
@@ -287,7 +287,7 @@ def test_a_collector_that_never_answers_does_not_hold_the_end(paths, collector, 
 def test_what_the_sdk_refuses_switches_it_off_with_one_sentence(paths, monkeypatch):
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
     said = []
-    sink = OtelSink(compose(ON), paths, 1, say=said.append)
+    sink = OtelSink(composed(*ON), paths, 1, say=said.append)
     sink.log(line(0, 20))
     sink.follow(event("incident.began", 25, **CRASH))
     sink.end(OUTCOMES[TerminalStatus.FINISHED])
@@ -298,7 +298,7 @@ def test_what_the_sdk_refuses_switches_it_off_with_one_sentence(paths, monkeypat
 
 def test_off_it_opens_nothing(paths, monkeypatch):
     monkeypatch.setattr(otel_sink, "make_exporter", lambda: pytest.fail("it was opened"))
-    sink = OtelSink(compose(["conf=arithmetic_cpu"]), paths, 1, say=pytest.fail)
+    sink = OtelSink(composed("conf=arithmetic_cpu"), paths, 1, say=pytest.fail)
     sink.log(line(0, 20))
     sink.finish()
     imports = "import sys, launcher.reporting.otel_sink; print({name.partition('.')[0] for name in sys.modules})"
@@ -306,10 +306,10 @@ def test_off_it_opens_nothing(paths, monkeypatch):
 
 
 def test_without_the_package_it_is_refused_before_anything_starts(monkeypatch):
-    assert list(missing_writer(compose(ON))) == []
+    assert list(missing_writer(composed(*ON))) == []
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
-    assert list(missing_writer(compose(["conf=arithmetic_cpu"]))) == []
-    (error,) = missing_writer(compose(ON))
+    assert list(missing_writer(composed("conf=arithmetic_cpu"))) == []
+    (error,) = missing_writer(composed(*ON))
     assert str(error) == (
         "stats_logger.otel.exporter=otlp needs OpenTelemetry's exporter for HTTP, which is not installed\n"
         '  → pip install -c constraints.txt -e ".[otel]"'
@@ -318,13 +318,13 @@ def test_without_the_package_it_is_refused_before_anything_starts(monkeypatch):
 
 def test_another_exporter_is_refused():
     with pytest.raises(ConfigError) as refused:
-        compose(["conf=arithmetic_cpu", "stats_logger.otel.exporter=jaeger"])
+        composed("conf=arithmetic_cpu", "stats_logger.otel.exporter=jaeger")
     assert refused.value.message.startswith("stats_logger.otel.exporter=jaeger: allowed: none, otlp (")
 
 
 def test_the_screen_of_a_run_gives_it_each_event_and_step(paths, tmp_path, sent, monkeypatch):
     monkeypatch.setattr(run_screen, "write_summary", lambda paths, outcome: "")
-    with (tmp_path / "screen").open("w") as out, Screen(compose(ON), paths, out) as screen:
+    with (tmp_path / "screen").open("w") as out, Screen(composed(*ON), paths, out) as screen:
         screen.begin(1)
         screen.follow(event("incident.began", 5, **CRASH))
         screen.show(NOW, [line(0, 20)])

@@ -10,6 +10,7 @@ from launcher.diagnosis.reading.log_records import REWARD, FigureNames
 from launcher.diagnosis.reading.tensorboard_files import read_event_file
 from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.resources.missing_machine import missing_writer
+from tests.support.composed import composed
 from tests.support.worlds.reporting import NOW
 
 
@@ -70,8 +71,8 @@ def test_what_the_disk_refuses_is_said_once_and_counted(paths, tmp_path):
 
 def test_without_the_package_it_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    assert list(missing_writer(compose(["conf=arithmetic_cpu"]))) == []
-    (error,) = missing_writer(compose(["conf=arithmetic_cpu", "stats_logger.tensorboard.path=runs"]))
+    assert list(missing_writer(composed("conf=arithmetic_cpu"))) == []
+    (error,) = missing_writer(composed("conf=arithmetic_cpu", "stats_logger.tensorboard.path=runs"))
     assert str(error) == (
         "stats_logger.tensorboard.path=runs needs tensorboardX, which is not installed\n"
         '  → pip install -c constraints.txt -e ".[tensorboard]"'

@@ -8,6 +8,7 @@ from launcher.base.errors import ConfigError
 from launcher.config.compose import compose, presets
 from launcher.config.schema import DatasetConfig
 from launcher.resources.config_checks import check, find_notes, find_problems
+from tests.support.composed import composed
 from tests.support.preflight_parts import changed
 
 ARITHMETIC = compose(  # with the values that the cases below stand on, whatever the preset's recipe becomes
@@ -26,8 +27,8 @@ ARITHMETIC = compose(  # with the values that the cases below stand on, whatever
         *("actor.optimizer.warmup_steps=5", "sglang.dtype=float32", "actor.dtype=float32"),
     ]
 )
-GSM8K = compose(["conf=gsm8k_h200"])
-CLUSTER = compose(["conf=gsm8k_h200_cluster"])
+GSM8K = composed("conf=gsm8k_h200")
+CLUSTER = composed("conf=gsm8k_h200_cluster")
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import pytest
 
 from actors.serving.sglang_command import command
-from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from launcher.resources.cuda_graphs import LARGEST, MIB, graph_bytes, prefill_sizes, sequences_at_once, with_graphs
+from tests.support.composed import composed
 from tests.support.preflight_parts import changed
 
-GSM8K = compose(["conf=gsm8k_h200"])
+GSM8K = composed("conf=gsm8k_h200")
 AT_ONCE = GSM8K.rollout.max_concurrent_rollouts * GSM8K.gconfig.n_samples
 
 

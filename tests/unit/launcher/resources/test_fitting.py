@@ -7,16 +7,16 @@ import pytest
 
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.checkpoints.model_shape import KNOWN_SHAPES, known_shape
-from launcher.config.compose import compose
 from launcher.resources.config_checks import check
 from launcher.resources.fitting import FITTED, MICRO_BATCH, SPARE, fit
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.run_plan import lacks, make_plan
+from tests.support.composed import composed
 
-AUTO = compose(["conf=gsm8k_h200", "hardware=auto"])
-NODE = compose(["conf=gsm8k_node_80gb", "hardware=auto"])
+AUTO = composed("conf=gsm8k_h200", "hardware=auto")
+NODE = composed("conf=gsm8k_node_80gb", "hardware=auto")
 CARDS = [8, 11.5, 15.7, 23.5, 31, 39.5, 47, 63, 79, 93, 139, 179, 280]
 
 
@@ -86,9 +86,9 @@ def test_what_was_typed_stays(typed):
 
 def test_without_it_and_without_a_gpu_nothing_is_changed():
     shape = known_shape("Qwen/Qwen2.5-1.5B")
-    plain = compose(["conf=gsm8k_h200"])
+    plain = composed("conf=gsm8k_h200")
     assert fit(plain, machine(139), shape) == (plain, "")
-    on_cpu = compose(["conf=arithmetic_cpu", "hardware=auto"])
+    on_cpu = composed("conf=arithmetic_cpu", "hardware=auto")
     no_gpu = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
     found, note = fit(on_cpu, no_gpu, shape)
     assert found == on_cpu

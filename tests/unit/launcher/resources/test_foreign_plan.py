@@ -7,24 +7,18 @@ from packaging.specifiers import SpecifierSet
 
 from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
+from launcher.config.settings import with_values
 from launcher.resources import node_checks
 from launcher.resources.config_checks import check
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, with_their_names
 from launcher.run_files.run_paths import RunPaths
+from tests.support.composed import composed
 
 
 def config_of(tmp_path, *more):
     (tmp_path / "train.py").touch()
-    return compose(
-        [
-            "conf=command",
-            "trainer.command='python3 train.py'",
-            f"trainer.cwd={tmp_path}",
-            f"cluster.fileroot={tmp_path / 'runs'}",
-            "trainer.checkpoints=out/step-*",
-            *more,
-        ]
-    )
+    words = ("conf=command", "trainer.command='python3 train.py'", "trainer.checkpoints=out/step-*", *more)
+    return with_values(composed(*words), {"trainer.cwd": str(tmp_path), "cluster.fileroot": str(tmp_path / "runs")})
 
 
 def missing(tmp_path, *more):
@@ -160,7 +154,7 @@ def test_what_the_command_sets_comes_first_and_rung_a_takes_nothing(tmp_path):
     words = ("trainer.rung=servers", "sglang.n_servers=1", "sglang.dtype=bfloat16", f"actor.path={tmp_path}")
     given = areal_config(tmp_path, *words).sglang
     assert (given.n_servers, given.tp_size, given.dtype, given.model_path) == (1, 2, "bfloat16", str(tmp_path))
-    assert areal_config(tmp_path).sglang == compose(["conf=areal"]).sglang
+    assert areal_config(tmp_path).sglang == composed("conf=areal").sglang
 
 
 def test_the_backend_of_rollouts_says_how_many_where_it_is_there(tmp_path):

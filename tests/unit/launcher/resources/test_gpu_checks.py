@@ -4,7 +4,6 @@ import pytest
 
 from launcher.base.errors import ResourceError
 from launcher.base.findings import Severity
-from launcher.config.compose import compose
 from launcher.resources.gpu_checks import check_gpus
 from launcher.resources.gpus import find_gpus, other_accelerators
 from launcher.resources.hardware import find_hardware, memory_in_use
@@ -12,6 +11,7 @@ from launcher.resources.missing_files import find_shape
 from launcher.resources.node_checks import missing_on_node
 from launcher.resources.preflight import find_missing
 from launcher.resources.run_plan import make_plan
+from tests.support.composed import composed
 from tests.support.preflight_parts import missing, the_one
 
 
@@ -145,15 +145,15 @@ def stopped(config, devices=("cuda", "cuda")):
 
 def test_exclusive_gpus_stop_only_runs_that_share_one(gpus):
     gpus(gpus=2, exclusive="0,1")
-    shared = compose(["conf=gsm8k_h200"])
+    shared = composed("conf=gsm8k_h200")
     assert [text.partition(":")[0] for text in stopped(shared)] == ["GPU 0", "GPU 1"]
-    apart = compose(["conf=gsm8k_h200", "sglang.gpu_fraction=1", "actor.gpu_fraction=1"])
+    apart = composed("conf=gsm8k_h200", "sglang.gpu_fraction=1", "actor.gpu_fraction=1")
     assert stopped(apart) == []
 
 
 def test_a_fault_of_a_gpu_stops_no_run_on_the_cpu(gpus):
     gpus(gpus=2, lost="0", cuda=12000)
-    config = compose(["conf=gsm8k_h200"])
+    config = composed("conf=gsm8k_h200")
     assert len(stopped(config)) == 2
     assert stopped(config, ("cpu", "cpu")) == []
 

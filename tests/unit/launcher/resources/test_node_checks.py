@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from launcher.base.findings import Severity
-from launcher.config.compose import REPOSITORY, compose
+from launcher.config.compose import REPOSITORY
 from launcher.resources import hardware, node_checks, toolchain
 from launcher.resources.hardware import room_for_processes
 from launcher.resources.memory_estimate import GIB
@@ -28,6 +28,7 @@ from launcher.resources.node_checks import (
     missing_on_node,
     torch_build,
 )
+from tests.support.composed import composed
 
 
 def of(checks):
@@ -174,8 +175,8 @@ def test_room_for_nccl(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=GIB // 16, free=GIB // 16))
     check = check_shared_memory()
     assert (check.level, check.text) == (Severity.SEVERAL, "0.06 of 0.06 GiB free; NCCL needs 1 GiB")
-    one = compose(["conf=gsm8k_h200"])
-    several = compose(["conf=gsm8k_h200_cluster"])
+    one = composed("conf=gsm8k_h200")
+    several = composed("conf=gsm8k_h200_cluster")
     assert list(missing_on_node(one, ("cuda", "cuda"), [check])) == []
     assert "--shm-size" in str(next(missing_on_node(several, ("cuda", "cuda"), [check])))
 

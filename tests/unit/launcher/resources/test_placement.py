@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose
 from launcher.resources.config_checks import check
 from launcher.resources.placement import RANK, NodeResources, gpus_needed, place
+from tests.support.composed import composed
 from tests.support.preflight_parts import ARITHMETIC, changed
 
-GSM8K = compose(["conf=gsm8k_h200"])
-CLUSTER = compose(["conf=gsm8k_h200_cluster"])
+GSM8K = composed("conf=gsm8k_h200")
+CLUSTER = composed("conf=gsm8k_h200_cluster")
 
 
 def alone(**keys):

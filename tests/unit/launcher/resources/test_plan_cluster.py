@@ -7,17 +7,18 @@ import pytest
 from launcher.base.errors import UsageError
 from launcher.base.wording import ranges
 from launcher.checkpoints.model_shape import known_shape
-from launcher.config.compose import REPOSITORY, compose
+from launcher.config.compose import REPOSITORY
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import planned_hardware
 from launcher.resources.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
 from launcher.resources.preflight import find_missing
 from launcher.resources.run_plan import lacks, make_plan
 from launcher.resources.standby_trainer import with_standby_trainer
+from tests.support.composed import composed
 from tests.support.preflight_parts import NO_GPU, changed, printed
 
-GSM8K = compose(["conf=gsm8k_h200"])
-CLUSTER = compose(["conf=gsm8k_h200_cluster"])
+GSM8K = composed("conf=gsm8k_h200")
+CLUSTER = composed("conf=gsm8k_h200_cluster")
 QWEN = known_shape("Qwen/Qwen2.5-7B-Instruct")
 SMALL = known_shape("Qwen/Qwen2.5-1.5B-Instruct")
 
@@ -118,7 +119,7 @@ def test_a_described_node_has_its_own_memory_and_cpus():
 
 @pytest.mark.slow
 def test_nodes_of_which_nothing_is_said_are_like_this_machine_and_refuse_no_run():
-    config = compose(["conf=arithmetic_cpu", "cluster.address=auto", "cluster.n_nodes=2", "actor.dp_size=2"])
+    config = composed("conf=arithmetic_cpu", "cluster.address=auto", "cluster.n_nodes=2", "actor.dp_size=2")
     hardware = planned_hardware(config, replace(NO_GPU, memory=GIB))
     assert (hardware.n_nodes, hardware.is_described) == (2, False)
     plan = make_plan(config, hardware, SMALL)

@@ -11,7 +11,6 @@ import pytest
 
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
-from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 from launcher.resources.config_checks import check, find_problems
@@ -19,6 +18,7 @@ from launcher.resources.memory_estimate import GIB
 from launcher.resources.missing_files import find_shape
 from launcher.resources.missing_machine import missing_gpus, missing_memory, missing_room
 from launcher.resources.run_plan import make_plan
+from tests.support.composed import composed
 from tests.support.preflight_parts import NO_GPU, WITH_GPU
 
 TYPED = re.compile(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)+=[\w:/.-]*\w")
@@ -36,11 +36,11 @@ def machine(gpus):
 
 def of_the_settings(settings):
     """The problems by themselves."""
-    return [(str(problem), problem.text) for problem in find_problems(compose(settings))]
+    return [(str(problem), problem.text) for problem in find_problems(composed(*settings))]
 
 
 def of_the_machine(settings, hardware):
-    config = compose(settings)
+    config = composed(*settings)
     check(config)
     plan = make_plan(config, hardware, find_shape(config))
     found = [*missing_gpus(config, hardware, plan), *missing_memory(plan), *missing_room(config, plan)]
@@ -101,12 +101,12 @@ def test_the_way_of_weights_that_needs_no_files_is_one_that_the_run_can_take(set
     ],
 )
 def test_a_run_that_a_machine_with_an_unusable_gpu_takes_on_its_cpu(settings, cpu):
-    config, hardware = compose(settings), replace(NO_GPU, is_unusable=True)
+    config, hardware = composed(*settings), replace(NO_GPU, is_unusable=True)
     plan = make_plan(config, hardware, find_shape(config))
     first = next(missing_gpus(config, hardware, plan))
     assert "would take the CPU" in first.message
     assert sorted(TYPED.findall(first.hint)) == sorted(cpu)
-    again = compose([*settings, *TYPED.findall(first.hint)])
+    again = composed(*settings, *TYPED.findall(first.hint))
     check(again)
     assert list(missing_gpus(again, hardware, make_plan(again, hardware, find_shape(again)))) == []
 
@@ -156,37 +156,36 @@ def test_the_token_pool_s_example_is_large_enough(settings, given):
     ],
 )
 def test_gpus_that_are_short(settings, gpus, ways, example):
-    config = compose(settings)
+    config = composed(*settings)
     check(config)
     hardware = replace(WITH_GPU, gpus=WITH_GPU.gpus * gpus)
     shortage = make_plan(config, hardware, find_shape(config)).shortage
     assert isinstance(shortage, ResourceError)
     assert ways in shortage.hint
     assert ("share a GPU" in shortage.hint) == ("share a GPU" in ways or ways.startswith("or add"))
-    check(compose([*settings, *example]))
+    check(composed(*settings, *example))
+
+
+WAYS_TO_LESS_MEMORY = (
+    *("sglang.mem_fraction_static=0.5", "actor.mb_spec.max_tokens_per_mb=4096", "actor.gradient_checkpointing=true"),
+    *("sglang.max_total_tokens=8192", "sglang.n_servers=1", "recovery.standby_trainers=0"),
+    *("rollout.max_head_offpolicyness=0", "actor.dp_size=2"),
+)
+
+
+def test_each_way_to_less_memory_is_a_setting():
+    config = composed(*ON_GPU)
+    small = replace(WITH_GPU, gpus=(replace(WITH_GPU.gpus[0], memory=GIB, free=GIB),), memory=GIB)
+    hints = "; ".join(error.hint for error in missing_memory(make_plan(config, small, find_shape(config))))
+    assert [way for way in WAYS_TO_LESS_MEMORY if way.partition("=")[0] not in hints] == []
+    known = {setting.key for setting in settings_of(RunConfig)}
+    assert {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", hints)} <= known
 
 
 @pytest.mark.parametrize("preset", [ON_CPU, ON_GPU])
-@pytest.mark.parametrize(
-    "way",
-    [
-        *(
-            "sglang.mem_fraction_static=0.5",
-            "actor.mb_spec.max_tokens_per_mb=4096",
-            "actor.gradient_checkpointing=true",
-        ),
-        *("sglang.max_total_tokens=8192", "sglang.n_servers=1", "recovery.standby_trainers=0"),
-        *("rollout.max_head_offpolicyness=0", "actor.dp_size=2"),
-    ],
-)
-def test_each_way_to_less_memory_is_a_setting_that_both_kinds_of_run_take(preset, way):
-    config = compose(ON_GPU)
-    small = replace(WITH_GPU, gpus=(replace(WITH_GPU.gpus[0], memory=GIB, free=GIB),), memory=GIB)
-    hints = "; ".join(error.hint for error in missing_memory(make_plan(config, small, find_shape(config))))
-    assert way.partition("=")[0] in hints
-    known = {setting.key for setting in settings_of(RunConfig)}
-    assert {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", hints)} <= known
-    assert of_the_settings([*preset, way]) == []
+def test_both_kinds_of_run_take_each_way_to_less_memory(preset):
+    """All of them at once, since each is one that the others leave possible."""
+    assert of_the_settings([*preset, *WAYS_TO_LESS_MEMORY]) == []
 
 
 # ── settings that contradict each other ──
@@ -288,7 +287,7 @@ def test_a_loss_that_another_setting_rules_out_is_not_named():
 def test_a_gpu_is_shared_only_where_that_is_allowed(settings, may_share):
     settings = [*ON_GPU, "cluster.n_gpus_per_node=1", *settings]
     with pytest.raises(ConfigError) as refused:
-        check(compose(settings))
+        check(composed(*settings))
     assert ("to share one" in refused.value.message) == may_share
     if may_share:
-        check(compose([*settings, "sglang.gpu_fraction=0.5", "actor.gpu_fraction=0.5"]))
+        check(composed(*settings, "sglang.gpu_fraction=0.5", "actor.gpu_fraction=0.5"))

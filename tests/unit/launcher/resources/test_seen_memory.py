@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from launcher.checkpoints.model_shape import known_shape
-from launcher.config.compose import compose
 from launcher.resources.gpus import FoundGpus, Gpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.run_plan import make_plan
 from launcher.resources.seen_memory import LOOK_EVERY_S, SeenMemory
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.composed import composed
 
 HELD_BEFORE = 3 * GIB
 H200 = Gpu(name="NVIDIA H200", memory=140 * GIB, free=140 * GIB - HELD_BEFORE)
 HERE = Hardware(gpus=(H200,), cpus=16, memory=128 * GIB, memory_free=120 * GIB)
-PLAN = make_plan(compose(["conf=gsm8k_h200"]), HERE, known_shape("Qwen/Qwen2.5-1.5B"))
+PLAN = make_plan(composed("conf=gsm8k_h200"), HERE, known_shape("Qwen/Qwen2.5-1.5B"))
 PLANNED = next(place.planned for place in PLAN.places if place.gpu == 0)
 
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from launcher.resources.sglang_arguments import (
     ARGUMENTS_OF_OURS,
@@ -18,6 +17,7 @@ from launcher.resources.sglang_arguments import (
     SECRET_ARGUMENTS,
     meant,
 )
+from tests.support.composed import composed
 from tests.support.machine import scaled
 
 OURS = ARGUMENTS_OF_OURS | GPU_ARGUMENTS | SECRET_ARGUMENTS | BYPASSES.keys()
@@ -53,7 +53,7 @@ def test_the_names_are_those_of_sglangs_own_parser(names):
 
 
 def problems(**extra):
-    config = compose(["conf=arithmetic_cpu"])
+    config = composed("conf=arithmetic_cpu")
     config.sglang = dataclasses.replace(config.sglang, extra_args=extra)
     return [str(problem) for problem in find_problems(config)]
 

@@ -18,8 +18,8 @@ from actors.model.rank_collectives import sharded
 from actors.model.token_logprobs import LogprobModel
 from actors.model.torch_settings import checkpoint_layers
 from launcher.checkpoints.model_shape import known_shape
-from launcher.config.compose import compose
 from launcher.resources.memory_estimate import trainer
+from tests.support.composed import composed
 from tests.support.preflight_parts import changed
 
 WIDTH = 512
@@ -89,7 +89,7 @@ def planned(config, shape):
 )
 def test_the_most_at_once_is_planned(shape, dtype, checkpointing, tokens):
     config = changed(
-        compose(["conf=gsm8k_h200"]),
+        composed("conf=gsm8k_h200"),
         actor__dtype=dtype,
         actor__gradient_checkpointing=checkpointing,
         actor__mb_spec__max_tokens_per_mb=tokens,
@@ -113,7 +113,7 @@ def test_the_most_at_once_is_planned(shape, dtype, checkpointing, tokens):
 )
 def test_the_most_at_once_of_a_rank_is_planned(meshes, shape, ranks, dtype, gathered, checkpointing, tokens):
     config = changed(
-        compose(["conf=gsm8k_h200"]),
+        composed("conf=gsm8k_h200"),
         actor__dp_size=ranks,
         actor__dtype=dtype,
         actor__gather_dtype=gathered,

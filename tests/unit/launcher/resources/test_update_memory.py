@@ -6,7 +6,6 @@ import pytest
 
 from actors.serving import weight_buckets
 from launcher.checkpoints.model_shape import known_shape
-from launcher.config.compose import compose
 from launcher.resources import memory_estimate
 from launcher.resources.memory_estimate import (
     BUCKET_BYTES,
@@ -18,9 +17,10 @@ from launcher.resources.memory_estimate import (
     trainer,
 )
 from launcher.resources.run_plan import make_plan
+from tests.support.composed import composed
 from tests.support.preflight_parts import NO_GPU, WITH_GPU, changed
 
-GSM8K = compose(["conf=gsm8k_h200"])
+GSM8K = composed("conf=gsm8k_h200")
 QWEN = known_shape("Qwen/Qwen2.5-1.5B-Instruct")
 VERSION = 2 * QWEN.parameters
 LARGE = replace(NO_GPU, memory=200 * GIB)

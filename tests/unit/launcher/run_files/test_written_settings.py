@@ -11,6 +11,7 @@ from launcher.config.compose import compose
 from launcher.config.retired import RETIRED
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_config
+from tests.support.composed import composed
 
 FURTHER = ("+train_datasets.code.path=code.jsonl", "+valid_datasets.hard.path=hard.jsonl")
 ODD = (
@@ -46,7 +47,7 @@ def test_what_is_read_is_what_was_written(tmp_path, overrides):
     ],
 )
 def test_what_this_program_has_not_written_is_one_message_that_names_the_file(tmp_path, spoil, said):
-    data = dataclasses.asdict(compose(["conf=arithmetic_cpu"]))
+    data = dataclasses.asdict(composed("conf=arithmetic_cpu"))
     spoil(data)
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(data))
@@ -58,7 +59,7 @@ def test_what_this_program_has_not_written_is_one_message_that_names_the_file(tm
 
 
 def test_a_file_of_an_earlier_version_has_settings_that_have_gone(tmp_path):
-    config = compose(["conf=arithmetic_cpu"])
+    config = composed("conf=arithmetic_cpu")
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(dataclasses.asdict(config) | {next(one for one in RETIRED if "." not in one): 1}))
     assert read_config(file) == config
