@@ -12,6 +12,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.slow  # SGLang takes seconds to import
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("most_bytes", [1, 2**30])
 def test_sglang_reads_what_was_written(dtype, most_bytes):
