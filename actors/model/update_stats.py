@@ -24,6 +24,13 @@ class LogprobDistance:
     current: float | None = None
     older: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
+    @property
+    def of_current(self) -> float | None:
+        """Of what current weights made; None where older ones made all."""
+        if self.current is not None:
+            return self.current
+        return None if self.older else self.mean
+
     def beside(self, others: LogprobDistance, *, makers: Iterable[str], other_makers: Iterable[str]) -> LogprobDistance:
         """The same with what of `others` it does not have. `makers`: the URLs of the servers of each."""
         mine, theirs = self._of_current(makers), others._of_current(other_makers)

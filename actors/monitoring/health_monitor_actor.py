@@ -62,7 +62,8 @@ class HealthMonitorActor:
         journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
         self._alerts = IncidentAlerts.begun(config.alerts, paths, self._attempt)
         memory = MemoryWatch(journal, series=LineLog(paths.memory))
-        series = await _until_read(partial(RewardSeries.read, paths))
+        is_ahead = config.rollout.max_head_offpolicyness > 0
+        series = await _until_read(partial(RewardSeries.read, paths, is_ahead=is_ahead))
         return HealthMonitor(config, journal, ServerActors().ask, series=series, memory=memory)
 
     async def watch(self, servers: Mapping[str, ServerWork], hold_s: float = 0.0) -> MonitorReport:

@@ -67,9 +67,10 @@ class RewardSeries:
         self._undone_base = 0  # before these
 
     @classmethod
-    def read(cls, paths: RunPaths) -> RewardSeries:
+    def read(cls, paths: RunPaths, *, is_ahead: bool = False) -> RewardSeries:
         """From metrics.jsonl and events.jsonl, by the methods that a live run's batches and restores go through: else
-        a successor would know something else than its predecessor did. Raises JournalError."""
+        a successor would know something else than its predecessor did. `is_ahead`: older weights may have made some
+        tokens of a step, whose line has the distance of all together. Raises JournalError."""
         series = cls()
         changes: list[Record] = []
         event: Record
@@ -98,8 +99,10 @@ class RewardSeries:
                     series.accusation = None
         steps = (line for line in read_lines(paths.metrics) if "event" not in line)
         for line in in_order(changes, steps):
-            take = series._take_change if "event" in line else series._take_line
-            take(line)
+            if "event" in line:
+                series._take_change(line)
+            else:
+                series._take_line(line, knows_distance=not is_ahead)
         return series
 
     @property
@@ -121,12 +124,11 @@ class RewardSeries:
         return UsualValues.of(last, since=since, first=(self._first or self.steps)[:USUAL_STEPS])
 
     def drift(self, rules: GateRules, now: Mapping[str, float]) -> str:
-        """Why the usual distance is no longer that of the first steps; "" where it is, and in float32, whose limit
-        stays. `now`: of each server."""
+        """Why the usual distance is no longer that of the first steps; "" where it is. `now`: of each server."""
         usual, settings = self.usual(), rules.settings
-        if usual is None or rules.is_exact or settings.distance_bfloat16 is None:
+        least, factor = settings.distance_float32 if rules.is_exact else settings.distance_bfloat16, DISTANCE_FACTOR
+        if usual is None or least is None:
             return ""
-        least, factor = settings.distance_bfloat16, DISTANCE_FACTOR
         reason = distance_drifted(usual.first_distance, usual.distance, least=least, factor=factor)
         return reason and f"{reason}; now {', '.join(f'{name} by {by:.2g}' for name, by in now.items())}"
 
@@ -209,7 +211,7 @@ class RewardSeries:
                 self._undone.clear()
                 self.owes_proof = True
 
-    def _take_line(self, line: Record) -> None:
+    def _take_line(self, line: Record, *, knows_distance: bool) -> None:
         if (step := as_integer(line.get("global_step"))) is None:
             return
         self._undone.clear()
@@ -219,7 +221,7 @@ class RewardSeries:
             StepFigures(
                 point=RewardPoint(step=step, mean=mean, low=low, high=high),
                 truncated_share=number_of(line.get("grpo_actor/no_eos_ratios/avg")),
-                distance=number_of(line.get("grpo_actor/logprob_distance/avg")),
+                distance=number_of(line.get("grpo_actor/logprob_distance/avg")) if knows_distance else math.nan,
             )
         )
 

@@ -56,7 +56,6 @@ class AdmissionGate:
     """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
     decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch;
     `record`: the run's own known answers; `doubt` takes a server's traffic away, with the reason;
-    `limit_distance`: how far a server's log-probs may be, by what is usual in this run;
     `lineage`: how many restores lie behind the weights."""
 
     def __init__(
@@ -69,7 +68,6 @@ class AdmissionGate:
         servers: Callable[[], Sequence[ServerInfo]] = tuple,
         record: Record | None = None,
         doubt: Callable[[ServerKey, str], None] = lambda key, reason: None,
-        limit_distance: Callable[[float | None], None] = lambda limit: None,
         lineage: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._rules = GateRules.of(config)
@@ -80,7 +78,6 @@ class AdmissionGate:
         self._servers = servers
         self._record_of_run = record
         self._doubt = doubt
-        self._limit_distance = limit_distance
         self._lineage = lineage
         self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._report: BatchReport | None = None
@@ -116,8 +113,6 @@ class AdmissionGate:
         for name in decision.accused:  # at once: the Coordinator learns it later, and the next batch is begun before
             if name in makers:
                 self._doubt(makers[name], decision.reason)
-        if decision.admitted:
-            self._limit_distance(decision.distance_limit)
         if record is None:
             return decision
         if decision.check_before is not None:
@@ -144,13 +139,13 @@ class AdmissionGate:
     ) -> dict[str, Any]:
         """By the name of each server that made tokens of the batch."""
         names = {server.url: server.name for server in servers}
-        mean = distance.mean if distance.current is None else distance.current
+        mean = distance.mean if distance.of_current is None else distance.of_current
         makers = {rollout.completion.server for group in batch.groups for rollout in group.rollouts}
         by_server = distance.by_server or dict.fromkeys(makers, mean)  # one made all of it
         return {
             "logprob_distance": mean,
             "distances": {names[url]: by for url, by in by_server.items() if url in names},
-            "is_of_older": distance.current is None and bool(distance.older),
+            "is_of_older": distance.of_current is None,
             "older": tuple((names.get(url, url), version, by) for (url, version), by in distance.older.items()),
         }
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from launcher.base.messages import EvalReport
 from launcher.checkpoints.checkpoint_store import CheckpointName
 
-REWARDS_KEPT = 20
-"""Rewards of the last steps that a checkpoint's manifest averages as its health."""
+STEPS_KEPT = 20
+"""Last steps whose rewards a checkpoint's manifest averages as its health, and whose distances are the usual one."""
+
+DISTANCES_LEAST = 5
+"""Steps whose median distance counts as usual; before that it is chance."""
 
 EVALS_KEPT = 100
 """The first and the newest: each state in memory and each view of the trainer holds them. events.jsonl has all."""
@@ -27,6 +31,7 @@ class RunPosition:
     last_epoch: int = 0
     last_epoch_step: int = 0
     recent_rewards: tuple[float, ...] = ()
+    recent_distances: tuple[float, ...] = ()
     evals: tuple[EvalReport, ...] = ()
 
     @property
@@ -36,8 +41,15 @@ class RunPosition:
             return None
         return CheckpointName(epoch=self.last_epoch, epoch_step=self.last_epoch_step, global_step=self.next_step - 1)
 
-    def after_step(self, *, reward: float, epoch: int) -> RunPosition:
-        """The step was committed; `epoch` is the queue's, one further where that step ended an epoch."""
+    @property
+    def usual_distance(self) -> float | None:
+        """Between the log-probs of servers and trainer with the same weights, in nats; None where too few are known."""
+        known = self.recent_distances
+        return median(known) if len(known) >= DISTANCES_LEAST else None
+
+    def after_step(self, *, reward: float, epoch: int, distance: float | None = None) -> RunPosition:
+        """The step was committed; `epoch` is the queue's, one further where that step ended an epoch. `distance`: of
+        its batch, None where older weights made all of it."""
         return dataclasses.replace(
             self,
             next_step=self.next_step + 1,
@@ -45,7 +57,8 @@ class RunPosition:
             epoch_step=self.epoch_step + 1 if epoch == self.epoch else 0,
             last_epoch=self.epoch,
             last_epoch_step=self.epoch_step,
-            recent_rewards=(*self.recent_rewards, reward)[-REWARDS_KEPT:],
+            recent_rewards=(*self.recent_rewards, reward)[-STEPS_KEPT:],
+            recent_distances=(*self.recent_distances, *([] if distance is None else [distance]))[-STEPS_KEPT:],
         )
 
     def with_evals(self, evals: Sequence[EvalReport]) -> RunPosition:
@@ -59,4 +72,5 @@ class RunPosition:
         fields = dict(data)
         evals = tuple(EvalReport(**report) for report in fields.pop("evals"))
         rewards = tuple(fields.pop("recent_rewards"))
-        return cls(evals=evals, recent_rewards=rewards, **fields)
+        distances = tuple(fields.pop("recent_distances", ()))  # older states have none
+        return cls(evals=evals, recent_rewards=rewards, recent_distances=distances, **fields)

@@ -100,6 +100,11 @@ class GrpoLoop:
         return self._queue.steps_per_epoch(self._config.train_dataset.batch_size)
 
     @property
+    def usual_distance(self) -> float | None:
+        """As of RunPosition."""
+        return self._position.usual_distance
+
+    @property
     def policy_version(self) -> int:
         return self._model.policy_version
 
@@ -196,7 +201,11 @@ class GrpoLoop:
             self._queue.commit(batch.used_ids)
             metrics = batch_metrics(batch, stats)
             taken = self._position
-            self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
+            self._position = taken.after_step(
+                reward=metrics["rollout/reward"],
+                epoch=self._queue.epoch,
+                distance=stats.logprob_distance.of_current,
+            )
         self._nonfinite_in_a_row = 0
         publishing = time.monotonic()
         try:

@@ -89,6 +89,7 @@ class Training:
             data=self._data,
             reward=self._reward,
             weights_lock=weights_lock,
+            usual_distance=lambda: self._loop.usual_distance,  # asked when a server is admitted: the loop is there then
         )
         plays = config.rollout.episode is not None  # it alone can tell what its samples earn
         scored = [] if plays else list(self._data.prompts.values())
@@ -122,7 +123,6 @@ class Training:
             servers=self.servers.pool.servers,
             record=self._recorded,
             doubt=self.servers.doubt,
-            limit_distance=self.servers.limit_distance,
             lineage=lambda: self.servers.publisher.lineage,
         )
         self._queue = queue_of(config, self._data)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from actors.data.training_data import TrainingData
@@ -51,9 +51,11 @@ class PolicyServers(Servers):
         model: PolicyModel,
         golden_prompt: Sequence[int],
         weights_lock: threading.RLock,
+        usual_distance: Callable[[], float | None],
     ) -> None:
-        """`weights_lock`: the step loop's, held while the weights change."""
+        """`weights_lock`: the step loop's, held while the weights change. `usual_distance`: of its batches, in nats."""
         super().__init__(config, ServerKeys.read(paths.keys), prompt=golden_prompt, sampling=GREEDY)
+        self._usual_distance = usual_distance
         self.client.vocabulary = vocabulary_of(model.folder)
         self._journal = journal
         self._model = model
@@ -117,6 +119,10 @@ class PolicyServers(Servers):
         return self._model.policy_version
 
     @property
+    def usual_distance(self) -> float | None:
+        return self._usual_distance()
+
+    @property
     def version_served(self) -> int:
         """While new weights are made ready for the servers, these still answer with those before."""
         published = self.publisher.version
@@ -158,14 +164,16 @@ class TrainingServers:
         data: TrainingData,
         reward: RewardPool,
         weights_lock: threading.RLock,
+        usual_distance: Callable[[], float | None],
     ) -> None:
-        """`weights_lock`: the step loop's, held while the weights change."""
+        """`weights_lock`: the step loop's, held while the weights change. `usual_distance`: of its batches, in nats."""
         self._config = config
         self._journal = journal
         self._thread = thread
         self._model = model
         self._data = data
         self._weights_lock = weights_lock
+        self._usual_distance = usual_distance
         self.refusal: Refusal | None = None
         thread.call(self._connect(paths, reward))
 
@@ -179,6 +187,7 @@ class TrainingServers:
             model=model,
             golden_prompt=self._data.golden_prompt,
             weights_lock=self._weights_lock,
+            usual_distance=self._usual_distance,
         )
         self.pool, self.publisher = self._servers.pool, self._servers.publisher
         self._episodes = None if config.rollout.episode is None else await self._begin_episodes()
@@ -225,10 +234,6 @@ class TrainingServers:
     def doubt(self, key: ServerKey, reason: str) -> None:
         """This incarnation made a batch that was rejected for its weights: no traffic until it has been sent others."""
         self._thread.call(self.pool.mark_stale(key, reason))
-
-    def limit_distance(self, limit: float | None) -> None:
-        """The gate's limit of the distance by what is usual in this run; None where that is not known."""
-        self._servers.distance_limit = limit
 
     def drain(self, name: str, *, within_s: float) -> int:
         """Remove a server: no new requests; those in flight finish or are migrated. Returns how many were migrated."""

@@ -39,8 +39,6 @@ class Servers(ABC):
         self.client = SGLangClient(keys)
         self.pool = ServerPool(self._weight_version_at)
         self.is_publishing = False
-        self.distance_limit: float | None = None
-        """The gate's limit of the distance in nats, from what is usual in this run; None where that is not known."""
         self._prompt = prompt
         self._sampling = sampling
 
@@ -48,6 +46,11 @@ class Servers(ABC):
     @abstractmethod
     def version(self) -> int:
         """Of the trainer's weights."""
+
+    @property
+    def usual_distance(self) -> float | None:
+        """Between the log-probs of servers and trainer with the same weights, in nats; None where that is not known."""
+        return None
 
     @abstractmethod
     async def compare(self, server: ServerInfo, answer: Completion) -> GoldenComparison:
@@ -82,7 +85,7 @@ class Servers(ABC):
         """
         if not self.pool.is_living(server):  # whoever orders this has seen it alive
             await self.pool.update([dataclasses.replace(server, state=ServerState.STALE)])
-        limit, of = golden_limit(self.config, self.distance_limit)
+        limit = golden_limit(self.config, self.usual_distance)
         try:
             distance = await golden_distance(
                 lambda: self.answer(server),
@@ -98,7 +101,7 @@ class Servers(ABC):
                 await self.pool.update_if_alive(doubted)
             raise
         await self.pool.admit(server, is_loading=server.name in self.publisher.loading())
-        log.info("server.admitted name=%s distance=%s limit=%.3g (%s)", server.name, distance, limit, of)
+        log.info("server.admitted name=%s distance=%s limit=%.3g", server.name, distance, limit)
         return distance
 
     async def answer(self, server: ServerInfo) -> Completion:

@@ -19,7 +19,7 @@ from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import GateRules
+from launcher.policy.admission import GateRules, distance_limit
 
 GOLDEN_TOKENS = 16
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=0)
@@ -40,16 +40,12 @@ class GoldenComparison:
     whom: str = "the trainer"
 
 
-def golden_limit(config: RunConfig, usual: float | None = None) -> tuple[float, str]:
-    """The distance of one server's log-probs that its rounding explains, as at the gate, and what it is taken from.
-
-    `usual`: the gate's limit by what is usual in this run. Without it weights that are some versions old may pass."""
-    if GateRules.of(config).is_exact:
-        exact = config.gate.distance_float32
-        return math.inf if exact is None else exact, "gate.distance_float32"
-    if usual is None:
-        return config.gate.distance_unknown, "gate.distance_unknown: what is usual in this run is not known yet"
-    return usual, "from what is usual in this run"
+def golden_limit(config: RunConfig, usual: float | None = None) -> float:
+    """The distance of one server's log-probs that its rounding explains, as at the gate. `usual`: of the run's batches;
+    in bfloat16 so few tokens alone are no batch, and may be as far as before it is known."""
+    rules = GateRules.of(config)
+    limit = distance_limit(rules, usual) if rules.is_exact else config.gate.distance_unknown
+    return math.inf if limit is None else limit
 
 
 async def golden_distance(

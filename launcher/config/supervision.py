@@ -134,8 +134,9 @@ class GateConfig:
     """Which batches reach the optimizer. What is missing, not finite or of other weights never does, whatever is set.
 
     Distances are means of |server's - trainer's log-prob| over a batch, in nats. Measured at lr 3e-4 in float32:
-    1e-7 for the same weights, 8e-4 and more for one version behind; in bfloat16 up to 2e-3 for the same, 4e-3 and
-    more for ten behind, 0.2 and more for the first weights after 40 steps.
+    1e-7 for the same weights, 1.6e-5 for the same after a hundred steps on rewards that were chance, 8e-4 and more for
+    one version behind; in bfloat16 up to 2e-3 for the same, 4e-3 and more for ten behind, 0.2 and more for the first
+    weights after 40 steps.
     """
 
     max_failed_share: float | None = setting(
@@ -147,7 +148,7 @@ class GateConfig:
     distance_float32: float | None = setting(
         1e-5,
         "upper limit of the distance between the server's and the trainer's log-probs where both are float32, in "
-        "nats; null: not checked",
+        "nats; the run's usual distance may raise it, to ten times as much at most; null: not checked",
         POSITIVE,
     )
     distance_bfloat16: float | None = setting(

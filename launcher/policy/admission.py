@@ -26,7 +26,11 @@ from launcher.policy.reward_health import RewardPoint
 COMPARED_REJECTIONS = 2
 """In a row, of batches that only differ from the usual: with more, a change that stays would stop the run."""
 DISTANCE_FACTOR = 4.0
-"""On the usual distance in bfloat16: rounding varies from batch to batch, and weights ten versions old are farther."""
+"""On the usual distance: rounding varies from batch to batch, and other weights are farther: in float32 those of one
+step before, in bfloat16 those of ten."""
+MOST_ROUNDING = 10.0
+"""On gate.distance_float32: how far the usual distance may raise it. Rounding grows with the weights, but one step at
+3e-4 moves log-probs by 8e-4."""
 USUAL_STEPS = 20
 """Last steps whose medians count as usual: with more, what was learned since would be compared with the untrained."""
 USUAL_MIN_STEPS = 5
@@ -193,8 +197,7 @@ OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
 class Admission:
     """`cause`: what the reason points to, where it points to something; `subjects`: whose failure, where that is known.
     `is_compared`: rejected only for being far from what is usual. `check_before`: no answer yet: the run's own record
-    of the steps before this one is to be asked first. `distance_limit`: of log-probs, where what is usual in this run
-    widens or narrows it; None where that is not known, and in float32."""
+    of the steps before this one is to be asked first."""
 
     admitted: bool
     reason: str
@@ -202,7 +205,6 @@ class Admission:
     subjects: tuple[str, ...] = ()
     is_compared: bool = False
     check_before: int | None = None
-    distance_limit: float | None = None
 
     @property
     def accused(self) -> tuple[str, ...]:
@@ -245,12 +247,7 @@ def admit(
         unusual = _unusual(report, gate.settings, usual)
         if unusual:
             return _reject(unusual, is_compared=True)
-    is_usual_known = usual is not None and usual.distance is not None and not gate.is_exact
-    return Admission(
-        admitted=True,
-        reason="complete, scored and current",
-        distance_limit=_distance_limit(gate, usual) if is_usual_known else None,
-    )
+    return Admission(admitted=True, reason="complete, scored and current")
 
 
 def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admission:
@@ -295,7 +292,7 @@ def _too_many(report: BatchReport, settings: GateConfig) -> list[BatchFault]:
 
 def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) -> list[BatchFault]:
     """Another model than the trainer's made these tokens, whatever its label. Written so that NaN is distant."""
-    own = _distance_limit(gate, usual)
+    own = distance_limit(gate) if usual is None else distance_limit(gate, usual.distance, usual.first_distance)
     if report.logprob_distance is None or own is None:
         return []
     of_older = max(own, gate.settings.distance_unknown)  # by permission: how far those are isn't known
@@ -329,16 +326,20 @@ def _apart(shares: Sequence[tuple[str, int, float]], limit: float) -> list[Batch
     return [BatchFault(reason=reason, cause=Cause.SERVER_STALE, subjects=names)] if far else []
 
 
-def _distance_limit(gate: GateRules, usual: UsualValues | None) -> float | None:
-    """At the weights that the tokens are of. None: switched off. Rounding grows with the model, so in bfloat16 the
-    run's own distance widens the limit."""
+def distance_limit(gate: GateRules, usual: float | None = None, first: float = math.inf) -> float | None:
+    """How far log-probs may be at the weights that the tokens are of, in nats; None: switched off. Rounding grows with
+    the model and its weights, so the run's `usual` distance raises the limit: at most to so many times that of the
+    `first` steps, as a slow drift is followed no further."""
     settings = gate.settings
-    limit = settings.distance_float32 if gate.is_exact else settings.distance_bfloat16
-    if limit is None or gate.is_exact:
-        return limit
-    known, first = (None, math.inf) if usual is None else (usual.distance, usual.first_distance)
-    most = max(settings.distance_unknown, DISTANCE_FACTOR * first)  # a slow drift is followed no further
-    return max(limit, settings.distance_unknown if known is None else min(DISTANCE_FACTOR * known, most))
+    if gate.is_exact:
+        least = unknown = settings.distance_float32
+        most = math.inf if least is None else MOST_ROUNDING * least
+    else:
+        least, unknown = settings.distance_bfloat16, settings.distance_unknown
+        most = max(settings.distance_unknown, DISTANCE_FACTOR * first)
+    if least is None or unknown is None:
+        return None
+    return max(least, unknown if usual is None else min(DISTANCE_FACTOR * usual, most))
 
 
 def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> list[BatchFault]:

@@ -18,7 +18,7 @@ from actors.weights.weight_folders import WeightFolders
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Completion
-from launcher.config.schema import RunConfig, SGLangConfig
+from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
 
@@ -128,15 +128,6 @@ def test_while_weights_are_published_or_sent_to_it_late_its_answers_do_not_count
     seen.append(trial._servers.settled("server-0"))
     trial.publisher.loading = lambda: ("server-0", "server-1")
     assert [*seen, trial._servers.settled("server-0")] == [None, 7, None]
-
-
-def test_in_bfloat16_the_limit_is_the_gate_s_once_what_is_usual_is_known(trials):
-    """Weights that were ten versions old, 0.047 away, were admitted within the 0.1 of a run that knows nothing yet."""
-    trial = trials(right, own=-0.5 + 0.047, sglang=SGLangConfig(dtype="bfloat16"))
-    assert trial.admit() == pytest.approx(0.047)
-    trial.limit_distance(0.02)
-    with pytest.raises(WeightsRefused, match=r"0\.047 from those of the trainer, more than 0\.02"):
-        trial.admit()
 
 
 def test_one_that_begins_to_load_weights_while_it_is_admitted_gets_traffic_when_it_has_confirmed_them(trials):

@@ -144,13 +144,13 @@ def test_no_token_is_masked_in_the_server_that_the_trainer_counts():
     assert GREEDY.min_new_tokens == 0
 
 
-def test_in_a_smaller_number_format_the_limit_is_what_is_usual_in_the_run():
-    """Weights ten steps old were 0.047 away, and were admitted within 0.1."""
-    config = RunConfig(experiment_name="limits", sglang=SGLangConfig(dtype="bfloat16"))
-    assert golden_limit(config, 0.03) == (0.03, "from what is usual in this run")
-    limit, of = golden_limit(config, None)
-    assert (limit, "not known yet" in of) == (config.gate.distance_unknown, True)
+def test_the_limit_follows_what_is_usual_in_float32_alone():
+    """Sixteen tokens in bfloat16 are no batch: a sound server whose few tokens are far must not be refused for it."""
+    small = RunConfig(experiment_name="limits", sglang=SGLangConfig(dtype="bfloat16"))
+    assert golden_limit(small, 0.03) == golden_limit(small, None) == small.gate.distance_unknown
     exact = RunConfig(
         experiment_name="limits", sglang=SGLangConfig(dtype="float32"), actor=ActorConfig(dtype="float32")
     )
-    assert golden_limit(exact, 0.03) == (exact.gate.distance_float32, "gate.distance_float32")
+    assert golden_limit(exact, None) == exact.gate.distance_float32
+    assert golden_limit(exact, 1.6e-5) == pytest.approx(6.4e-5)
+    assert golden_limit(exact, 0.03) == pytest.approx(10 * exact.gate.distance_float32)

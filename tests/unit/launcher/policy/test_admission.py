@@ -241,7 +241,7 @@ def usually(**change):
     ("gate", "usual", "at_most", "more"),
     [
         (EXACT, USUAL, {"failed": 8}, {"failed": 9}),
-        (EXACT, USUAL, {"logprob_distance": 1e-5}, {"logprob_distance": 1.01e-5}),
+        (EXACT, usually(distance=1.3e-7), {"logprob_distance": 1e-5}, {"logprob_distance": 1.01e-5}),
         (ROUNDED, None, {"logprob_distance": 0.1}, {"logprob_distance": 0.101}),
         (ROUNDED, USUAL, {"logprob_distance": 3e-3}, {"logprob_distance": 3.01e-3}),
         (ROUNDED, usually(distance=1e-2), {"logprob_distance": 0.04}, {"logprob_distance": 0.041}),

@@ -5,12 +5,13 @@ import math
 
 import pytest
 
+from actors.weights.weight_consistency_check import golden_limit
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import GateRules, StepFigures, UsualValues, admit
 from launcher.policy.reward_health import RewardPoint
 from tests.support.worlds.health_monitor import batch
-from tests.support.worlds.policy import ROUNDED, USUAL, changed
+from tests.support.worlds.policy import EXACT, ROUNDED, USUAL, changed
 
 CONFIG = RunConfig(experiment_name="exp")
 CONFIG.sglang.dtype = CONFIG.actor.dtype = "float32"
@@ -90,3 +91,23 @@ def test_in_bfloat16_the_limit_is_four_times_what_is_usual_and_follows_no_drift(
     usual = dataclasses.replace(USUAL, distance=known, first_distance=UsualValues.of([], first=figures).first_distance)
     for distance, admitted in ((0.99 * limit, True), (1.01 * limit, False)):
         assert admit(changed(logprob_distance=distance), ROUNDED, usual=usual).admitted is admitted
+
+
+@pytest.mark.parametrize(
+    ("known", "limit"),
+    [
+        (None, 1e-5),
+        (1.3e-7, 1e-5),
+        (1.6e-5, 6.4e-5),  # after a hundred steps on rewards that were chance
+        (8e-4, 1e-4),  # one step at 3e-4 moved log-probs as far: such a distance is no rounding
+    ],
+)
+def test_in_float32_the_limit_is_four_times_what_is_usual_up_to_ten_times_the_setting(known, limit):
+    usual = dataclasses.replace(USUAL, distance=known)
+    for distance, admitted in ((0.99 * limit, True), (1.01 * limit, False)):
+        assert admit(changed(logprob_distance=distance), EXACT, usual=usual).admitted is admitted
+    config = RunConfig(experiment_name="exact")
+    config.sglang.dtype = config.actor.dtype = "float32"
+    assert golden_limit(config, known) == pytest.approx(limit), "the same for a server that is to get traffic"
+    config.actor.dtype = "bfloat16"
+    assert golden_limit(config, known) == config.gate.distance_unknown
