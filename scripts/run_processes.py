@@ -33,8 +33,8 @@ from actors.processes.process_tree import (
 from actors.serving.server_incarnation import server_mark
 from launcher.base.errors import UsageError
 from launcher.cli import keeper
-from launcher.reporting.current_status import BEAT_S, GONE_BEAT_S, CurrentStatus, next_beat
-from launcher.run_files.run_paths import RunPaths
+from launcher.reporting.current_status import BEAT_S, CurrentStatus, next_beat
+from launcher.run_files.run_paths import RunPaths, is_lock_free
 from launcher.run_files.run_search import runs_below
 
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
@@ -161,14 +161,14 @@ def is_live(paths: RunPaths) -> bool | None:
 
 def seen_to_write(paths: RunPaths, at_most_s: float = math.inf) -> CurrentStatus | None:
     """What the run writes now, wherever it is; None where it was not seen to write."""
-    within_s = BEAT_S
     try:
         find_holder(paths)
     except HolderEnded:
-        within_s = GONE_BEAT_S
+        if is_lock_free(paths):  # else it is of a container, which shows no process here
+            return None
     except NotLive:
         pass
-    return next_beat(paths, min(within_s, at_most_s))
+    return next_beat(paths, min(BEAT_S, at_most_s))
 
 
 def live_runs(fileroot: Path) -> list[RunPaths]:

@@ -34,9 +34,6 @@ WRITE_S = 0.2
 """A disk that works takes milliseconds; nobody waits longer for one that doesn't answer."""
 BEAT_S = 8.0
 """A live run writes once a second, but not while its Coordinator is replaced, which takes some seconds."""
-GONE_BEAT_S = 1.5
-"""The same where the process that holds the run's lock is not seen here: a run in a container shows no process, and
-writes all the same."""
 LOOK_S = 0.2
 
 

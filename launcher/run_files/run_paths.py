@@ -307,6 +307,17 @@ def held_by_another(paths: RunPaths, mine: LockFile | None) -> str:
     return ""
 
 
+def is_lock_free(paths: RunPaths) -> bool:
+    """Nobody holds the run's lock now: who signed it last has ended, also where its process could not be seen from here
+    (of a container). False where that can't be known."""
+    try:
+        with paths.lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def login_name() -> str:
     """The user's name; `uid<n>` where the user id has none, as in many containers."""
     try:

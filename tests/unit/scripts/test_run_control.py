@@ -1,6 +1,7 @@
 """What a person sees of a run and asks of it, through its files alone; the driver is a thread that writes them."""
 
 import dataclasses
+import fcntl
 import json
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.run_log import last_end
 from scripts import run_control, run_processes
-from tests.support.machine import scaled, wait_until
+from tests.support.machine import wait_until
 
 STATUS = TrainerStatus(
     phase="rollout",
@@ -274,20 +275,32 @@ def test_status_of_another_users_run_says_nothing_of_what_was_asked(paths, journ
     assert json.loads(capsys.readouterr().out)["asked"] is None
 
 
-def test_a_run_whose_process_is_not_there_is_not_waited_for(paths, journal, monkeypatch, capsys):
-    """The answer took 8 s, in which a live run's Coordinator may be replaced."""
-    monkeypatch.setattr(run_processes, "BEAT_S", 3600.0)
-    monkeypatch.setattr(run_processes, "GONE_BEAT_S", 0.1)
-    with Driver(paths, journal):
-        pass
+def sign_elsewhere(paths):
+    """The run's lock gets the name of a process that is not seen here: it has ended, or is a container's."""
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     paths.lock.write_text(json.dumps({"pid": ended.pid, "host": socket.gethostname()}))
+
+
+def test_a_run_whose_process_is_not_there_is_not_waited_for(paths, journal, monkeypatch, capsys):
+    """The answer took 8 s, in which a live run's Coordinator may be replaced."""
+    monkeypatch.setattr(run_processes, "BEAT_S", 3600.0)
+    with Driver(paths, journal):
+        pass
+    sign_elsewhere(paths)
     assert control(paths, "status") == 1
     assert "its driver is gone" in capsys.readouterr().out
-    monkeypatch.setattr(run_processes, "GONE_BEAT_S", scaled(30.0))
-    with Driver(paths, journal):  # as in a container, whose processes are not seen from here
-        assert control(paths, "status") == 0
+
+
+def test_a_run_in_a_container_is_waited_for_as_any_other(paths, monkeypatch):
+    """It was said to be gone after 1.5 s without a line, though somebody held its lock."""
+    waited = []
+    monkeypatch.setattr(run_processes, "next_beat", lambda paths, within_s: waited.append(within_s))
+    sign_elsewhere(paths)
+    with paths.lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        run_processes.seen_to_write(paths)
+    assert waited == [run_processes.BEAT_S]
 
 
 def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys):
