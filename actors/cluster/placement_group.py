@@ -26,7 +26,6 @@ from launcher.resources.placement import (
     Bundle,
     NodeResources,
     Placement,
-    ProcessPlacement,
     amounts,
     no_room,
     place,
@@ -42,7 +41,7 @@ INFEASIBLE, NO_RESOURCES = "INFEASIBLE", "NO_RESOURCES"
 class RunPlacement:
     """The reserved bundles: each is on a node, and stays this run's until its driver ends."""
 
-    bundles: tuple[Bundle, ...]
+    placed: Placement
     group: PlacementGroup
 
     @classmethod
@@ -65,16 +64,12 @@ class RunPlacement:
                 ray.util.remove_placement_group(group)
                 when = "" if is_hopeless else f" within cluster.placement_timeout={within_s:g} s"
                 raise not_placed(config, placed.bundles, nodes, f"Ray has not placed the run{when} ({word})")
-        return cls(bundles=placed.bundles, group=group)
-
-    @property
-    def processes(self) -> tuple[ProcessPlacement, ...]:
-        return tuple(process for bundle in self.bundles for process in bundle.processes)
+        return cls(placed=placed, group=group)
 
     def options(self, name: str) -> dict[str, Any]:
         """Ray's options for an actor: its name, its resources, its bundle."""
-        index = next(index for index, bundle in enumerate(self.bundles) if name in bundle.names)
-        one = next(one for one in self.bundles[index].processes if one.name == name)
+        index = next(index for index, bundle in enumerate(self.placed.bundles) if name in bundle.names)
+        one = next(one for one in self.placed.bundles[index].processes if one.name == name)
         strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=index)
         gpus = one.n_gpus * one.share
         return {"name": name, "num_cpus": one.cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
@@ -99,14 +94,14 @@ class RunPlacement:
 
     def has(self, name: str) -> bool:
         """Whether an actor of that name has a placement; a server that joins later has none."""
-        return any(name in bundle.names for bundle in self.bundles)
+        return any(name in bundle.names for bundle in self.placed.bundles)
 
     def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
         """Options of the trainer's ranks from 1 on; rank 0 is the trainer itself.
 
         Without names: after a restart, those of the ranks before may still be taken.
         """
-        ranks = sorted(one.index for one in self.processes if one.kind == RANK)
+        ranks = sorted(one.index for one in self.placed.processes if one.kind == RANK)
         further = (self.options(rank_name(rank)) for rank in ranks[1:])
         return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
 
@@ -116,12 +111,12 @@ class RunPlacement:
 
     @property
     def servers_on_gpu(self) -> bool:
-        return any(one.n_gpus for one in self.processes if one.kind == SERVER)
+        return any(one.n_gpus for one in self.placed.processes if one.kind == SERVER)
 
     @property
     def shares_gpu(self) -> bool:
         """Whether a GPU holds a server and a trainer rank."""
-        return any({one.kind for one in bundle.processes} == {SERVER, RANK} for bundle in self.bundles)
+        return any({one.kind for one in bundle.processes} == {SERVER, RANK} for bundle in self.placed.bundles)
 
     def nodes(self) -> dict[str, str]:
         """Where each actor is now, according to Ray: the address of its node."""
@@ -129,7 +124,7 @@ class RunPlacement:
         addresses = {node["NodeID"]: _name(node) for node in alive_nodes()}
         return {
             name: addresses.get(on.get(index, ""), "nowhere")
-            for index, bundle in enumerate(self.bundles)
+            for index, bundle in enumerate(self.placed.bundles)
             for name in bundle.names
         }
 
