@@ -24,7 +24,7 @@ from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.partial_answer import PartialAnswer, can_be_continued
 from actors.rollout.request_loop import NOBODY_THERE, RequestLoop, Told
-from actors.rollout.server_request import ServerRequest
+from actors.rollout.server_pool import ServerRequest
 from actors.serving.completions import DONE, END, PREFIX, malformed, refusal
 from actors.serving.sglang_client import RequestFailed
 from launcher.base.messages import ServerInfo

@@ -15,8 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from actors.rollout.server_pool import ServerPool, Version
-from actors.rollout.server_request import RequestMoved, ServerRequest, ServerTurn
+from actors.rollout.server_pool import RequestMoved, ServerPool, ServerRequest, ServerTurn, Version
 from actors.rollout.stream_pace import TICK_S, LiveStream, StreamPace
 from launcher.base.errors import RequestFailed
 from launcher.base.messages import ServerInfo, ServerKey

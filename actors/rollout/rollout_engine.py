@@ -25,8 +25,7 @@ from actors.rollout.group_progress import GroupProgress
 from actors.rollout.request_loop import RequestLoop, Told
 from actors.rollout.request_retry import request_attempts
 from actors.rollout.rollout_stream import GroupFailed, RolloutStream, Tally, Weights
-from actors.rollout.server_pool import ServerPool
-from actors.rollout.server_request import ServerRequest
+from actors.rollout.server_pool import ServerPool, ServerRequest
 from actors.serving.completions import CompletionStream, Samples
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.messages import ServerInfo

@@ -9,17 +9,17 @@ import shlex
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from actors.processes.hosted_process import Ended, HostedProcess, ProcessLaunch
 from actors.serving.auth_middleware import VARIABLE
+from actors.serving.completions import CompletionStream
 from actors.serving.group_address import LOOPBACK
-from actors.serving.readiness_proof import SHORT, ReadinessProof
 from actors.serving.server_host import ServerHost
 from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
-from actors.serving.sglang_client import SGLangClient
+from actors.serving.sglang_client import Sampling, SGLangClient
 from actors.serving.sglang_command import (
     CPU_ENTRY,
     GPU_ENTRY,
@@ -32,12 +32,74 @@ from actors.serving.sglang_command import (
 from launcher.base.errors import RequestFailed, ResourceError, ServerError
 from launcher.base.messages import Cause, ServerExit
 from launcher.base.wording import signal_name
-from launcher.config.schema import SGLangConfig
+from launcher.config.schema import RunConfig, SGLangConfig
 from launcher.config.supervision import HealthConfig
 from launcher.policy.exit_cause import find_server_cause
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.toolchain import server_tools
 from launcher.run_files.run_id import mark_in
+
+MOST_SAMPLES = 8
+USUAL_PROMPT = 256
+MOST_TOKENS = 8
+LEAST_TOKENS = 2
+"""The first comes from the prefill, the second from a decode step."""
+PLENTY = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadinessProof:
+    """The generation that makes a server READY: `samples` completions of one prompt of `prompt_tokens`, asked as the
+    run will ask. Kernels that are compiled at their first use are compiled before the server has traffic then, and its
+    silence meanwhile is that of a start and not of a hang.
+
+    On a GPU the first use of `top_p` or `top_k` has FlashInfer build its sampling module, and the first batch of
+    several sequences another kernel: tens of seconds in which a server answers nobody.
+    """
+
+    sampling: Sampling
+    samples: int
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> ReadinessProof:
+        """With the run's own sampling, and as many samples and tokens as its settings leave room for."""
+        samples = min(config.gconfig.n_samples, MOST_SAMPLES)
+        tokens = max(LEAST_TOKENS, min(config.gconfig.max_new_tokens, MOST_TOKENS))
+        pool = (config.sglang.max_total_tokens or PLENTY) - samples * tokens
+        context = (config.sglang.context_length or PLENTY) - tokens
+        longest = min(config.train_dataset.max_length or USUAL_PROMPT, USUAL_PROMPT)
+        sampling = Sampling.from_config(config.gconfig)
+        return cls(
+            sampling=replace(sampling, max_new_tokens=tokens, min_new_tokens=LEAST_TOKENS),
+            samples=samples,
+            prompt_tokens=max(1, min(longest, context // 2, pool // (samples + 1))),
+        )
+
+    async def give(self, client: SGLangClient, url: str, *, timeout_s: float) -> int:
+        """The weight version that the tokens came from. Raises RequestFailed."""
+        answer = await client.generate_samples(
+            url,
+            CompletionStream(self.samples, server=url),
+            inputs=[[0] * self.prompt_tokens] * self.samples,
+            samplings=[self.sampling] * self.samples,
+            timeout_s=timeout_s,
+        )
+        if answer.failure is not None:
+            raise answer.failure
+        versions = {completion.weight_version for completion in answer.completions.values()}
+        if len(versions) > 1:
+            raise RequestFailed(f"{url} generated with several weight versions: {sorted(versions)}")
+        return versions.pop()
+
+
+SHORT = ReadinessProof(
+    sampling=Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=2, min_new_tokens=2),
+    samples=1,
+    prompt_tokens=1,
+)
+"""Of a server without a run."""
+
 
 POLL_S = 0.1
 GRACE_S = 0.0

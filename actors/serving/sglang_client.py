@@ -210,11 +210,11 @@ class SGLangClient(ServerConnection):
         """Load weights straight from this process's memory, on the same machine, a bucket at a time. Requests are
         aborted.
 
-        A request carries a handle, not values (see `tensor_handles.py`). Until the last bucket the server has no
+        A request carries a handle, not values (see `weight_buckets.py`). Until the last bucket the server has no
         version. Raises WeightsRefused where it says no or another version afterwards; then a part of its weights may
         be the new ones.
         """
-        from actors.serving.tensor_handles import handle_of  # torch, which most users of this module do without
+        from actors.serving.weight_buckets import handle_of  # torch, which most users of this module do without
 
         deadline = time.monotonic() + timeout_s
         for bucket in buckets:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from actors.serving.group_address import LOOPBACK, interface_with
-from actors.serving.sampling_seed import sampling_seed
 from launcher.base.addresses import bound, free_port, is_every_interface
 from launcher.base.errors import ResourceError
 from launcher.config.schema import SGLangConfig
@@ -146,3 +145,12 @@ def choose_port(config: SGLangConfig, index: int) -> int:
 def url(config: SGLangConfig, port: int) -> str:
     """Where clients reach the server."""
     return f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"
+
+
+SEED_STRIDE = 1009
+"""So that a restarted server does not draw the same samples again; larger than any number of servers."""
+
+
+def sampling_seed(config: SGLangConfig, index: int, generation: int) -> int:
+    """SGLang's `--random-seed` for server `index` after `generation` restarts. By default it starts from `seed`."""
+    return config.random_seed + index + SEED_STRIDE * generation

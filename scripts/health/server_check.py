@@ -12,7 +12,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
-from actors.serving.generation_probe import PROMPT, SAMPLING
+from actors.serving.server_watch import PROBE_PROMPT, PROBE_SAMPLING
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.base.messages import Health, ServerState
@@ -135,7 +135,9 @@ async def _token(client: SGLangClient, url: str, timeout_s: float) -> tuple[floa
     for _ in range(2):
         began = time.monotonic()
         try:
-            await client.generate(url, token_ids=PROMPT, sampling=SAMPLING, timeout_s=max(give_up_at - began, 0.1))
+            await client.generate(
+                url, token_ids=PROBE_PROMPT, sampling=PROBE_SAMPLING, timeout_s=max(give_up_at - began, 0.1)
+            )
         except RequestFailed as error:
             failure = error.message
             continue

@@ -11,8 +11,7 @@ from actors.data.prompt_queue import PromptQueue
 from actors.reward.reward_pool import Score
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.rollout_stream import GroupFailed, RolloutStream
-from actors.rollout.server_pool import ServerPool
-from actors.rollout.server_request import ServerRequest, ServerTurn
+from actors.rollout.server_pool import ServerPool, ServerRequest, ServerTurn
 from actors.serving.completions import joined
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.messages import ServerInfo, ServerState

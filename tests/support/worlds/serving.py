@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 
-from actors.serving.readiness_proof import SHORT
-from actors.serving.server_incarnation import ServerSpec
+from actors.serving.server_incarnation import SHORT, ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.config.schema import SGLangConfig
 from launcher.config.supervision import HealthConfig

@@ -18,8 +18,7 @@ from actors.foreign.command_cluster import CommandCoordinator
 from actors.foreign.fleet import Fleet
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
-from actors.serving.readiness_proof import ReadinessProof
-from actors.serving.server_incarnation import ServerSpec
+from actors.serving.server_incarnation import ReadinessProof, ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.base.messages import Health, ServerInfo, ServerState, TerminalStatus, TrainerView, Verdict
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.server_request import RequestMoved
+from actors.rollout.server_pool import RequestMoved
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
 from tests.support.worlds.rollout import HOLD_S, assert_none_is_leased, leased, pool, server, turn

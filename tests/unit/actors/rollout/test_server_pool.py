@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.server_request import RequestMoved
+from actors.rollout.server_pool import RequestMoved
 from actors.weights.weight_publisher import WeightPublisher
 from actors.weights.weight_transports import TensorTransport
 from launcher.base.errors import ServerError

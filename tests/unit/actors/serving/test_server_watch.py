@@ -10,10 +10,9 @@ import pytest
 
 from actors.processes.process_tree import Process, identify
 from actors.serving import server_watch
-from actors.serving.generation_probe import GenerationProbe
 from actors.serving.server_processes import ServerProcesses
 from actors.serving.server_report import ServerWork
-from actors.serving.server_watch import ServerWatch
+from actors.serving.server_watch import GenerationProbe, ServerWatch
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState
 from tests.programs import stand_in_server

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import torch
 
-from actors.serving import tensor_handles
+from actors.serving import weight_buckets
 from actors.serving.completions import completion_from
 from actors.serving.sglang_client import NO_VERSION, RequestFailed, Sampling, SGLangClient
 from actors.serving.weight_buckets import in_buckets
@@ -262,7 +262,7 @@ async def test_weights_are_confirmed_by_the_server(server, tmp_path):
 
 async def test_a_bucket_is_one_request_with_a_handle_for_each_rank_and_the_last_brings_the_version(monkeypatch):
     asked, numbers, paths = [], itertools.count(), []
-    monkeypatch.setattr(tensor_handles, "handle_of", lambda bucket: f"{bucket.names[0]}{next(numbers)}")
+    monkeypatch.setattr(weight_buckets, "handle_of", lambda bucket: f"{bucket.names[0]}{next(numbers)}")
 
     async def answer(_, url, path, timeout_s, body=None, **rest):
         paths.append(path.partition("?")[0])

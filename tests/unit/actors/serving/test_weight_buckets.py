@@ -1,9 +1,20 @@
-"""The bytes that are broadcast, as SGLang's own code makes tensors of them again."""
+"""Buckets of weights: what is broadcast, and what is sent as a handle, SGLang's own code reads as it was written."""
+
+import base64
+import gc
+import io
+import pickle
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing import reductions
 
-from actors.serving.weight_buckets import in_buckets
+from actors.serving.weight_buckets import WeightBucket, handle_of, in_buckets, in_memory_file
+from tests.support.machine import scaled
 
 WEIGHTS = {
     "a": torch.randn(3, 5).T,  # not contiguous
@@ -46,3 +57,131 @@ def test_on_another_device_there_is_no_file_to_map():
     assert (bucket.flat.device.type, bucket.flat.shape, bucket.file) == ("meta", (28,), "")
     (bucket,) = in_buckets([("v", torch.ones(3, device="meta"))])
     assert bucket.flat.device.type == "meta", "where the weights are"
+
+
+# ── handles: SGLang's own unpickler reads the values, and only while the bucket is held ──
+
+THEIRS = """
+import sys
+from types import SimpleNamespace
+from torch.multiprocessing import reductions
+from sglang.srt.utils import MultiprocessingSerializer
+from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+def rebuilt(*arguments):
+    return arguments
+
+reductions.rebuild_cuda_tensor = rebuilt  # there is no GPU to open it on
+monkey_patch_torch_reductions()
+sent = MultiprocessingSerializer.deserialize(sys.stdin.read())
+
+class Runner:
+    def load_weights(self, named_tensors):
+        print([(name, str(tensor.dtype), tensor.tolist()) for name, tensor in named_tensors])
+
+if isinstance(sent["flattened_tensor"], tuple):
+    print(sent["flattened_tensor"], [(one.name, one.start_idx, one.end_idx) for one in sent["metadata"]])
+else:
+    WeightUpdater._update_weights_from_flattened_bucket(SimpleNamespace(get_model=Runner), sent)
+"""
+"""What a rank of SGLang 0.5.17 does with a payload, but for the last call into CUDA, or into the model."""
+
+
+class SGLangsUnpickler(pickle.Unpickler):
+    """Names that SGLang 0.5.17's SafeUnpickler lets through, as far as we use them."""
+
+    def find_class(self, module, name):
+        allowed = ("torch.", "builtins.", "functools.", "types.", "multiprocessing.reduction.")
+        assert f"{module}.".startswith(allowed), f"{module}.{name}"
+        return super().find_class(module, name)
+
+
+def unpickled(handle):
+    """The tensors, by SGLang's arithmetic."""
+    sent = SGLangsUnpickler(io.BytesIO(base64.b64decode(handle))).load()
+    flat = sent["flattened_tensor"]
+    assert all(one.numel == one.end_idx - one.start_idx for one in sent["metadata"])
+    return {one.name: flat[one.start_idx : one.end_idx].view(one.dtype).reshape(one.shape) for one in sent["metadata"]}
+
+
+def test_handles_carry_the_values_and_not_in_themselves():
+    tensors = {
+        "a": torch.randn(300, 400),
+        "transposed": torch.randn(5, 3).T,
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+        "parameter": torch.nn.Parameter(torch.randn(6)),
+        "odd": torch.arange(7, dtype=torch.bfloat16),
+        "after": torch.randn(2),
+    }
+    buckets = in_buckets(tensors.items())
+    assert [bucket.dtypes[0] for bucket in buckets] == ["float32", "bfloat16", "float32"]
+    handles = [handle_of(bucket) for bucket in buckets]
+    assert sum(map(len, handles)) < 4000
+    arrived = {name: tensor for handle in handles for name, tensor in unpickled(handle).items()}
+    assert arrived.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert arrived[name].dtype == tensor.dtype
+        assert torch.equal(arrived[name], tensor), name
+
+
+def test_nothing_is_nothing_on_the_other_side():
+    (bucket,) = in_buckets([("empty", torch.empty(0, 4))])
+    assert unpickled(handle_of(bucket))["empty"].shape == (0, 4)
+
+
+def test_a_handle_is_void_when_its_bucket_is_gone():
+    buckets = in_buckets([("a", torch.ones(3))])
+    handle = handle_of(buckets[0])
+    assert torch.equal(unpickled(handle)["a"], torch.ones(3))
+    buckets.clear()
+    gc.collect()
+    with pytest.raises(RuntimeError, match="/proc/"):
+        unpickled(handle)
+
+
+def test_the_file_is_closed_with_the_last_view_of_it():
+    flat, file = in_memory_file([torch.ones(3, dtype=torch.uint8), torch.zeros(5, dtype=torch.uint8)])
+    assert flat.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    view = flat[2:4]
+    del flat
+    assert Path(file).exists()
+    del view
+    assert not Path(file).exists()
+
+
+def in_sglang(payload):
+    done = subprocess.run(
+        [sys.executable, "-c", THEIRS], input=payload, capture_output=True, text=True, timeout=scaled(120), check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_sglangs_own_code_reads_the_values_of_shared_memory():
+    pytest.importorskip("sglang")
+    (bucket,) = in_buckets([("v", torch.ones(1, dtype=torch.bfloat16)), ("w", torch.full((1, 2), 2.0).bfloat16())])
+    assert in_sglang(handle_of(bucket)) == "[('v', 'torch.bfloat16', [1.0]), ('w', 'torch.bfloat16', [[2.0, 2.0]])]"
+
+
+@pytest.mark.slow
+def test_sglangs_own_unpickler_takes_a_handle_of_cuda_with_its_device(monkeypatch):
+    """As torch makes one of a tensor on a GPU; the device is a number, which SGLang leaves as it is."""
+    pytest.importorskip("sglang")
+    handle = (torch.Tensor, (12,), (1,), 0, torch.storage.TypedStorage, torch.uint8, 0)
+    handle += (b"memory", 12, 0, False, b"counter", 0, b"event", False)
+    monkeypatch.setitem(
+        ForkingPickler._extra_reducers, torch.Tensor, lambda tensor: (reductions.rebuild_cuda_tensor, handle)
+    )
+    on_gpu = WeightBucket(
+        names=("v", "w"),
+        dtypes=("bfloat16", "bfloat16"),
+        shapes=((4,), (2, 1)),
+        flat=torch.zeros(12, dtype=torch.uint8),
+        file="",
+    )
+    opened = in_sglang(handle_of(on_gpu))
+    assert "torch.uint8, 0, b'memory', 12, 0, False, b'counter', 0, b'event', False" in opened
+    assert opened.endswith("[('v', 0, 8), ('w', 8, 12)]")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.serving.readiness_proof import ReadinessProof
+from actors.serving.server_incarnation import ReadinessProof
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
 from launcher.config.compose import compose
