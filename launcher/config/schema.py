@@ -166,7 +166,7 @@ class RolloutConfig:
     retry_wait_initial: float = setting(
         0.2,
         "first wait before a request is repeated, which doubles with each retry, in seconds; also the size of the "
-        "random part of the wait",
+        "random part of the wait; none after the first connection that breaks",
         POSITIVE,
     )
     retry_wait_max: float = setting(10.0, "longest wait before a request is repeated, in seconds", POSITIVE)
