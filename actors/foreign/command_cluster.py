@@ -6,6 +6,7 @@ The command is a CommandTrainer in this process, and ends with it. Servers, wher
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar, assert_never
@@ -16,10 +17,11 @@ from actors.foreign.foreign_checkpoints import FoundOnDisk
 from actors.supervision.action_executor import LAST_ORDER_S, STOP_S
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.cluster_observer import MARGIN_S
-from actors.supervision.coordinator import Coordinator, Facts
+from actors.supervision.coordinator import FLUSH_S, Coordinator, Facts
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, StateError
+from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
     AbandonServer,
@@ -204,6 +206,23 @@ class CommandCoordinator(Coordinator):
         )
         self.trainer = trainer
         self._has_servers = fleet is not None
+
+    async def run(self) -> RunOutcome:
+        """As any Coordinator's; what the command, or its checkpoints, refuse is how the run ends. Raises StateError."""
+        try:
+            return await super().run()
+        except StateError:
+            raise
+        except RunError as error:
+            reason, last_step = str(error), self.trainer.next_step - 1
+            self._incidents.close(self._clock())
+            self._history.begun(Halt(reason=reason))
+            with contextlib.suppress(TimeoutError):  # as where it ends by a plan
+                async with asyncio.timeout(FLUSH_S):
+                    await self._history.flush()
+            return RunOutcome(
+                status=TerminalStatus.ERRORED, reason=reason, last_step=last_step if last_step >= 0 else None
+            )
 
     def hold(self, reason: str) -> None:
         """Raises RunError where the trainer can't be paused."""

@@ -111,6 +111,23 @@ def test_a_last_step_whose_line_has_no_end_counts(tmp_path):
     assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2]
 
 
+def test_a_checkpoint_that_no_run_has_seen_ends_the_run_before_it_starts_and_is_not_moved(tmp_path):
+    (tmp_path / "out" / "step-5").mkdir(parents=True)
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command="true", pattern="(?P<step>1)", checkpoints="out/step-*", cwd=str(tmp_path)
+    )
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    outcome = asyncio.run(coordinator_of(config, paths).run())
+    assert outcome.status is TerminalStatus.ERRORED
+    assert "this run has not made it; nothing is moved" in outcome.reason
+    assert (tmp_path / "out" / "step-5").is_dir()
+    names = [event["event"] for event in read_lines(paths.events)]
+    assert "trainer.starting" not in names
+    assert names.count("incident.began") == names.count("incident.ended")
+
+
 async def test_a_disk_that_stalls_at_the_end_keeps_the_outcome_from_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(coordinator_module, "FLUSH_S", 0.05)
     works, append = threading.Event(), journal_module.append_line

@@ -15,7 +15,6 @@ from actors.foreign.reward_check import Objection, objection
 from actors.processes.hosted_process import ProcessHost
 from actors.processes.process_tree import bearing
 from launcher.adapters.trainer_adapter import adapter_of
-from launcher.base.errors import RunError
 from launcher.base.messages import TerminalStatus
 from launcher.run_files.journal import read_lines
 from tests.support.machine import scaled
@@ -120,8 +119,9 @@ def test_where_one_step_shows_too_little_several_decide_and_none_of_them_is_writ
 def test_a_reward_function_that_is_broken_before_the_first_step_starts_nothing(config, paths, tmp_path):
     config.trainer.reward_check = f"{sys.executable} check.py"
     (tmp_path / "environment").touch()
-    with pytest.raises(RunError, match="exit code 1: 4 is not 4; the trainer was not started"):
-        asyncio.run(coordinator_of(config, paths).run())
+    outcome = asyncio.run(coordinator_of(config, paths).run())
+    assert outcome.status is TerminalStatus.ERRORED
+    assert "exit code 1: 4 is not 4; the trainer was not started" in outcome.reason
     assert not events(paths, "trainer.starting")
 
 
