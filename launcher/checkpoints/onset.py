@@ -20,8 +20,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from launcher.checkpoints.broken_line import date_fall
 from launcher.checkpoints.segments import Floats, partition
+from launcher.policy.broken_line import date_fall
 
 MIN_DROP = 0.15
 """A fall is at least this share of the old level's height above the worst possible reward, 0 where none was below."""
@@ -232,8 +232,8 @@ def _as_fall(
     if _is_usual_zero(series[begin : best.end], low):
         return None
     stop = end if end is not None else len(series)
-    dated = date_fall(series[:stop], first=max(begin, best.begin, best.end - LOOKED_BACK - 10), noise=noise, top=top,
-                      near=level.begin)  # fmt: skip
+    first = max(begin, best.begin, best.end - LOOKED_BACK - 10)
+    dated = date_fall(series[:stop].tolist(), first=first, noise=noise, top=top, near=level.begin)
     episode = series[dated.onset : stop]
     after = float(np.median(series[dated.bottom : stop])) if stop > dated.bottom else level.mean
     zeros = int((episode == 0).sum())

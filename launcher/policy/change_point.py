@@ -8,7 +8,8 @@ suspected onset is not dragged along by the fall, while it follows a run that le
 
 The noise is taken from differences of neighbouring steps, which a trend does not inflate. One step counts at most
 `outlier_clip` standard deviations, so that no single hard batch can raise an alarm. In a young run the noise itself is
-estimated badly, so a deeper fall is asked for (`UNSURE`).
+estimated badly, so a deeper fall is asked for (`UNSURE`). The step since when is that of a broken line, fitted to the
+same steps (launcher/policy/broken_line.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.config.supervision import RewardHealthConfig
+from launcher.policy.broken_line import LEAST_BEFORE, date_fall
 
-SMOOTHED_OVER = 3
-BELOW_BASELINE = 0.5  # standard deviations
 RELATIVE_VARIANCE = 0.83
 """Of an estimate of the noise from n differences of neighbours, times n: Gaussian steps; two differences share each."""
 UNSURE = 5.0
@@ -58,9 +58,12 @@ def find_fall(
     if not likely:
         return None
     best = max(likely, key=lambda fall: fall.score)
-    return RewardDrop(
-        onset=_walk_back(means, best), before=best.before, after=best.after, noise=noise, score=best.score
-    )
+    if best.onset < LEAST_BEFORE:
+        return best  # a line needs more steps before it
+    first = max(0, best.onset - settings.baseline_steps - LEAST_BEFORE)
+    # The likeliest step of a slope is in its middle; whoever restores needs its beginning.
+    dated = date_fall(means, first=first, noise=noise, top=best.before, near=best.onset)
+    return replace(best, onset=dated.onset)
 
 
 def estimate_noise(means: Sequence[float], floor: float = 0.0) -> float:
@@ -104,14 +107,3 @@ def _fall(
     clipped = sum(min(before - mean, settings.outlier_clip * noise) for mean in means[onset:])
     score = clipped / n_after / error
     return RewardDrop(onset=onset, before=before, after=after, noise=noise, score=score) if score > threshold else None
-
-
-def _walk_back(means: Sequence[float], fall: RewardDrop) -> int:
-    """The likeliest step of a slope is in its middle: go back to where the steps before were still at the baseline."""
-    onset = fall.onset
-    while onset > SMOOTHED_OVER:
-        smoothed = sum(means[onset - SMOOTHED_OVER : onset]) / SMOOTHED_OVER
-        if smoothed >= fall.before - BELOW_BASELINE * fall.noise:
-            break
-        onset -= 1
-    return onset
