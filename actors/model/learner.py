@@ -1,7 +1,8 @@
 """What learns in one process: the complete model, or with several ranks a slice of each weight.
 
-Each public method is an order that all ranks carry out at the same time, each with its own arguments; only rank 0's
+Most public methods are orders that all ranks carry out at the same time, each with its own arguments; only rank 0's
 answer counts. actors/model/policy_model.py gives the orders, one for the gradients of a batch and one for its commit.
+What keeps the state is asked of each rank beside these: it writes its own rows, and waits for no other.
 One rank and several do the same, except for the order in which gradients are summed.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,18 +26,20 @@ from actors.model.model_sources import Sources
 from actors.model.objective import Batch, Objective, Sums, completion_logprobs
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
 from actors.model.rank_collectives import RankGroup
+from actors.model.stored_tensors import Piece, overwrite_tensors
 from actors.model.token_logprobs import LogprobModel
-from actors.model.torch_settings import checkpoint_layers, own_dtype, torch_dtype
-from actors.model.training_state import LearnedState, StateReader
-from launcher.checkpoints.manifest import MOMENTS
+from actors.model.torch_settings import checkpoint_layers, own_dtype, stream_of_its_own, torch_dtype
+from actors.model.training_state import SavedState, TrainingFacts, open_state
+from launcher.checkpoints.manifest import ADAPTER_FILE, MASTER, TENSORS_FILE, WEIGHTS_FILE, FileRecord, stored_name
 from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
 
 
 class Learner:
-    """`passes`: sums and gradient norm of each part of the batch so far; `looked`: the sums of a pass over all of it
-    before the first gradient, where there was one."""
+    """`parameters`: what learns, all of the model, or with actor.use_lora its adapters. `passes`: sums and gradient
+    norm of each part of the batch so far; `looked`: the sums of a pass over all of it before the first gradient, where
+    there was one."""
 
     def __init__(
         self,
@@ -57,6 +61,9 @@ class Learner:
         )
         if actor.gradient_checkpointing:
             checkpoint_layers(self.model)
+        # FSDP puts others in their places while a layer computes, and the state is read beside that
+        self._weights = dict(model_folder.named_weights(self.model))
+        self.parameters = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
         reference = None
         if actor.needs_reference:
             source = None if sources is None else sources.reference
@@ -66,15 +73,11 @@ class Learner:
         self._batches: list[Batch] = []
         self.passes: list[tuple[Sums, float]] = []
         self.looked: Sums | None = None
+        self._copy: Mapping[str, Piece] | None = None
 
     @property
     def model(self) -> PreTrainedModel:
         return self.policy.model
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """What learns: all of the model, or with actor.use_lora its adapters."""
-        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     @property
     def _is_adamw(self) -> bool:
@@ -210,58 +213,111 @@ class Learner:
         if self._actor.use_lora:
             yield from ((name, weight.to(dtype)) for name, weight in self._merged())
             return
-        for name, weight in model_folder.named_weights(self.model):
-            yield name, self._group.whole(weight.to(dtype))
+        for name, weight in self._weights.items():
+            yield name, self._group.whole(weight.detach().to(dtype))
 
     @torch.no_grad()
     def _merged(self) -> Iterator[tuple[str, Tensor]]:
         yield from merged_weights(self.model, self._actor, self._group.whole)
 
-    def exported(self, learned: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """The same from weights that were collected before; what doesn't learn is the model's own."""
-        for name, own in model_folder.named_weights(self.model):
-            yield name, learned.get(name, own).to("cpu", dtype)
-
     def gather_weights(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         """All at once: a generator that stopped half-way would leave the other ranks waiting."""
         return list(self.weights(dtype))
 
-    def learned(self) -> LearnedState:
-        states, is_adamw = self.optimizer.state, self._is_adamw
-        parts = {name: parts_of(states[tensor]) for name, tensor in self.parameters.items() if tensor in states}
-        steps = {name: int(state[STEP].item()) if STEP in state else 0 for name, state in parts.items()}
-        moments = {
-            name: {part: self._group.whole(value) for part, value in state.items() if part != STEP or not is_adamw}
-            for name, state in parts.items()
+    # ── keeping it, in any thread: nothing here waits for another rank ──
+
+    def state_facts(self) -> tuple[dict[str, int], dict[str, list[str]] | None]:
+        """Of each parameter how often it was stepped, and what another optimizer than AdamW keeps of it."""
+        kept = self._kept()
+        steps = {name: int(parts[STEP].item()) if STEP in parts else 0 for name, parts in kept.items()}
+        return steps, None if self._is_adamw else {name: [*parts] for name, parts in kept.items()}
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of all ranks together: weights; and those with what the optimizer keeps by now."""
+        pieces = self._state_pieces()
+        weights = sum(piece.whole_bytes for name, piece in pieces.items() if name.startswith(MASTER))
+        return weights, sum(piece.whole_bytes for piece in pieces.values())
+
+    def copy_state(self, room: float) -> bool:
+        """Copy this rank's part of weights and optimizer into the host's memory, where that takes at most `room` bytes.
+
+        In place of the copy before."""
+        self._copy = None
+        with stream_of_its_own(self._device):
+            pieces = self._state_pieces()
+            if sum(piece.tensor.nbytes for piece in pieces.values()) > room:
+                return False
+            self._copy = {name: piece.copied() for name, piece in pieces.items()}
+        return True
+
+    def drop_copy(self) -> None:
+        self._copy = None
+
+    def write_state(
+        self, folder: Path, random: Mapping[str, Tensor], *, has_masters: bool, is_copy: bool
+    ) -> FileRecord | None:
+        """This rank's part of TENSORS_FILE. `has_masters`: without the float32 weights. Raises OSError."""
+        with stream_of_its_own(self._device):
+            pieces = self._copied() if is_copy else self._state_pieces()
+            if has_masters:
+                pieces = {name: piece for name, piece in pieces.items() if not name.startswith(MASTER)}
+            pieces = {**pieces, **{name: Piece.of(state) for name, state in random.items()}}
+            return overwrite_tensors(folder / TENSORS_FILE, pieces, rank=self._group.rank)
+
+    def write_weights(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> None:
+        """This rank's part of WEIGHTS_FILE. Raises OSError."""
+        with stream_of_its_own(self._device):
+            copied = self._copied() if is_copy else {}
+            pieces = {
+                name: copied.get(f"{MASTER}{name}", Piece.of(own)).cast(dtype) for name, own in self._weights.items()
+            }
+            model_folder.write_weights(folder / WEIGHTS_FILE, pieces, rank=self._group.rank)
+
+    def write_adapter(self, folder: Path) -> None:
+        """This rank's part of ADAPTER_FILE. Raises OSError."""
+        pieces = {stored_name(name): Piece.of(factor) for name, factor in self.parameters.items()}
+        model_folder.write_weights(folder / ADAPTER_FILE, pieces, rank=self._group.rank)
+
+    def _state_pieces(self) -> dict[str, Piece]:
+        """What learns and what the optimizer keeps; they share memory with both."""
+        pieces = {
+            f"{part}.{name}": Piece.of(value)
+            for name, parts in self._kept().items()
+            for part, value in parts.items()
+            if part != STEP or not self._is_adamw  # AdamW's is among the facts
         }
-        weights = {name: self._group.whole(parameter.detach()) for name, parameter in self.parameters.items()}
-        return LearnedState(weights=weights, moments=moments, steps=steps, is_adamw=is_adamw)
+        return pieces | {f"{MASTER}{name}": Piece.of(parameter) for name, parameter in self.parameters.items()}
+
+    def _kept(self) -> dict[str, dict[str, Tensor]]:
+        states = self.optimizer.state
+        return {name: parts_of(states[tensor]) for name, tensor in self.parameters.items() if tensor in states}
+
+    def _copied(self) -> Mapping[str, Piece]:
+        assert self._copy is not None, "the copy was made before it is written"
+        return self._copy
 
     # ── going elsewhere ──
 
-    @torch.no_grad()
-    def go_back(self, reader: StateReader | None, steps: Mapping[str, int]) -> None:
-        """Weights and moments as `reader` has them, which is the first rank's, for the parameters in `steps`."""
-        parameters = self.parameters
-        if not self._is_adamw:
-            assert reader is not None, "there are no other ranks"
-            self.optimizer = build_optimizer(self.model, self._actor.optimizer)  # Adagrad makes its state only here
-            resume_state(self.optimizer, parameters, reader)
-        for name, parameter in parameters.items():
-            self._group.put(parameter, None if reader is None else reader.weight(name))
-        if self._is_adamw:
-            self._put_moments(reader, steps)
+    def go_back(self, folder: Path, facts: TrainingFacts) -> None:
+        """Weights and optimizer as `folder` has them: each rank reads its part. Raises CheckpointError."""
+        with open_state(folder, facts) as saved:
+            if self._is_adamw:
+                self._put_moments(saved)
+            else:
+                self.optimizer = build_optimizer(self.model, self._actor.optimizer)  # Adagrad makes its state only here
+                resume_state(self.optimizer, self.parameters, saved)
+            for name, parameter in self.parameters.items():
+                saved.put_weight(parameter, name)
         self.discard()
 
-    def _put_moments(self, reader: StateReader | None, steps: Mapping[str, int]) -> None:
-        """Each rank's slice."""
+    def _put_moments(self, saved: SavedState) -> None:
         self.optimizer.state.clear()
-        for name, step in steps.items():
+        for name, step in saved.facts.optimizer_steps.items():
             parameter = self.parameters[name]
-            state = {"step": torch.tensor(float(step), dtype=torch.float32, device=self._device)}
-            for moment in MOMENTS:
-                state[moment] = torch.empty_like(parameter)
-                self._group.put(state[moment], None if reader is None else reader.moment(moment, name))
+            state = {STEP: torch.tensor(float(step), dtype=torch.float32, device=self._device)}
+            for moment in saved.facts.parts[name]:
+                state[moment] = torch.empty_like(parameter, requires_grad=False)
+                saved.put_part(state[moment], moment, name)
             self.optimizer.state[parameter] = state
 
     def begin_anew(self, first: PreTrainedModel | None) -> None:

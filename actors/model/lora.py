@@ -9,18 +9,17 @@ serving the adapters themselves costs SGLang more for each token than the smalle
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.model_folder import named_weights
 from launcher.base.errors import ConfigError
-from launcher.checkpoints.manifest import ADAPTER, ADAPTER_FILE, stored_name
+from launcher.checkpoints.manifest import ADAPTER, ADAPTER_FILE
 from launcher.config.lora import INSTALL_PEFT
 from launcher.config.schema import ActorConfig
 
@@ -47,12 +46,12 @@ def merged_weights(
 
     Where there is an adapter, a new float32 tensor; else the model's own. `whole` joins the slices of several ranks.
     """
-    factors = {name: tensor for name, tensor in named_weights(model) if _is_factor(name)}
+    factors = {name: tensor.detach() for name, tensor in named_weights(model) if _is_factor(name)}
     scale = actor.lora_alpha / actor.lora_rank
     for name, tensor in named_weights(model):
         if _is_factor(name):
             continue
-        plain, weight = name.replace(BASE, "."), whole(tensor)
+        plain, weight = name.replace(BASE, "."), whole(tensor.detach())
         module = name.removesuffix(f"{BASE}weight")
         if module != name:
             a, b = (whole(factors[f"{module}{factor}weight"]) for factor in FACTORS)
@@ -60,15 +59,13 @@ def merged_weights(
         yield plain, weight
 
 
-def write_adapter(checkpoint: Path, actor: ActorConfig, factors: Mapping[str, Tensor]) -> None:
-    """The adapters in PEFT's own format, for `PeftModel.from_pretrained`. `factors`: by parameter. Raises OSError."""
-    file = checkpoint / ADAPTER_FILE
-    file.parent.mkdir(exist_ok=True)
+def write_adapter_config(checkpoint: Path, actor: ActorConfig) -> None:
+    """What PEFT's `from_pretrained` reads beside the adapters, in their folder. Raises OSError."""
+    folder = (checkpoint / ADAPTER_FILE).parent
+    folder.mkdir(exist_ok=True)
     config = _config(actor, _peft())
     config.base_model_name_or_path = actor.path
-    config.save_pretrained(file.parent)
-    save_file({stored_name(name): factor.contiguous() for name, factor in factors.items()}, file, {"format": "pt"})
-    file.chmod((file.parent / "adapter_config.json").stat().st_mode)  # safetensors leaves it to its owner alone
+    config.save_pretrained(folder)
 
 
 def _is_factor(name: str) -> bool:

@@ -8,7 +8,7 @@ tokenizer that was read and written again need not cut text as it did.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,15 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
 
+from actors.model.stored_tensors import Piece, overwrite_tensors
 from launcher.base.errors import ConfigError, ModelError
 from launcher.checkpoints.model_files import OTHER_WAY, refuse_own_code, unsupported
 from launcher.checkpoints.model_shape import MODEL_TYPES
 
-WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -140,13 +139,13 @@ def load_tokenizer(folder: Path, *, key: str) -> PreTrainedTokenizerBase:
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Parameters and saved buffers by their Hugging Face names, a tied tensor once, as `save_pretrained` stores them.
 
-    They share memory with the model.
+    They are the model's own.
     """
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            yield name, tensor.detach()
+            yield name, tensor
 
 
 def read_side_files(folder: Path, tokenizer_folder: Path) -> Mapping[str, bytes]:
@@ -158,17 +157,15 @@ def read_side_files(folder: Path, tokenizer_folder: Path) -> Mapping[str, bytes]
     return {file.name: file.read_bytes() for file in files if file.is_file()}
 
 
-def write_model_folder(
-    folder: Path, *, side_files: Mapping[str, bytes], weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
-) -> None:
-    """Write the model into the existing `folder`, its config saying the dtype of its weights. Raises OSError."""
+def write_side_files(folder: Path, side_files: Mapping[str, bytes], *, dtype: torch.dtype) -> None:
+    """All of a model but its weights into the existing `folder`, its config saying their dtype. Raises OSError."""
     for name, content in side_files.items():
         (folder / name).write_bytes(_with_dtype(content, dtype) if name == "config.json" else content)
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in weights}, folder / WEIGHTS_FILE, {"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(f"{folder / WEIGHTS_FILE}: {error}") from error
-    (folder / WEIGHTS_FILE).chmod((folder / "config.json").stat().st_mode)  # safetensors leaves it to its owner alone
+
+
+def write_weights(file: Path, pieces: Mapping[str, Piece], *, rank: int = 0) -> None:
+    """This rank's part of a model's weights, for transformers and SGLang to load. Raises OSError."""
+    overwrite_tensors(file, pieces, rank=rank, notes={"format": "pt"})
 
 
 def _with_dtype(config: bytes, dtype: torch.dtype) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from actors.model.stored_tensors import DTYPES
-from actors.model.training_state import StateReader
+from actors.model.stored_tensors import DTYPES, Piece
+from actors.model.training_state import SavedState
 from launcher.base.errors import ConfigError, TrainerError
 from launcher.config.optimizer import ADAMW, OptimizerConfig
 
 STEP = "step"
 OTHER = "set actor.optimizer.type to another optimizer"
+LONGEST_REASON = 300
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
@@ -60,7 +61,27 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
             f"actor.optimizer.type={config.type} needs sparse gradients, and a model's are dense",
             "set it to adamw, or to module:Class of an optimizer that takes dense gradients",
         )
+    if divided := [parameter for parameter in parameters if isinstance(parameter, DTensor)]:
+        _try_divided(max(divided, key=Tensor.numel), lambda parameter: made([parameter], **taken), config.type)
     return optimizer
+
+
+def _try_divided(largest: Tensor, make: Callable[[nn.Parameter], Optimizer], kind: str) -> None:
+    """A step on a tensor that lies over the ranks as `largest` does; some can't take one, or keep what no rank can
+    write by itself. Tried when it is made: else each attempt would end at its first step. Raises ConfigError."""
+    parameter = nn.Parameter(torch.zeros_like(largest))
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer = make(parameter)
+        optimizer.step()
+        for part in parts_of(optimizer.state[parameter]).values():
+            Piece.of(part)
+    except Exception as error:
+        said = error.message if isinstance(error, TrainerError) else " ".join(str(error).split())[:LONGEST_REASON]
+        raise ConfigError(
+            f"actor.optimizer.type={kind} can't be divided over ranks: {type(error).__name__}: {said}",
+            "set it to adamw, or set actor.dp_size=1",
+        ) from error
 
 
 def _takes_a_step(made: type[Optimizer], settings: Mapping[str, Any], *, is_sparse: bool) -> bool:
@@ -109,6 +130,9 @@ def parts_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Of one parameter. They share memory with the optimizer, but for plain numbers. Raises TrainerError."""
     parts: dict[str, Tensor] = {}
     for name, value in state.items():
+        if isinstance(value, DTensor) and hasattr(value.to_local(), "__tensor_flatten__"):
+            kind = type(value.to_local()).__name__
+            raise TrainerError(f"the optimizer keeps {name} as {kind}, which is not stored row by row", OTHER)
         if isinstance(value, Tensor) and not isinstance(value, DTensor) and hasattr(value, "__tensor_flatten__"):
             parts |= {f"{name}.{inner}": getattr(value, inner) for inner in value.__tensor_flatten__()[0]}
         elif isinstance(value, int | float):
@@ -134,16 +158,22 @@ def put_parts(state: dict[str, Any], parts: Mapping[str, Tensor]) -> None:
             state[outer] = type(held)(value.item())
 
 
-def resume_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: StateReader) -> None:
-    """As it was saved, in a new `optimizer`. It makes its state by a step without gradients, if it has not yet, which
-    may change the weights: set those afterwards."""
-    for name, parts in saved.parts.items():
+@torch.no_grad()
+def resume_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: SavedState) -> None:
+    """This rank's part of it as it was saved, in a new `optimizer`. It makes its state by a step without gradients, if
+    it has not yet, which may change the weights: set those afterwards."""
+    for name, parts in saved.facts.parts.items():
         if parts:  # of a parameter that no gradient has reached nothing is kept: a step would begin to count
             parameters[name].grad = torch.zeros_like(parameters[name])
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    for name, parts in saved.parts.items():
-        put_parts(optimizer.state[parameters[name]], {part: saved.moment(part, name) for part in parts})
+    for name, parts in saved.facts.parts.items():
+        state = optimizer.state[parameters[name]]
+        held = parts_of(state)
+        for part in parts:
+            saved.put_part(held[part], part, name)
+            if part in state and not isinstance(state[part], Tensor):
+                state[part] = type(state[part])(held[part].item())
 
 
 def step_at(optimizer: Optimizer, learning_rate: float) -> None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,11 +30,14 @@ from actors.model.model_sources import Sources
 from actors.model.objective import Batch
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
-from actors.model.torch_settings import stream_of_its_own, torch_dtype, training_device
+from actors.model.stored_tensors import Piece
+from actors.model.torch_settings import torch_dtype, training_device
 from actors.model.training_state import TrainingState
 from actors.model.update_stats import UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
+from launcher.checkpoints.in_memory_checkpoints import write_small
+from launcher.checkpoints.manifest import FACTS_FILE, MOMENTS, TENSORS_FILE, WEIGHTS_FILE, FileRecord, record_of
 from launcher.checkpoints.model_shape import trained_positions
 from launcher.config.optimizer import ADAMW
 from launcher.config.schema import ActorConfig, RefConfig
@@ -52,6 +56,10 @@ class Ranks(Protocol):
     def call(self, learner: Learner, order: str, arguments: Sequence[Sequence[Any]]) -> Any:
         """Have each rank's learner carry out `order` with its arguments; returns this rank's answer. One at a time."""
 
+    def ask_each(self, learner: Learner, order: str, *arguments: Any, **named: Any) -> list[Any]:
+        """What each rank's learner answers, rank 0's first. Beside `call`, from any thread: these orders wait for no
+        other rank, and one that fails leaves the ranks as they are. Raises what a learner raised."""
+
     def close(self) -> None:
         """End the others."""
 
@@ -67,6 +75,9 @@ class OneRank:
 
     def call(self, learner: Learner, order: str, arguments: Sequence[Sequence[Any]]) -> Any:
         return getattr(learner, order)(*arguments[0])
+
+    def ask_each(self, learner: Learner, order: str, *arguments: Any, **named: Any) -> list[Any]:
+        return [getattr(learner, order)(*arguments, **named)]
 
     def close(self) -> None:
         """There are no others."""
@@ -247,54 +258,81 @@ class PolicyModel:
 
     def export(self, folder: Path, dtype: torch.dtype) -> None:
         """Write a complete Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
-        model_folder.write_model_folder(
-            folder, side_files=self._side_files, weights=self.named_weights(dtype), dtype=dtype
-        )
+        self._write_model(folder, dtype, is_copy=False)
 
     def save(self, folder: Path, state: TrainingState | None = None) -> None:
         """Write a complete Hugging Face folder and `state` into `folder`, which may exist. None: the present state.
 
-        With a state, any thread's. Raises CheckpointError. Not atomic and not synced: that is the checkpoint store's.
+        With a state, any thread's; a copy is given up afterwards. Raises CheckpointError. Not atomic and not synced:
+        that is the checkpoint store's.
         """
         state = state or self.training_state()
-        learned = training_state.master_weights(state)
         exact = self._dtype == torch.float32 and not self._actor.use_lora
-        weights = (
-            self.named_weights(self._dtype) if self._actor.use_lora else self._learner.exported(learned, self._dtype)
-        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            model_folder.write_model_folder(folder, side_files=self._side_files, weights=weights, dtype=self._dtype)
+            self._write_model(folder, self._dtype, is_copy=state.is_copy)
             if self._actor.use_lora:
-                lora.write_adapter(folder, self._actor, learned)
-            training_state.save_training_state(folder, state, has_masters=exact)
+                lora.write_adapter_config(folder, self._actor)
+                self._ask_each("write_adapter", folder)
+            self._write_facts(folder, state, has_masters=exact)
+            self._ask_each("write_state", folder, state.random, has_masters=exact, is_copy=state.is_copy)
         except OSError as error:
             raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
+        finally:
+            if state.is_copy and not self.lost:
+                self._ask_each("drop_copy")
+
+    def _write_model(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> None:
+        model_folder.write_side_files(folder, self._side_files, dtype=dtype)
+        if self._actor.use_lora:  # the sum of model and adapters is made of whole tensors
+            pieces = {name: Piece.of(weight) for name, weight in self.named_weights(dtype)}
+            model_folder.write_weights(folder / WEIGHTS_FILE, pieces)
+        else:
+            self._ask_each("write_weights", folder, dtype, is_copy=is_copy)
+
+    def write_state(self, folder: Path, state: TrainingState) -> dict[str, FileRecord]:
+        """Write the two files of `state` over what `folder` has of them. Any thread's, until the next `step_ahead` or
+        `commit`. Raises OSError."""
+        facts = self._write_facts(folder, state, has_masters=False)
+        found = self._ask_each("write_state", folder, state.random, has_masters=False, is_copy=state.is_copy)[0]
+        # of several ranks none has seen all of the file: it is read again
+        return {FACTS_FILE: facts, TENSORS_FILE: found or record_of(folder / TENSORS_FILE)}
+
+    @staticmethod
+    def _write_facts(folder: Path, state: TrainingState, *, has_masters: bool) -> FileRecord:
+        weights = WEIGHTS_FILE if has_masters else TENSORS_FILE
+        return write_small(folder / FACTS_FILE, {**state.facts, "master_weights": weights})
 
     def training_state(self) -> TrainingState:
-        """All that `load` needs, as the content of its two files: facts for JSON, and tensors, the weights among them.
+        """What `save` and `write_state` need beside the ranks' own tensors. These stay as they are until the next
+        `step_ahead` or `commit`."""
+        steps, parts = self._learner.state_facts()
+        return training_state.collect_training_state(policy_version=self.policy_version, steps=steps, parts=parts)
 
-        In one process they share memory with the model: read them before the next `step_ahead` or `commit`.
-        """
-        return training_state.collect_training_state(self._order("learned"), policy_version=self.policy_version)
+    def state_bytes(self) -> int:
+        """Of a complete state in memory, all ranks together: each weight that the optimizer has not stepped yet will
+        add as much per moment."""
+        weights, by_now = self._learner.state_bytes()
+        return max((1 + len(MOMENTS)) * weights, by_now)
 
     def copy_to_host(self, state: TrainingState, *, room: float) -> TrainingState | None:
-        """`state` in memory of its own in the host, which `save` can be given at any time. Any thread's.
+        """`state` with a copy of the tensors in the host's memory, each rank its part, which `save` can be given at any
+        time. Any thread's.
 
         None where that takes more than `room` bytes, and with actor.use_lora, whose export is read from the model.
         """
-        facts, tensors = state
         if self._actor.use_lora:
             return None
-        if self._ranks.size > 1:  # gathered in the host's memory
-            return state
-        if sum(tensor.nbytes for tensor in tensors.values()) > room:
+        try:
+            are_copied = self._ask_each("copy_state", room / self._ranks.size)
+        except BaseException:
+            if not self.lost:
+                self._ask_each("drop_copy")
+            raise
+        if not all(are_copied):
+            self._ask_each("drop_copy")
             return None
-        return facts, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-
-    def beside_the_steps(self) -> AbstractContextManager[object]:
-        """For a thread that reads the state while another computes: on a GPU, a stream of its own."""
-        return stream_of_its_own(self._device)
+        return replace(state, is_copy=True)
 
     @property
     def saves_alone(self) -> bool:
@@ -307,13 +345,11 @@ class PolicyModel:
         The reference stays: it is the model of ref.path. Raises CheckpointError naming the file, changing nothing.
         """
         facts = training_state.read_facts(folder)
-        training_state.load_training_state(
-            folder,
-            facts=facts,
-            shapes={name: parameter.shape for name, parameter in self._learner.parameters.items()},
-            put=lambda reader: self._order_each("go_back", self._first((reader, reader.steps), (None, reader.steps))),
-            is_adamw=self._actor.optimizer.type == ADAMW,
-        )
+        shapes = {name: parameter.shape for name, parameter in self._learner.parameters.items()}
+        with training_state.open_state(folder, facts) as saved:
+            saved.check(folder, shapes, is_adamw=self._actor.optimizer.type == ADAMW)
+            self._order("go_back", folder, facts)
+            saved.set_random()
         self.policy_version = facts.policy_version
         self._stats = None
 
@@ -343,6 +379,10 @@ class PolicyModel:
         """`arguments`: each rank's. Raises TrainerError where a rank is lost, and whatever the own learner raises."""
         with self._turn:
             return self._ranks.call(self._learner, order, arguments)
+
+    def _ask_each(self, order: str, *arguments: Any, **named: Any) -> list[Any]:
+        """On every rank too, and beside the steps."""
+        return self._ranks.ask_each(self._learner, order, *arguments, **named)
 
     def _first(self, own: Sequence[Any], others: Sequence[Any]) -> list[Sequence[Any]]:
         return [own, *[others] * (self._ranks.size - 1)]

@@ -72,8 +72,8 @@ class RankGroup:
 
     def __init__(self, device: torch.device, *, rank: int = 0, mesh: DeviceMesh | None = None) -> None:
         self.size = 1 if mesh is None else mesh.size()
+        self.rank = rank
         self._device = device
-        self._rank = rank
         self._mesh = mesh
 
     @classmethod
@@ -122,7 +122,7 @@ class RankGroup:
         if self._mesh is None:
             return tensor
         together = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return together.cpu() if self._rank == 0 else together.new_empty(0)
+        return together.cpu() if self.rank == 0 else together.new_empty(0)
 
     def put(self, target: Tensor, whole: Tensor | None) -> None:
         """Set `target` to what rank 0 has, each rank its slice. Others pass None."""

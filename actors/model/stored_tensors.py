@@ -1,26 +1,84 @@
-"""Reads a safetensors file of a training state, checking everything first; or writes one, in place."""
+"""A safetensors file of a model: read with everything checked first, and written in place, by each rank its rows.
+
+A tensor that is divided over several ranks lies in the file as a whole, row after row, so each rank's rows are one
+stretch of it. Each rank knows the shapes of all tensors, so it knows where its rows go: nothing is gathered, and the
+file is the same whatever the number of ranks.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, TrainerError
 from launcher.checkpoints.manifest import XXH3, FileRecord
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.uint8: "U8"}
 
 UNUSABLE = "this checkpoint can't be restored; choose an older one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What this rank has of a tensor: its rows from `first_row` on. `shape`: of the whole. `is_whole`: all ranks have
+    all of it. `dtype`: in which it is written; a piece is cast when its turn comes, so one at a time."""
+
+    tensor: Tensor
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first_row: int = 0
+    is_whole: bool = True
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Shares its memory. Raises TrainerError where it is divided otherwise than by rows."""
+        if not isinstance(tensor, DTensor):
+            return cls(tensor=tensor.detach(), dtype=tensor.dtype, shape=tuple(tensor.shape))
+        (placement,) = tensor.placements
+        local, shape = tensor.to_local().detach(), tuple(tensor.shape)
+        if placement.is_replicate():
+            return cls(tensor=local, dtype=tensor.dtype, shape=shape)
+        if not placement.is_shard(0):
+            raise TrainerError(
+                f"a tensor {list(shape)} of the optimizer lies over the ranks as {placement}, and not by rows",
+                "set actor.optimizer.type to another optimizer, or actor.dp_size=1",
+            )
+        _, begin = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return cls(tensor=local, dtype=tensor.dtype, shape=shape, first_row=begin[0], is_whole=False)
+
+    @property
+    def whole_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def begin_byte(self) -> int:
+        """Where it begins in the whole."""
+        return self.first_row * math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def copied(self) -> Self:
+        """In the host's memory, and of its own."""
+        return replace(self, tensor=self.tensor.to("cpu", copy=True))
+
+    def cast(self, dtype: torch.dtype) -> Self:
+        return replace(self, dtype=dtype)
+
+    def data(self) -> memoryview:
+        """The bytes of these rows, in the host's memory; its own where nothing is cast."""
+        return self.tensor.to(self.dtype).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 class StoredTensors:
@@ -51,6 +109,15 @@ class StoredTensors:
         tensor: Tensor = self._file.get_tensor(name)
         return tensor
 
+    @torch.no_grad()
+    def read_into(self, target: Tensor, name: str) -> None:
+        """Set this rank's part of `target` as it is stored."""
+        piece = Piece.of(target)
+        if piece.is_whole:
+            piece.tensor.copy_(self.read(name))
+        elif rows := len(piece.tensor):  # none where there are more ranks than rows
+            piece.tensor.copy_(self._file.get_slice(name)[piece.first_row : piece.first_row + rows])
+
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[StoredTensors]:
@@ -64,40 +131,55 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
         raise CheckpointError(f"{path} is damaged: {error}", UNUSABLE) from error
 
 
-def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
+def overwrite_tensors(
+    path: Path, pieces: Mapping[str, Piece], *, rank: int = 0, notes: Mapping[str, str] | None = None
+) -> FileRecord | None:
     """Write a safetensors file over what `path` holds, without freeing its memory first. Raises OSError.
+
+    Each rank calls it with the same names, in any order: it writes its own rows, the first one also the header and
+    what all have. The file's record is known where nothing of it is another's; else None.
 
     Not atomic: a manifest marks it as complete. safetensors' own writer copies each tensor and makes a new file,
     whose pages the kernel clears before they are written.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
-    head = _header(ordered)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # the widest numbers first, so that all are aligned
+    ordered = sorted(pieces.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    head = _header(ordered, notes)
+    is_alone = rank == 0 and all(piece.is_whole for _, piece in ordered)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        size, digest = 0, xxhash.xxh3_128()
-        for part in (memoryview(head), *(_bytes_of(tensor) for _, tensor in ordered)):
-            digest.update(part)
-            _write_at(fd, part, size)
-            size += len(part)
-        os.ftruncate(fd, size)
+        offset, digest = len(head), xxhash.xxh3_128()
+        if rank == 0:
+            _write_at(fd, memoryview(head), 0)
+            digest.update(head)
+        for _, piece in ordered:
+            if rank == 0 or not piece.is_whole:
+                data = piece.data()
+                if is_alone:
+                    digest.update(data)
+                _write_at(fd, data, offset + piece.begin_byte)
+            offset += piece.whole_bytes
+        if rank == 0:
+            os.ftruncate(fd, offset)
     finally:
         os.close(fd)
-    return FileRecord(bytes=size, checksum=f"{XXH3}:{digest.hexdigest()}")
+    return FileRecord(bytes=offset, checksum=f"{XXH3}:{digest.hexdigest()}") if is_alone else None
 
 
-def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
-    entries, offset = {}, 0
-    for name, tensor in ordered:
-        end = offset + tensor.nbytes
-        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+def _header(ordered: list[tuple[str, Piece]], notes: Mapping[str, str] | None) -> bytes:
+    entries: dict[str, object] = {} if notes is None else {"__metadata__": dict(notes)}
+    offset = 0
+    for name, piece in ordered:
+        end = offset + piece.whole_bytes
+        entries[name] = {
+            "dtype": DTYPES[piece.dtype],
+            "shape": list(piece.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write_at(fd: int, data: memoryview, offset: int) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.model.stored_tensors import UNUSABLE, StoredTensors, open_tensors, overwrite_tensors
+from actors.model.stored_tensors import UNUSABLE, StoredTensors, open_tensors
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.manifest import (
     FACTS_FILE,
@@ -30,6 +31,8 @@ from launcher.checkpoints.manifest import (
     TENSORS_FILE,
     WEIGHTS_FILE,
 )
+
+RANDOM_CUDA = "random.cuda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,64 +47,96 @@ class TrainingFacts:
     python_random: tuple[Any, ...]
     numpy_random: tuple[Any, ...]
 
+    @property
+    def parts(self) -> Mapping[str, Sequence[str]]:
+        """What the optimizer keeps of each parameter that it has stepped."""
+        return self.optimizer_parts or dict.fromkeys(self.optimizer_steps, MOMENTS)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedState:
-    """What training has made of a model, by the names of its parameters. `steps`: how often each was stepped."""
-
-    weights: Mapping[str, Tensor]
-    moments: Mapping[str, Mapping[str, Tensor]]
-    steps: Mapping[str, int]
-    is_adamw: bool = True
-
-
-TrainingState = tuple[Mapping[str, object], Mapping[str, Tensor]]
-"""The content of both files, every float32 weight among the tensors."""
+    def weight_name(self, name: str) -> str:
+        """Of a parameter, in the file that holds the float32 weights."""
+        return name if self.master_weights == WEIGHTS_FILE else f"{MASTER}{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateReader:
-    """A saved state, tensor by tensor: `weight(name)`, `moment(moment, name)`. Either raises CheckpointError."""
+class TrainingState:
+    """What rank 0 says of the state after a step. The tensors stay with the ranks, each of which writes its rows.
 
-    steps: Mapping[str, int]
-    parts: Mapping[str, Sequence[str]]
-    weight: Callable[[str], Tensor]
-    moment: Callable[[str, str], Tensor]
+    `facts`: for JSON. `random`: the states of torch's generators. `is_copy`: the ranks hold a copy in the host's
+    memory; else the state is what the model is, until its next step.
+    """
+
+    facts: Mapping[str, object]
+    random: Mapping[str, Tensor]
+    is_copy: bool = False
 
 
-def collect_training_state(learned: LearnedState, *, policy_version: int) -> TrainingState:
-    """The content of both files. The tensors are those of `learned`, and random states."""
-    tensors = {f"{moment}.{name}": tensor for name, m in learned.moments.items() for moment, tensor in m.items()}
-    tensors |= {f"{MASTER}{name}": weight for name, weight in learned.weights.items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """A saved state, open: each rank puts its own part of each tensor where it belongs."""
+
+    facts: TrainingFacts
+    _state: StoredTensors
+    _master: StoredTensors
+
+    def put_weight(self, target: Tensor, name: str) -> None:
+        self._master.read_into(target, self.facts.weight_name(name))
+
+    def put_part(self, target: Tensor, part: str, name: str) -> None:
+        self._state.read_into(target, f"{part}.{name}")
+
+    def check(self, folder: Path, shapes: Mapping[str, torch.Size], *, is_adamw: bool) -> None:
+        """Raises CheckpointError where anything misfits. `shapes`: of the parameters that learn."""
+        if is_adamw != (self.facts.optimizer_parts is None):
+            what = f"{folder / FACTS_FILE} is of another optimizer"
+            raise CheckpointError(what, "set actor.optimizer.type as it was, or start over with recover.mode=off")
+        for name, shape in shapes.items():
+            self._master.expect(self.facts.weight_name(name), shape)
+        for name, parts in self.facts.parts.items():
+            if name not in shapes:
+                raise CheckpointError(f"{folder / FACTS_FILE} has {name}, which the model lacks", UNUSABLE)
+            for part in parts:
+                if is_adamw:
+                    self._state.expect(f"{part}.{name}", shapes[name])
+                elif f"{part}.{name}" not in self._state:
+                    raise CheckpointError(f"{folder / TENSORS_FILE} lacks {part}.{name}", UNUSABLE)
+        self._state.expect(RANDOM_STATE)
+        try:
+            torch.Generator().set_state(self._state.read(RANDOM_STATE))
+        except RuntimeError as error:
+            raise CheckpointError(f"{folder / TENSORS_FILE} is damaged: {RANDOM_STATE}: {error}", UNUSABLE) from error
+
+    def set_random(self) -> None:
+        """The generators of this process, as they were."""
+        random.setstate(self.facts.python_random)
+        np.random.set_state(self.facts.numpy_random)
+        torch.set_rng_state(self._state.read(RANDOM_STATE))
+        if _on_gpu() and RANDOM_CUDA in self._state:
+            torch.cuda.set_rng_state(self._state.read(RANDOM_CUDA))
+
+
+@contextmanager
+def open_state(folder: Path, facts: TrainingFacts) -> Iterator[SavedState]:
+    """`facts`: as `read_facts` found them. Raises CheckpointError naming the file that can't be read."""
+    with open_tensors(folder / TENSORS_FILE) as state, open_tensors(folder / facts.master_weights) as master:
+        yield SavedState(facts=facts, _state=state, _master=master)
+
+
+def collect_training_state(
+    *, policy_version: int, steps: Mapping[str, int], parts: Mapping[str, Sequence[str]] | None
+) -> TrainingState:
+    """With the generators as they are now. `steps`, `parts`: of each parameter, see TrainingFacts."""
     facts: dict[str, object] = {
         "format": STATE_FORMAT,
         "policy_version": policy_version,
-        "master_weights": TENSORS_FILE,
-        "optimizer_steps": dict(learned.steps),
-        **({} if learned.is_adamw else {"optimizer_parts": {name: [*m] for name, m in learned.moments.items()}}),
+        "optimizer_steps": dict(steps),
+        **({} if parts is None else {"optimizer_parts": {name: list(its) for name, its in parts.items()}}),
         "python_random": random.getstate(),
         "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
     }
-    return facts, tensors | _torch_random()
-
-
-def master_weights(state: TrainingState) -> dict[str, Tensor]:
-    """The float32 weights in a state, by parameter."""
-    return {name.removeprefix(MASTER): tensor for name, tensor in state[1].items() if name.startswith(MASTER)}
-
-
-def save_training_state(folder: Path, state: TrainingState, *, has_masters: bool) -> None:
-    """Write both files. `has_masters`: the model's own file has the float32 weights, so ours leaves them out.
-
-    Raises OSError.
-    """
-    facts, tensors = state
-    if has_masters:
-        facts = {**facts, "master_weights": WEIGHTS_FILE}
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(MASTER)}
-    (folder / FACTS_FILE).write_text(json.dumps(facts))
-    overwrite_tensors(folder / TENSORS_FILE, tensors)
-    (folder / TENSORS_FILE).chmod((folder / FACTS_FILE).stat().st_mode)
+    states = {RANDOM_STATE: torch.get_rng_state()}
+    if _on_gpu():
+        states[RANDOM_CUDA] = torch.cuda.get_rng_state()
+    return TrainingState(facts=facts, random=states)
 
 
 def read_facts(folder: Path) -> TrainingFacts:
@@ -134,69 +169,6 @@ def read_facts(folder: Path) -> TrainingFacts:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {type(error).__name__} {error}", UNUSABLE) from error
     return facts
-
-
-def load_training_state(
-    folder: Path,
-    *,
-    facts: TrainingFacts,
-    shapes: Mapping[str, torch.Size],
-    put: Callable[[StateReader], None],
-    is_adamw: bool = True,
-) -> None:
-    """Have `put` set weights and moments as they were saved, and set the generators. `shapes`: of the parameters.
-
-    Raises CheckpointError where anything misfits, with all as it was before.
-    """
-    if is_adamw != (facts.optimizer_parts is None):
-        what = f"{folder / FACTS_FILE} is of another optimizer"
-        raise CheckpointError(what, "set actor.optimizer.type as it was, or start over with recover.mode=off")
-    parts = facts.optimizer_parts or dict.fromkeys(facts.optimizer_steps, MOMENTS)
-    prefix = MASTER if facts.master_weights == TENSORS_FILE else ""
-    with open_tensors(folder / TENSORS_FILE) as state, open_tensors(folder / facts.master_weights) as master:
-        for name, shape in shapes.items():
-            master.expect(prefix + name, shape)
-        for name in facts.optimizer_steps:
-            if name not in shapes:
-                raise CheckpointError(f"{folder / FACTS_FILE} has {name}, which the model lacks", UNUSABLE)
-            for part in parts[name]:
-                if is_adamw:
-                    state.expect(f"{part}.{name}", shapes[name])
-                elif f"{part}.{name}" not in state:
-                    raise CheckpointError(f"{folder / TENSORS_FILE} lacks {part}.{name}", UNUSABLE)
-        _try_torch_random(state, folder / TENSORS_FILE)
-        put(
-            StateReader(
-                steps=facts.optimizer_steps,
-                parts=parts,
-                weight=lambda name: master.read(prefix + name),
-                moment=lambda moment, name: state.read(f"{moment}.{name}"),
-            )
-        )
-        _set_random(state, facts)
-
-
-def _try_torch_random(state: StoredTensors, path: Path) -> None:
-    state.expect(RANDOM_STATE)
-    try:
-        torch.Generator().set_state(state.read(RANDOM_STATE))
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} is damaged: {RANDOM_STATE}: {error}", UNUSABLE) from error
-
-
-def _torch_random() -> dict[str, Tensor]:
-    states = {RANDOM_STATE: torch.get_rng_state()}
-    if _on_gpu():
-        states["random.cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_random(state: StoredTensors, facts: TrainingFacts) -> None:
-    random.setstate(facts.python_random)
-    np.random.set_state(facts.numpy_random)
-    torch.set_rng_state(state.read(RANDOM_STATE))
-    if _on_gpu() and "random.cuda" in state:
-        torch.cuda.set_rng_state(state.read("random.cuda"))
 
 
 def _on_gpu() -> bool:

@@ -1,5 +1,7 @@
 """Rank 0's control of the other trainer ranks: starts them, runs one collective operation at a time, detects a failure.
 
+Beside these each rank may be asked to write its part of the state.
+
 A rank that ended, hangs or failed ends the group: `lost` names it with the reason, callers get a TrainerError, and the
 trainer's view carries it to the Coordinator, which restarts the trainer's process and with it every rank. A collective
 may wait for the lost rank, out of reach of any exception; if nobody ends this process, it ends itself after a while.
@@ -215,6 +217,28 @@ class RankController:
         finally:
             self._working_since = None
         return answer
+
+    def ask_each(self, learner: Learner, order: str, *arguments: Any, **named: Any) -> list[Any]:
+        """What each rank's learner answers, rank 0's first; beside `call`.
+
+        Raises TrainerError where a rank is lost, and what a learner raises, which loses no rank.
+        """
+        self._check()
+        try:
+            if self._joining:  # the first weights are written before the first order to all
+                self._wait(self._joining)
+                self._joining = []
+            asked = [rank.ask.remote(order, arguments, named) for rank in self._ranks]
+            try:
+                own = getattr(learner, order)(*arguments, **named)
+            finally:
+                self._wait(asked)  # nobody may still be writing when the folder is given up, or written again
+            return [own, *ray.get(asked)]
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayError as error:
+            self._is_lost.wait(EXPLAIN_S)
+            raise TrainerError(self.lost or f"a trainer rank did not answer: {order}: {said(error)}") from error
 
     def close(self) -> None:
         """End the others."""

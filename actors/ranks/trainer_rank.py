@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,9 @@ NO_PROCESS = (None, "Z", "X")
 log = logging.getLogger("trainer")
 
 
-@ray.remote(concurrency_groups={"work": 1, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
+@ray.remote(concurrency_groups={"work": 1, "state": 1, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
 class TrainerRank:
-    """`where`, `prepare`, `join`, then `call`; `stay` ends when this rank can't continue."""
+    """`where`, `prepare`, `join`, then `call` and `ask`; `stay` ends when this rank can't continue."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, rank: int, niceness: int, gpus: str) -> None:
         """`niceness`: of the imports. `gpus`: where they are another process's until this one joins, "" for Ray's."""
@@ -124,6 +125,13 @@ class TrainerRank:
         except Exception as error:
             self._fail(order, error)
             raise
+
+    @ray.method(concurrency_group="state")
+    def ask(self, order: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """What the `Learner` answers, beside `call`. A disk that refuses is rank 0's to judge: it ends no rank."""
+        if self._learner is None:
+            raise TrainerError("this rank has not joined")
+        return getattr(self._learner, order)(*arguments, **named)
 
     def _let_go(self, before: RankLocation | None) -> None:
         """What it holds of the GPU is free once its process is gone."""

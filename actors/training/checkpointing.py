@@ -5,9 +5,9 @@ A step waits for neither: threads of their own write the state while the next ro
     step N ─► collect its state ─► rollouts and gradients of N + 1 ─► wait_to_step ─► step N + 1
                    └─ to memory, renamed; then its lines; if due: copied ┴─ written, hashed, renamed; old ones pruned
 
-Weights and moments stay as they are until the next step, so until then they are read where they are. A checkpoint
-outlasts that: it is written from a copy in the host's memory; where there is no room for one, from the model, and the
-next step waits for that. Of several ranks the state is gathered first, which is a copy. One checkpoint at a time.
+Weights and moments stay as they are until the next step, so until then they are read where they are, by each rank its
+part. A checkpoint outlasts that: it is written from a copy in the host's memory; where there is no room for one, from
+the model, and the next step waits for that. One checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -123,8 +123,7 @@ class Checkpointer:
             record()
 
     def _keep(self, state: StepState, record: Callable[[], None]) -> None:
-        with self._model.beside_the_steps():
-            self._memory.keep(state, self._newest)
+        self._memory.keep(state, self._model, self._newest)
         record()
 
     def save(self, position: RunPosition) -> None:
@@ -145,24 +144,22 @@ class Checkpointer:
 
     def _read(self, state: StepState, keep: bool) -> StepState | None:
         """What `_write` has to write: a copy, which outlasts the next step. Without room for one it is written here."""
-        with self._model.beside_the_steps():
-            has_folder = (self._store.root / str(state.name)).is_dir()  # else others need not be readable
-            if has_folder and self._store.find(state.name.global_step) is not None:
-                return None
-            try:
-                own = self._model.copy_to_host(state.training, room=(1 - LEFT_FREE) * find_hardware().memory_free)
-            except Exception as error:  # want of memory has several kinds, and costs the run a checkpoint only
-                raise CheckpointError(f"checkpoint {state.name} was not copied: {error!r}") from error
-            if own is None:
-                self._commit(state, keep=keep)
-                return None
+        has_folder = (self._store.root / str(state.name)).is_dir()  # else others need not be readable
+        if has_folder and self._store.find(state.name.global_step) is not None:
+            return None
+        try:
+            own = self._model.copy_to_host(state.training, room=(1 - LEFT_FREE) * find_hardware().memory_free)
+        except Exception as error:  # want of memory has several kinds, and costs the run a checkpoint only
+            raise CheckpointError(f"checkpoint {state.name} was not copied: {error!r}") from error
+        if own is None:
+            self._commit(state, keep=keep)
+            return None
         return replace(state, training=own)
 
     def _write(self, reading: Future[StepState | None], keep: bool) -> None:
         state = reading.result()
         if state is not None:
-            with self._model.beside_the_steps():
-                self._commit(state, keep=keep)
+            self._commit(state, keep=keep)
 
     def _commit(self, state: StepState, *, keep: bool) -> None:
         """Write a checkpoint, `keep`: for good; then prune the older ones. Raises CheckpointError."""
@@ -199,7 +196,7 @@ class Checkpointer:
             self._uploads.committed()
 
     def _collect(self, position: RunPosition) -> StepState:
-        """Gathered once a step, for both places."""
+        """Once a step, for both places."""
         self._collected = self._collected or self._model.training_state()
         return StepState(training=self._collected, queue=self._queue.state_dict(), position=position, report=self._last)
 

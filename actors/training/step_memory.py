@@ -14,20 +14,17 @@ was under way at most, however long the writing takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
-from actors.model.stored_tensors import overwrite_tensors
 from actors.training.step_state import Restored, StepState, go_back_to
 from launcher.base.errors import CheckpointError, DiskError
 from launcher.base.private_folders import make_private
 from launcher.checkpoints.checkpoint_store import Checkpoint
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints, StateFacts, write_small
-from launcher.checkpoints.manifest import FACTS_FILE, MASTER, MOMENTS, POSITION_FILE, TENSORS_FILE
+from launcher.checkpoints.manifest import POSITION_FILE
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import find_hardware
@@ -60,21 +57,17 @@ class StepMemory:
         """So long the last state has kept the steps waiting: no other for as long as makes that its share."""
         self._next_at = time.monotonic() + seconds * (1 - self._share) / self._share
 
-    def keep(self, state: StepState, base: Checkpoint | None) -> None:
+    def keep(self, state: StepState, model: PolicyModel, base: Checkpoint | None) -> None:
         """From the return on no kill loses the step. `base`: the newest checkpoint on the disk."""
         wait_for_lease()
-        facts, tensors = state.training
         try:
             if self._slots is None:
-                self._slots = self._find_slots(_full_size(tensors))
+                self._slots = self._find_slots(model.state_bytes())
             if self._slots == 0:
                 return
             folder = self._states.begin(self._slots)
-            files = {
-                TENSORS_FILE: overwrite_tensors(folder / TENSORS_FILE, tensors),
-                FACTS_FILE: write_small(folder / FACTS_FILE, facts),
-                POSITION_FILE: write_small(folder / POSITION_FILE, state.position_file()),
-            }
+            files = model.write_state(folder, state.training)
+            files[POSITION_FILE] = write_small(folder / POSITION_FILE, state.position_file())
             self._states.commit(folder, self._facts_of(state, base), files)
         except OSError as error:
             self._failed(state.name.global_step, error)
@@ -142,9 +135,3 @@ class StepMemory:
 
     def remove(self) -> None:
         self._states.remove()
-
-
-def _full_size(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of a complete state: each weight that the optimizer has not stepped yet will add as much per moment."""
-    weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(MASTER))
-    return max((1 + len(MOMENTS)) * weights, sum(tensor.nbytes for tensor in tensors.values()))

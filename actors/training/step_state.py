@@ -29,7 +29,7 @@ from launcher.run_files.journal import plain
 class StepState:
     """Collected when the step was taken. `report`: of that step; None where the state was saved before reports were."""
 
-    training: TrainingState  # of one process: shares memory with the model, so it is read before the next step
+    training: TrainingState
     queue: Mapping[str, Any]
     position: RunPosition
     report: StepReport | None
@@ -42,7 +42,7 @@ class StepState:
 
     @property
     def policy_version(self) -> int:
-        return cast(int, self.training[0]["policy_version"])
+        return cast(int, self.training.facts["policy_version"])
 
     def position_file(self) -> dict[str, object]:
         content: dict[str, object] = {"position": self.position.to_json(), "queue": self.queue}

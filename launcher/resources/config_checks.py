@@ -16,7 +16,6 @@ from launcher.base.findings import Finding
 from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
 from launcher.config.foreign import OWN
 from launcher.config.lora import find_lora_problems
-from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import find_recipe_problems
 from launcher.config.schema import RunConfig
 from launcher.config.settings import value_of
@@ -103,8 +102,6 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "actor.optimizer.lr_scheduler_type", "constant with actor.dynamic_sampling, or set total_train_steps"
     if actor.gather_dtype == "bfloat16" and actor.dtype != "bfloat16":
         yield "actor.gather_dtype", f"float32 with actor.dtype={actor.dtype}"
-    if actor.optimizer.type != ADAMW and actor.dp_size > 1:
-        yield "actor.optimizer.type", f"{ADAMW} with actor.dp_size={actor.dp_size}: another one's state isn't divided"
     for key in ("actor.kl_ctl", "actor.kl_loss_coef"):
         if value_of(config, key) > 0 and not config.ref.path:
             yield "ref.path", f"a model is needed, as {key}={value_of(config, key)}"

@@ -24,10 +24,10 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
     part = group = None
     while True:
         try:
-            work, arguments = pipe.recv()
+            work, arguments, named = pipe.recv()
         except EOFError:
             return
-        answer = ""
+        answer, failure = None, ""
         try:
             match work:
                 case "meet":
@@ -42,10 +42,11 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
                 case "gradients":
                     gradients(part)
                 case _:
-                    getattr(part, work)(*arguments)
+                    answer = getattr(part, work)(*arguments, **named)
+                    answer = None if isinstance(answer, torch.Tensor | list) else answer  # rank 0's alone counts
         except Exception:  # noqa: BLE001 - whatever it is, the other process says it
-            answer = traceback.format_exc()
-        pipe.send(answer)
+            failure = traceback.format_exc()
+        pipe.send((failure, answer))
 
 
 def gradients(part: Learner) -> dict[str, torch.Tensor]:
@@ -79,40 +80,53 @@ class Pair:
         self._pipe = second.pipe
         self._settings = (actor, ref, temperature)
         self.works: list[str] = []
-        self._has_left = False
+        self._has_met = self._has_left = False
 
     def meet(self, device: torch.device) -> RankGroup:
         self._place = MeetingPlace(ADDRESS, size=2, timeout_s=deadline_s())
-        self._pipe.send(("meet", (self._place.rendezvous, *self._settings)))
+        self._pipe.send(("meet", (self._place.rendezvous, *self._settings), {}))
         return RankGroup.join(self._place.rendezvous, 0, own_address=ADDRESS, device=device, place=self._place)
 
     def call(self, part: Learner, work: str, arguments):
-        if self.works == []:
-            self._hear()  # of the meeting
+        self._hear_of_meeting()
         self.works.append(work)
-        self._pipe.send((work, arguments[1]))
+        self._pipe.send((work, arguments[1], {}))
         answer = getattr(part, work)(*arguments[0])
         self._hear()
         return answer
 
+    def ask_each(self, part: Learner, work: str, *arguments, **named):
+        """In the real run these go on beside `call`; here one after the other."""
+        self._hear_of_meeting()
+        self._pipe.send((work, arguments, named))
+        answer = getattr(part, work)(*arguments, **named)
+        return [answer, self._hear()]
+
     def gradients(self, part: Learner) -> dict[str, torch.Tensor]:
-        self._pipe.send(("gradients", ()))
+        self._pipe.send(("gradients", (), {}))
         found = gradients(part)
         self._hear()
         return found
 
-    def _hear(self) -> None:
+    def _hear_of_meeting(self) -> None:
+        if not self._has_met:
+            self._has_met = True
+            self._hear()
+
+    def _hear(self):
         assert self._pipe.poll(deadline_s())
-        said = self._pipe.recv()
-        assert said == "", said
+        failure, answer = self._pipe.recv()
+        assert failure == "", failure
+        return answer
 
     def close(self) -> None:
         """May be called again."""
         if self._has_left:
             return
         self._has_left = True
-        if self.works == []:
-            self._hear()
-        self._pipe.send(("leave", ()))
+        if not self._has_met:
+            assert self._pipe.poll(deadline_s())
+            self._pipe.recv()  # a meeting that failed is told by rank 0
+        self._pipe.send(("leave", (), {}))
         dist.destroy_process_group()
         self._hear()

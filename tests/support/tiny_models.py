@@ -1,15 +1,20 @@
 """Whole Hugging Face folders of a few thousand random parameters, models of them, and rollouts to train them on."""
 
+import json
 import random
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from actors.model.policy_model import PolicyModel
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
+from launcher.checkpoints.manifest import FACTS_FILE, TENSORS_FILE
 from launcher.config.schema import ActorConfig, OptimizerConfig, RefConfig
 
 UNTIED = ("llama", "mistral", "phi3", "olmo2", "glm4", "granite")
@@ -95,6 +100,13 @@ def train(model: PolicyModel, seeds: Iterable[int] = range(3)) -> PolicyModel:
 def weights(model: PolicyModel) -> dict[str, torch.Tensor]:
     """As they are now."""
     return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
+
+
+def state_of(model: PolicyModel) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The content of the two files of its state as it is now, the float32 weights among the tensors."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.write_state(Path(folder), model.training_state())
+        return json.loads((Path(folder) / FACTS_FILE).read_bytes()), load_file(Path(folder) / TENSORS_FILE)
 
 
 def make_groups(*, seed: int = 0, groups: int = 3, samples: int = 4, rewards=None, truncated=()) -> list[RolloutGroup]:

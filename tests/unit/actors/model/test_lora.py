@@ -15,7 +15,7 @@ from launcher.checkpoints.model_shape import MODEL_TYPES
 from launcher.config.lora import FUSED, MATRICES
 from launcher.config.schema import OptimizerConfig
 from tests.support import tiny_models
-from tests.support.tiny_models import make_groups, make_model, train, weights
+from tests.support.tiny_models import make_groups, make_model, state_of, train, weights
 
 TOKENS = [3, 4, 5, 6, 7, 8]
 
@@ -53,7 +53,7 @@ def test_only_matrices_with_an_adapter_move(folder):
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
     assert moved == {name for name in before if name.endswith(("o_proj.weight", "down_proj.weight"))}
-    facts, tensors = model.training_state()
+    facts, tensors = state_of(model)
     learning = {name.removeprefix("master.") for name in tensors if name.startswith("master.")}
     assert learning == set(facts["optimizer_steps"])
     assert all("lora_" in name for name in learning)

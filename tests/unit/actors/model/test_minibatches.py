@@ -8,7 +8,7 @@ import torch
 from launcher.base.errors import TrainerError
 from launcher.config.schema import OptimizerConfig
 from tests.support import tiny_models
-from tests.support.tiny_models import make_groups
+from tests.support.tiny_models import make_groups, state_of
 
 STEADY = OptimizerConfig(lr=1e-2)
 
@@ -18,7 +18,7 @@ def policy(folder, **settings):
 
 
 def bits(model):
-    facts, tensors = model.training_state()
+    facts, tensors = state_of(model)
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()} | {"steps": facts["optimizer_steps"]}
 
 

@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.model import model_folder
+from actors.model.stored_tensors import Piece
 from launcher.base.errors import ConfigError, ModelError
+from launcher.checkpoints.manifest import WEIGHTS_FILE
 from launcher.checkpoints.model_shape import MODEL_TYPES
 from tests.support.tiny_models import make_model
 
@@ -122,15 +124,15 @@ def test_names_are_those_that_transformers_saves(tmp_path, kind, tied):
 def test_what_is_written_loads_as_what_it_was(tmp_path, dtype):
     source, copy = make_model(tmp_path / "model"), tmp_path / "copy"
     copy.mkdir()
-    weights = [(name, weight.to(dtype)) for name, weight in model_folder.named_weights(load(source))]
-    model_folder.write_model_folder(
-        copy, side_files=model_folder.read_side_files(source, source), weights=weights, dtype=dtype
-    )
+    weights = dict(model_folder.named_weights(load(source)))
+    model_folder.write_side_files(copy, model_folder.read_side_files(source, source), dtype=dtype)
+    pieces = {name: Piece.of(weight).cast(dtype) for name, weight in weights.items()}
+    model_folder.write_weights(copy / WEIGHTS_FILE, pieces)
 
     loaded = AutoModelForCausalLM.from_pretrained(copy, dtype="auto")
     assert loaded.dtype == dtype
     written = dict(model_folder.named_weights(loaded))
-    assert all(torch.equal(written[name], weight) for name, weight in weights)
+    assert all(torch.equal(written[name], weight.to(dtype)) for name, weight in weights.items())
     tokenizer = AutoTokenizer.from_pretrained(copy)
     assert tokenizer("1+2=3").input_ids == AutoTokenizer.from_pretrained(source)("1+2=3").input_ids
     assert tokenizer.chat_template
@@ -140,12 +142,9 @@ def test_what_is_written_loads_as_what_it_was(tmp_path, dtype):
 def test_others_may_read_the_weights_as_they_may_the_config(tmp_path):
     source, copy = make_model(tmp_path / "model"), tmp_path / "copy"
     copy.mkdir()
-    model_folder.write_model_folder(
-        copy,
-        side_files=model_folder.read_side_files(source, source),
-        weights=model_folder.named_weights(load(source)),
-        dtype=torch.float32,
-    )
+    model_folder.write_side_files(copy, model_folder.read_side_files(source, source), dtype=torch.float32)
+    pieces = {name: Piece.of(weight) for name, weight in model_folder.named_weights(load(source))}
+    model_folder.write_weights(copy / WEIGHTS_FILE, pieces)
     modes = {stat.S_IMODE((copy / name).stat().st_mode) for name in ("config.json", "model.safetensors")}
     assert len(modes) == 1
 

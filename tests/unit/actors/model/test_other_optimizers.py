@@ -8,7 +8,6 @@ import torch
 
 from actors.model.optimizer import build_optimizer
 from actors.model.policy_model import PolicyModel
-from actors.model.stored_tensors import overwrite_tensors
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.checkpoints.manifest import FACTS_FILE, TENSORS_FILE
 from launcher.checkpoints.tensor_files import read_entries
@@ -88,11 +87,10 @@ def test_four_steps_are_two_then_a_restart_then_two(folder, tmp_path, kind):
     half = train(policy(folder, kind), [0, 1])
     assert not same(weights(half), whole)
     half.save(tmp_path / "disk")
-    facts, tensors = half.training_state()
-    assert kind != EIGHT_BIT or torch.uint8 in {one.dtype for name, one in tensors.items() if "exp_avg.codes" in name}
     (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / FACTS_FILE).write_text(json.dumps(facts))
-    overwrite_tensors(tmp_path / "memory" / TENSORS_FILE, tensors)
+    half.write_state(tmp_path / "memory", half.training_state())
+    stored = read_entries(tmp_path / "memory" / TENSORS_FILE)
+    assert kind != EIGHT_BIT or "U8" in {one.dtype for name, one in stored.items() if "exp_avg.codes" in name}
     for where in ("disk", "memory"):
         resumed = policy(folder, kind)
         train(resumed, [9])  # what it learnt since is forgotten

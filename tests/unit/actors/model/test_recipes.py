@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from launcher.config.recipe import AdvNormConfig, RewardNormConfig
 from launcher.config.schema import MicroBatchConfig
 from tests.support import tiny_models
-from tests.support.tiny_models import make_groups
+from tests.support.tiny_models import make_groups, state_of
 
 TRUNCATED = (0, 5, 9)
 LONGEST = 9
@@ -148,9 +148,9 @@ def test_the_figures_of_a_recipe_are_logged(folders):
 
 def test_where_every_completion_is_left_out_nothing_moves(folders):
     model = tiny_models.policy(folders[0], mask_truncated_completions=True)
-    before = {name: tensor.numpy().tobytes() for name, tensor in model.training_state()[1].items()}
+    before = {name: tensor.numpy().tobytes() for name, tensor in state_of(model)[1].items()}
     stats = model.compute_gradients(make_groups(truncated=range(12)))
     assert (stats.loss, stats.n_learning, stats.finite) == (0.0, 0, True)
     model.commit()
-    assert {name: tensor.numpy().tobytes() for name, tensor in model.training_state()[1].items()} == before
+    assert {name: tensor.numpy().tobytes() for name, tensor in state_of(model)[1].items()} == before
     assert not math.isnan(stats.entropy)

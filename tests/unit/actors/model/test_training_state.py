@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.support import tiny_models
 from tests.support.tiny_models import make_groups, train
 
 policy = functools.partial(tiny_models.policy, temperature=0.8)
+BEFORE = Path(__file__).parent / "data" / "checkpoints_before"
 
 
 def everything(model):
@@ -47,6 +49,21 @@ def test_a_run_cut_in_two_equals_the_run_in_one_piece(folder, tmp_path, dtype, a
     train(second, range(at, 4))
     assert everything(second) == everything(whole)
     assert len(everything(whole)) > 4 * len(list(whole.named_weights(torch.float32)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_of_the_version_before_is_read_as_it_was_written(tmp_path, dtype):
+    """Written by the code in which rank 0 gathered all; a long run is upgraded between two attempts."""
+    before = BEFORE / dtype
+    model = policy(before, dtype=dtype)
+    model.load(before)
+    assert model.policy_version == 2
+    model.save(tmp_path)
+    for name in (STATE, MODEL):
+        now, then = load_file(tmp_path / name), load_file(before / name)
+        assert now.keys() == then.keys()
+        assert all(torch.equal(now[key], then[key]) for key in then), name
+    assert json.loads((tmp_path / FACTS).read_text()) == json.loads((before / FACTS).read_text())
 
 
 @pytest.mark.slow

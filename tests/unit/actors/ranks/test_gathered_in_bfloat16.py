@@ -5,7 +5,7 @@ import torch
 
 from actors.model.policy_model import PolicyModel
 from tests.support.rank_pair import Pair, gradients
-from tests.support.tiny_models import actor, make_groups, policy, reference
+from tests.support.tiny_models import actor, make_groups, policy, reference, state_of
 
 TEMPERATURE = 0.8
 BFLOAT16 = {"dtype": "bfloat16", "gather_dtype": "bfloat16"}
@@ -51,6 +51,6 @@ def test_weights_travel_in_bfloat16_and_all_that_is_kept_is_float32(folder, two,
     two.save(tmp_path / "state")
     cast.discard()
     cast.load(tmp_path / "state")
-    theirs, ours = cast.training_state()[1], two.training_state()[1]
+    theirs, ours = state_of(cast)[1], state_of(two)[1]
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[name], ours[name]) for name in ours), "a checkpoint is as one rank's"

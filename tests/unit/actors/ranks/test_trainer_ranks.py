@@ -29,13 +29,13 @@ from actors.model.micro_batches import SampledSequence, deal
 from actors.model.policy_model import PolicyModel
 from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
 from actors.ranks.rank_controller import said
-from launcher.base.errors import TrainerError
+from launcher.base.errors import ConfigError, TrainerError
 from launcher.checkpoints.manifest import FACTS_FILE, TENSORS_FILE
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.rank_pair import ADDRESS, Pair
 from tests.support.rank_pair import gradients as gradients_of
-from tests.support.tiny_models import actor, make_groups, make_model, policy, reference, weights
+from tests.support.tiny_models import actor, make_groups, make_model, policy, reference, state_of, weights
 from tests.support.worlds.model import share_out
 
 TEMPERATURE = 0.8
@@ -120,7 +120,7 @@ def gradients(model):
 
 
 def bits(model):
-    facts, tensors = model.training_state()
+    facts, tensors = state_of(model)
     steps = {name: facts[name] for name in ("policy_version", "optimizer_steps")}
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()} | steps
 
@@ -260,6 +260,33 @@ def test_ten_steps_a_new_start_and_ten_more_are_twenty_bit_for_bit(folder, make_
     for seed in range(10, 20):
         step(resumed, seed)
     assert bits(resumed) == twenty
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SGD", "NAdam", "RMSprop", "Adagrad"])
+def test_another_optimizer_continues_on_two_ranks_and_its_state_is_that_of_one(folder, make_two, tmp_path, kind):
+    """It was refused with several ranks: only AdamW's state could be put together and divided again."""
+    settings = {"optimizer": OptimizerConfig(type=f"torch.optim:{kind}", lr=LR)}
+    two = make_two(folder, **settings)
+    step(two, 0), step(two, 1)
+    two.save(tmp_path / "two")
+    saved = bits(two)
+    step(two, 2), step(two, 3)
+    whole = bits(two)
+    two.load(tmp_path / "two")
+    assert bits(two) == saved
+    step(two, 2), step(two, 3)
+    assert bits(two) == whole
+    one = one_rank(folder, **settings)
+    one.load(tmp_path / "two")
+    assert bits(one) == saved
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_can_not_be_divided_is_refused_when_it_is_made(folder, make_two):
+    """Torch's Adafactor fails at its first step on a divided tensor."""
+    with pytest.raises(ConfigError, match=r"torch\.optim:Adafactor can't be divided over ranks: RuntimeError"):
+        make_two(folder, optimizer=OptimizerConfig(type="torch.optim:Adafactor"))
 
 
 @pytest.mark.slow

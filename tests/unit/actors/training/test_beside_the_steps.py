@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors.model.policy_model import PolicyModel
-from actors.training import checkpointing, step_memory
+from actors.training import checkpointing
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.policy.admission import Admission
@@ -105,7 +105,7 @@ def test_without_room_for_a_copy_the_next_step_waits_until_the_model_was_read(tm
 @pytest.mark.slow
 def test_a_step_is_written_down_after_its_state_and_before_the_next_one_is_taken(tmp_path, monkeypatch):
     gradients, calls, seen = threading.Event(), [], []
-    held_until(monkeypatch, step_memory, "overwrite_tensors", gradients, calls)
+    held_until(monkeypatch, PolicyModel, "write_state", gradients, calls)
 
     def ask(report):
         if not gradients.is_set() and report.weight_versions == (1,):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from actors.model.stored_tensors import overwrite_tensors
+from actors.model.stored_tensors import Piece, overwrite_tensors
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -189,7 +189,8 @@ def test_a_smaller_file_of_tensors_over_a_larger_one_is_whole(tmp_path):
     path = tmp_path / "state.tensors"
     large = {"w": torch.randn(7, 3), "random": torch.arange(5, dtype=torch.uint8), "flag": torch.tensor(2.5)}
     for tensors in (large, {"w": torch.randn(2).t(), "none": torch.zeros(0)}):
-        assert overwrite_tensors(path, tensors) == record_of(path)
+        pieces = {name: Piece.of(tensor) for name, tensor in tensors.items()}
+        assert overwrite_tensors(path, pieces) == record_of(path)
         found = load_file(path)
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

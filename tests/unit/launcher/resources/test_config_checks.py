@@ -102,11 +102,6 @@ def test_out_of_range(settings, said):
         ),
         (
             ARITHMETIC,
-            {"actor__optimizer__type": "torch.optim:SGD", "actor__dp_size": 2},
-            "actor.optimizer.type=torch.optim:SGD: adamw with actor.dp_size=2",
-        ),
-        (
-            ARITHMETIC,
             {"rollout__retry_wait_initial": 20.0},
             "rollout.retry_wait_initial=20.0: at most rollout.retry_wait",
         ),
@@ -231,6 +226,7 @@ def test_all_problems_are_said_at_once():
         (ARITHMETIC, {"train_dataset__batch_size": 15}),  # nothing divides a batch: one trainer, servers share by load
         (ARITHMETIC, {"sglang__n_servers": 3}),
         (ARITHMETIC, {"actor__weight_update_mode": "xccl", "actor__dp_size": 2}),
+        (ARITHMETIC, {"actor__optimizer__type": "torch.optim:SGD", "actor__dp_size": 2}),
         (CLUSTER, {"actor__weight_update_mode": "xccl"}),
         (ARITHMETIC, {"gconfig__max_new_tokens": 255}),
         (ARITHMETIC, {"valid_dataset": DatasetConfig(path="x", max_items=1)}),
