@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 from actors.data.prompt_queue import PromptQueue
+from actors.model.update_stats import LogprobDistance
 from actors.training import step_loop
 from actors.training.step_loop import GrpoLoop
 from launcher.base.messages import EvalReport
@@ -15,7 +16,7 @@ from tests.support.replay import group, prompts
 
 PROMPTS = prompts(6)
 BATCH = 2
-FINE = SimpleNamespace(finite=True)
+FINE = SimpleNamespace(finite=True, logprob_distance=LogprobDistance(mean=1e-7, max=1e-7))
 ADMITTED = Admission(admitted=True, reason="")
 
 
