@@ -10,8 +10,7 @@ from actors.data.dataset import BadRecords, DataRecord, load_records
 from actors.data.mixture import in_epoch
 from actors.data.prompts import ChatTokenizer, build_prompts
 from actors.data.unread_media import media_note
-from actors.reward.canaries import ErrorRates
-from actors.reward.known_completions import learn_known, read_known
+from actors.reward.known_answers import KeptScores, learn_given, read_given
 from actors.reward.reward_pool import RewardPool
 from actors.reward.reward_trial import try_reward
 from actors.reward.user_process import UserProcess
@@ -72,7 +71,7 @@ def check_data(
             if bad.count:
                 notes.append(f"{key}: {counted(bad.count, 'record')} skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
-            asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
+            asyncio.run(learn_given(read_given(config), pool, KeptScores()))
         else:
             asyncio.run(_import_episode(config))
     if tokenizer is not None and shown is not None and config.rollout.episode is None:  # an agent writes its own

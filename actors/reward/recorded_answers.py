@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.data.prompt_queue import PromptQueue
-from actors.reward.canaries import CanaryScorer
+from actors.reward.known_answers import AnswerScorer
 from actors.reward.reward_pool import Scorable, Score
 from launcher.base.durable import replace_file
 from launcher.base.errors import RewardError, RewardImportError
@@ -72,7 +72,7 @@ class RecordedAnswers:
     def __init__(
         self,
         prompts: Mapping[str, Scorable],
-        scorer: CanaryScorer,
+        scorer: AnswerScorer,
         *,
         count: int,
         keep_in: Path,

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from actors.data.answer_shapes import SHAPES, Pair, pairs_of
 from actors.data.dataset import DataRecord
-from actors.reward.canaries import CanaryScorer
+from actors.reward.known_answers import AnswerScorer
 from actors.reward.reward_pool import Score
 from launcher.base.errors import RewardImportError
 from launcher.base.wording import counted
@@ -38,7 +38,7 @@ class _Asked:
     told: list[str] = field(default_factory=list)
 
 
-def try_reward(records: Sequence[DataRecord], scorer: CanaryScorer, *, key: str, within_s: float = WITHIN_S) -> str:
+def try_reward(records: Sequence[DataRecord], scorer: AnswerScorer, *, key: str, within_s: float = WITHIN_S) -> str:
     """What is to be said of the function, "" where it gives right answers more. Raises RewardImportError where a right
     answer gets no score, or what the function answers is no reward.
 
@@ -76,7 +76,7 @@ def try_reward(records: Sequence[DataRecord], scorer: CanaryScorer, *, key: str,
 
 
 async def _tell_apart(
-    pairs: Sequence[tuple[DataRecord, Mapping[str, Pair]]], scorer: CanaryScorer, asked: _Asked
+    pairs: Sequence[tuple[DataRecord, Mapping[str, Pair]]], scorer: AnswerScorer, asked: _Asked
 ) -> bool:
     for shape in SHAPES:
         texts = [[shapes[shape].right, shapes[shape].wrong] for _, shapes in pairs]
@@ -100,7 +100,7 @@ async def _tell_apart(
 
 
 async def _ask_again(
-    pairs: Sequence[tuple[DataRecord, Mapping[str, Pair]]], scorer: CanaryScorer, shape: str, right: list[Score]
+    pairs: Sequence[tuple[DataRecord, Mapping[str, Pair]]], scorer: AnswerScorer, shape: str, right: list[Score]
 ) -> None:
     """None asks for another try, which may have an answer."""
     for place, (record, shapes) in enumerate(pairs):

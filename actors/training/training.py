@@ -12,11 +12,9 @@ from actors.data.prompt_queue import PromptQueue
 from actors.data.training_data import queue_of
 from actors.model.policy_model import Ranks
 from actors.processes.loop_thread import LoopThread
-from actors.reward.canaries import CanaryRounds, ErrorRates, make_canaries
-from actors.reward.known_completions import learn_known, read_known
+from actors.reward.known_answers import KeptScores, KnownRounds, learn_from_records, learn_given, read_given
 from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
-from actors.reward.reward_source import doubt_of
 from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
 from actors.training.patient_log import PatientFileHandler
@@ -42,7 +40,6 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 CANARIES_FILE = "canaries.json"
-RATES_FILE = "canary_rates.json"
 RECORDED_FILE = "recorded_answers.json"
 
 log = logging.getLogger("trainer")
@@ -93,19 +90,15 @@ class Training:
         )
         plays = config.rollout.episode is not None  # it alone can tell what its samples earn
         scored = [] if plays else list(self._data.prompts.values())
-        kept = paths.logs / CANARIES_FILE
-        rates, known = ErrorRates(paths.logs / RATES_FILE), read_known(config)
-        given = self._thread.call(learn_known(known, self._reward, rates, keep_in=kept))
-        canaries = given or self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
-        reward = config.reward
-        self._canaries = CanaryRounds(
-            canaries,
+        kept, given = KeptScores(paths.logs / CANARIES_FILE), read_given(config)
+        learnt = self._thread.call(learn_given(given, self._reward, kept))
+        self._known = KnownRounds(
+            learnt or self._thread.call(learn_from_records(scored, self._reward, kept)),
             self._reward,
+            kept,
             count=config.gate.canaries,
             submit=self._thread.submit,
-            rates=rates,
             tolerance=config.reward_health.canary_tolerance,
-            doubt=doubt_of(reward.fn, reward.weights, config.own_rewards(), kept_in=kept),
         )
         self._recorded = RecordedAnswers(
             self._data.prompts,
@@ -119,7 +112,7 @@ class Training:
             config,
             self._journal,
             ask=ask,
-            score=self._canaries.begin,
+            score=self._known.begin,
             servers=self.servers.pool.servers,
             record=self._recorded,
             doubt=self.servers.doubt,
@@ -313,6 +306,6 @@ class Training:
     def score_canaries(self) -> CanaryRound:
         """Score the known answers, and the run's own, with the live reward function."""
         step = self._loop.next_step
-        known, rescored = self._canaries.begin(step), self._recorded.rescore()
+        known, rescored = self._known.begin(step), self._recorded.rescore()
         own = () if rescored is None else (rescored,)
         return CanaryRound(step=step, scores=(*known.result(), *own))

@@ -30,7 +30,7 @@ CHOSEN: dict[str, str] = {
     "actors/monitoring": "reward_series disk_watch",
     "actors/processes": "log_drain process_host hosted_process",
     "actors/ranks": "rank_controller",
-    "actors/reward": "reward_pool user_process canaries recorded_answers",
+    "actors/reward": "reward_pool user_process known_answers recorded_answers",
     "actors/rollout": "server_pool rollout_engine rollout_stream",
     "actors/serving": "completions sglang_server sglang_command server_watch",
     "actors/supervision": "coordinator action_executor cluster_observer",
