@@ -54,6 +54,9 @@ OF_A_COMMAND = frozenset(
     }
 )
 """Events from which a Coordinator continues whose trainer is another project's command."""
+ONLY_NEWEST = frozenset({"run.running", "trainer.starting", "checkpoint.found", "checkpoint.prepared"})
+"""Of these the last one says all: a command that starts again and again would fill the file. Each of the others is of a
+repair, and a repair has its budget."""
 
 Line = Mapping[str, object]
 log = logging.getLogger(__name__)
@@ -181,7 +184,10 @@ class RunMemory:
         """For the incident that it belongs to, and for what is to be known of a command."""
         if isinstance(number := line.get("incident"), int):
             self.incidents.keep(number, line)
-        if self.command_events is not None and line.get("event") in OF_A_COMMAND:
+        name = line.get("event")
+        if self.command_events is not None and name in OF_A_COMMAND:
+            if name in ONLY_NEWEST:
+                self.command_events = [one for one in self.command_events if one.get("event") != name]
             self.command_events.append(_plain_line(line))
 
     def catch_up(self, events: Iterable[Line], *, is_here: bool) -> None:
