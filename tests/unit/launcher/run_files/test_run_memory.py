@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from actors.foreign.foreign_checkpoints import left_by_predecessors
 from launcher.adapters.foreign_health import unproven_of, was_started
 from launcher.run_files.run_memory import OF_A_COMMAND, RunMemory
@@ -23,10 +21,19 @@ def test_a_command_that_is_started_again_for_ever_does_not_fill_the_memory():
     assert memory_of(events) == events[-len(life) :]
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_the_kept_events_answer_as_all_of_them_do(seed):
-    drawn = random.Random(seed)
-    events = [
+def test_the_kept_events_answer_as_all_of_them_do():
+    for seed in range(200):
+        events = drawn_events(random.Random(seed))
+        kept = memory_of(events)
+        for ask in (unproven_of, was_started, left_by_predecessors):
+            assert ask(kept) == ask(events), (seed, ask)
+        assert named(kept, "trainer.starting") == named(events, "trainer.starting")[-1:]
+        undoing = ("trainer.restored", "health.outside_weights")
+        assert named(kept, *undoing) == named(events, *undoing), "by which the steps that stand are told"
+
+
+def drawn_events(drawn):
+    return [
         {
             "event": name,
             "attempt": attempt,
@@ -39,13 +46,7 @@ def test_the_kept_events_answer_as_all_of_them_do(seed):
         for attempt in (1, 2)
         for number, name in enumerate(drawn.choices(sorted(OF_A_COMMAND), k=drawn.randrange(12)))
     ]
-    kept = memory_of(events)
-    for ask in (unproven_of, was_started, left_by_predecessors):
-        assert ask(kept) == ask(events), ask
 
-    def named(some, *names):
-        return [one for one in some if one["event"] in names]
 
-    assert named(kept, "trainer.starting") == named(events, "trainer.starting")[-1:]
-    undoing = ("trainer.restored", "health.outside_weights")
-    assert named(kept, *undoing) == named(events, *undoing), "by which the steps that stand are told"
+def named(some, *names):
+    return [one for one in some if one["event"] in names]
