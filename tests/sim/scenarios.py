@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.base.disk_faults import DiskFault
-from launcher.base.messages import Cause, TerminalStatus
+from launcher.base.messages import Cause, ServerState, TerminalStatus
 from tests.sim.truth import Policy
 
 FALLS_AT = 36
@@ -23,7 +23,8 @@ EARNS_A_QUARTER, EARNS_A_HALF = (20, 15, 15, 15), (20, 15, 21, 16)
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """`shows`: events that must come, in this order; `never`: those that must not. `is_harmless`: it is no incident."""
+    """`shows`: events that must come, in this order; `never`: those that must not. `is_harmless`: it is no incident.
+    `incidents`: as many as there must be, None: at least one."""
 
     befalls: Callable
     stands_for: str
@@ -32,6 +33,7 @@ class Scenario:
     shows: tuple[str, ...] = ()
     never: tuple[str, ...] = ("checkpoint.condemned",)
     is_harmless: bool = False
+    incidents: int | None = None
 
     @property
     def name(self):
@@ -97,10 +99,26 @@ async def the_coordinator_is_killed_with_the_trainer(run):
     run.trainer.kill()
 
 
-async def a_start_fails(run):
+async def the_coordinator_is_killed_while_a_server_starts(run):
     await run.until(3)
-    run.servers["server-1"].breaks_starts = 1
-    run.servers["server-1"].kill()
+    server = run.servers["server-1"]
+    server.kill()
+    while server.state is not ServerState.STARTING:
+        await asyncio.sleep(0.05)
+    run.coordinator.kill()
+
+
+async def trainer_and_monitor_at_once(run):
+    await run.until(5)
+    run.trainer.kill()
+    run.monitor.kill()
+
+
+async def a_start_of_each_server_fails(run):
+    await run.until(3)
+    for server in run.servers.values():
+        server.breaks_starts = 1
+        server.kill()
 
 
 async def a_server_starts_no_more(run):
@@ -147,6 +165,30 @@ async def the_judge_breaks(run):
     run.break_judge()
     await asyncio.sleep(30.0)
     run.mend_judge()
+
+
+async def the_monitor_is_killed_while_the_judge_is_broken(run):
+    await pauses_for_the_judge(run)
+    run.monitor.kill()
+    await asyncio.sleep(30.0)
+    run.mend_judge()
+
+
+async def both_supervisors_are_killed_while_the_judge_is_broken(run):
+    """The Coordinator is there again first."""
+    await pauses_for_the_judge(run)
+    run.coordinator.kill()
+    await asyncio.sleep(0.9)
+    run.monitor.kill()
+    await asyncio.sleep(30.0)
+    run.mend_judge()
+
+
+async def pauses_for_the_judge(run):
+    await run.until(5)
+    run.break_judge()
+    while not run.events("trainer.paused"):
+        await asyncio.sleep(0.1)
 
 
 async def the_judge_stays_broken(run):
@@ -261,10 +303,22 @@ NOBODY_RESTARTED = ("checkpoint.condemned", "server.restarting", "trainer.restar
 
 SCENARIOS = (
     Scenario(befalls=nothing, stands_for="a healthy run raises no alarm", is_harmless=True),
-    Scenario(befalls=a_server_is_killed, stands_for="a lost server costs no prompt, and no trainer is restarted"),
+    Scenario(
+        befalls=a_server_is_killed,
+        stands_for="a lost server costs no prompt, and no trainer is restarted",
+        shows=("incident.began", "server.restarting", "server.loaded", "server.ready", "incident.ended"),
+        never=("checkpoint.condemned", "trainer.pausing", "trainer.restarting"),
+        incidents=1,
+    ),
     Scenario(befalls=all_servers_are_killed, stands_for="requests that nobody can answer are held, and not lost"),
-    Scenario(befalls=all_servers_hang, stands_for="a hang has one incident, and one new server"),
-    Scenario(befalls=the_trainer_is_killed, stands_for="T1: restarted, the newest state that stands, resumed"),
+    Scenario(befalls=all_servers_hang, stands_for="a hang has one incident, and one new server", incidents=2),
+    Scenario(
+        befalls=the_trainer_is_killed,
+        stands_for="T1: restarted, the newest state that stands, resumed",
+        shows=("incident.began", "trainer.restarting", "trainer.restoring", "trainer.restored", "server.loaded"),
+        never=("checkpoint.condemned", "server.restarting"),
+        incidents=1,
+    ),
     Scenario(befalls=trainer_and_server_at_once, stands_for="D1: one that dies while the other recovers"),
     Scenario(
         befalls=the_monitor_is_killed,
@@ -273,7 +327,22 @@ SCENARIOS = (
     ),
     Scenario(befalls=the_coordinator_is_killed, stands_for="M1: its successor adopts what lives", is_harmless=True),
     Scenario(befalls=the_coordinator_is_killed_with_the_trainer, stands_for="what was under way is done by the next"),
-    Scenario(befalls=a_start_fails, stands_for="a start that fails is one more attempt of the same incident"),
+    Scenario(
+        befalls=the_coordinator_is_killed_while_a_server_starts,
+        stands_for="Killed after it ordered a restart, which the server's actor carries out on its own.",
+        incidents=1,
+    ),
+    Scenario(
+        befalls=trainer_and_monitor_at_once,
+        stands_for="a trainer that died while all was well is loaded when the monitor answers",
+        incidents=1,
+    ),
+    Scenario(
+        befalls=a_start_of_each_server_fails,
+        stands_for="a start that fails is one more attempt of the same incident",
+        shows=("incident.began", "server.restarting_failed", "server.restarted", "incident.ended"),
+        incidents=2,
+    ),
     Scenario(befalls=a_server_starts_no_more, stands_for="one that is beyond repair is given up, and the run goes on"),
     Scenario(
         befalls=no_server_starts_any_more,
@@ -305,6 +374,19 @@ SCENARIOS = (
         shows=("batch.rejected", "incident.began", "incident.ended"),
     ),
     Scenario(befalls=the_judge_breaks, stands_for="S1: nothing is trained on false rewards", shows=MENDED),
+    Scenario(
+        befalls=the_monitor_is_killed_while_the_judge_is_broken,
+        stands_for="The trainer was resumed, and the incident told as over, each time the monitor was killed during "
+        "such a pause.",
+        shows=MENDED,
+        incidents=1,
+    ),
+    Scenario(
+        befalls=both_supervisors_are_killed_while_the_judge_is_broken,
+        stands_for="who takes over while the monitor is away calls no incident over",
+        shows=MENDED,
+        incidents=1,
+    ),
     Scenario(
         befalls=the_judge_breaks_late_in_a_run,
         stands_for="S2: a broken function is told from a collapse, so nothing is thrown away",

@@ -138,6 +138,7 @@ class SimTrainer:
     async def resume(self):
         if self.training is None:
             raise TrainerError("the trainer has ended")
+        self.run.truth.check_resume()
         self.training.allow()
         self._begin_to_step()
 

@@ -26,6 +26,7 @@ def test_what_befalls_a_run_ends_as_it_must(simulator, tmp_path, row):
     assert missing_of(row.shows, events) is None
     assert not {*events} & {*row.never}
     assert ("incident.began" in events) is not row.is_harmless, "what was meant to befall the run did"
+    assert row.incidents in (None, events.count("incident.began"))
 
 
 def test_weights_that_a_label_alone_vouches_for_make_no_step(simulator, tmp_path):

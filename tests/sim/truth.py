@@ -114,8 +114,14 @@ class Truth:
 
     def check_restart_of_server(self, server):
         self.check_disks(server.name)
-        if server.state is ServerState.READY and server.hung_at is None and server.lies_at is None:
-            self.breach("P6", f"{server.name} worked, and was restarted")
+        works = server.state in (ServerState.READY, ServerState.STARTING)
+        if works and server.hung_at is None and server.lies_at is None:
+            self.breach("P6", f"{server.name} worked, or was about to, and was restarted")
+
+    def check_resume(self):
+        known = {one.cause for one in self.run.coordinator.history.incidents.open.values()}
+        if self.run.is_judge_broken and Cause.VERIFIER_BROKEN in known:
+            self.breach("P7", "the trainer was resumed, and what it was paused for has not passed")
 
     def check_restart_of_trainer(self, trainer):
         self.check_disks("the trainer")
@@ -129,6 +135,12 @@ class Truth:
         for line in events:
             if line["event"] == "incident.began" and not self._has_befallen(cause := Cause(line["cause"])):
                 self.breach("P11", f"{cause} was reported, which did not befall the run: {line['reason']}")
+        began, ended = (
+            [line["incident"] for line in events if line["event"] == f"incident.{which}"]
+            for which in ("began", "ended")
+        )
+        if not sorted(began) == sorted(ended) == [*range(1, len(began) + 1)]:
+            self.breach("P11", f"incidents {began} began, and {ended} ended: each has one number, and its end")
         set_aside = [line["event"] for line in events if line["event"] in CONDEMNED_AND_BACK]
         if Cause.OUTSIDE_WEIGHTS in self.causes and set_aside[-1:] == ["checkpoint.condemned"]:
             self.breach("P12", "checkpoints stay condemned for what was no fault of the weights")

@@ -1,4 +1,5 @@
-"""The defects that are named by tests: what went wrong before, or must hold, is the docstring of a test.
+"""The defects that are named by tests: what went wrong before, or must hold, is the docstring of a test, or what a
+scenario of the simulated run stands for.
 
 A test may move, be renamed, or become a row of a table: the sentence is looked for, in any text of the tests.
 """
@@ -13,12 +14,17 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def named_defects(tests: Path = Path("tests")) -> dict[str, str]:
-    """By file::test, of every test function that has a docstring; in one line each."""
+    """By file::test, of every test function that has a docstring, and by file::scenario; in one line each."""
     found = {}
     for path in sorted(tests.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, FUNCTION) and node.name.startswith("test") and (text := ast.get_docstring(node)):
                 found[f"{path.relative_to(tests.parent)}::{node.name}"] = _in_one_line(text)
+            elif isinstance(node, ast.Call):
+                named = {keyword.arg: keyword.value for keyword in node.keywords}
+                match named.get("befalls"), named.get("stands_for"):
+                    case ast.Name(name), ast.Constant(str(text)):
+                        found[f"{path.relative_to(tests.parent)}::{name}"] = _in_one_line(text)
     return found
 
 

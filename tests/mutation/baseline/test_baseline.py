@@ -112,13 +112,16 @@ def helper():
 '''
 
 
-def test_a_defect_is_named_by_the_docstring_of_a_test_and_may_become_a_row_of_a_table(tmp_path):
+def test_a_defect_is_named_by_the_docstring_of_a_test_or_by_a_scenario_and_may_become_a_row_of_a_table(tmp_path):
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "test_a.py").write_text(TESTS)
     found = named_defects(tests)
     assert found == {"tests/test_a.py::test_one": "A run was lost.", "tests/test_a.py::test_two": "Another way."}
     assert no_longer_there(found, tests) == []
+    (tests / "scenarios.py").write_text('ROWS = (Scenario(befalls=a_kill, stands_for="A run was\\n" " lost."),)\n')
+    assert named_defects(tests)["tests/scenarios.py::a_kill"] == "A run was lost."
+    (tests / "scenarios.py").unlink()
     (tests / "test_a.py").write_text('ROWS = [(1, "A run was "\n    "lost.")]\n')
     assert no_longer_there(found, tests) == ["tests/test_a.py::test_two"]
 

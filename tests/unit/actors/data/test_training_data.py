@@ -6,8 +6,8 @@ import random
 from collections import Counter
 
 import pytest
-
 from actors.data.mixture import in_epoch, mixed
+
 from actors.data.prompt_queue import PromptQueue
 from launcher.base.errors import DataError
 from launcher.base.prompt_order import share_of

@@ -1,6 +1,5 @@
 """The Coordinator's incidents over a model of a run: begun once, ended once, also by its successor; with a folder."""
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -13,11 +12,10 @@ from actors.supervision import incident_artifacts
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.training import rejections
 from actors.training.rejections import MOST_FILES, Rejections
-from launcher.base.messages import Cause, Incident, ServerState
+from launcher.base.messages import Cause
 from launcher.policy.actions import RestartServer
 from launcher.policy.admission import Admission
 from launcher.policy.incident_policy import Trouble
-from launcher.policy.observed import RunState
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.replay import Replay, prompts
 from tests.support.run_memory import history_of
@@ -55,19 +53,6 @@ async def test_a_crash_is_one_incident_with_what_was_done_and_how_long_it_took(t
     assert mine >= {"repair.begun", "server.restarting", "server.restarted", "server.loaded", "server.ready"}
 
 
-async def test_a_successor_ends_what_its_predecessor_began_and_counts_on(tmp_path):
-    trial = await Trial(tmp_path).begun()
-    trial.hands.hangs.add(RestartServer)
-    trial.run.kill_server("server-0")
-    await trial.turns(3)
-    second = Trial(tmp_path, trial.run)  # the first one is killed
-    second.coordinator._incidents.begin()
-    await second.turns()
-    second.run.kill_server("server-1")
-    await second.turns()
-    assert [line[:2] for line in told(second)] == [("began", 1), ("ended", 1), ("began", 2), ("ended", 2)]
-
-
 async def test_what_an_attempt_that_was_killed_left_open_is_closed_by_the_next(tmp_path):
     before = history_of(tmp_path / "events.jsonl", 0)
     before.incidents.last = 3
@@ -80,33 +65,6 @@ async def test_what_an_attempt_that_was_killed_left_open_is_closed_by_the_next(t
     await trial.turns()
     assert told(trial)[1] == ("ended", 4, "server_hang", "server-0", False)
     assert [line[1] for line in told(trial)] == [4, 4, 5, 5]
-
-
-async def test_a_collapse_ends_when_training_goes_on_and_the_whole_repair_belongs_to_it(tmp_path):
-    trial = await Trial(tmp_path).begun()
-    trial.run.step(30)
-    trial.run.incident = Incident(
-        cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=trial.run.now, onset_step=20
-    )
-    await trial.turns()
-    assert told(trial)[-1] == ("ended", 1, "reward_collapse", "policy", True)
-    (restoring,) = [e for e in trial.events("trainer.restoring") if e["incident"] == 1]
-    assert {e["incident"] for e in trial.events("server.loaded") if e["time"] > restoring["time"]} == {1}
-    assert trial.run.servers["server-0"].state is ServerState.READY
-
-
-async def test_at_the_end_of_the_run_nothing_stays_open(tmp_path):
-    trial = await Trial(tmp_path).begun()
-    trial.run.kill_server("server-0")
-    trial.hands.hangs.add(RestartServer)
-    await trial.turns(3)
-    trial.run.train(is_finished=True)
-    running = asyncio.create_task(trial.coordinator.run())
-    trial.coordinator.abort("")
-    async with asyncio.timeout(30):
-        await running
-    assert trial.history.state is RunState.FINISHED
-    assert told(trial)[-1] == ("ended", 1, "server_crash", "server-0", False)
 
 
 # ── its folder ──
