@@ -41,7 +41,6 @@ class RunModel:
             verdict=STARTING, is_loaded=False, is_paused=True, policy_version=0, lineage=0, next_step=0
         )
         self.incident = None
-        self.is_judged = True
         self.checkpoints = ()
         self.is_stopped = False
         self.now = 1000.0
@@ -99,7 +98,6 @@ class ModelHands:
             checkpoints=run.checkpoints if with_checkpoints else None,
             memory=MEMORY,
             incident=run.incident,
-            is_judged=run.is_judged,
             is_stopped=run.is_stopped,
         )
 
