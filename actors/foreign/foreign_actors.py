@@ -80,36 +80,39 @@ class ForeignTrainerActor(RunActor):
         return None if self._fleet is None else self._fleet.health()
 
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome:
-        changed, variables = asyncio.Event(), self._variables
-        door: Any = None
+        config, paths, changed = self._config, self._paths, asyncio.Event()
+        variables = dict(self._variables)
         if self._has_servers:
-            door = await asyncio.to_thread(ray.get_actor, DOOR)
-            within_s = self._config.rollout.setup_timeout
-            addresses = await asked(lambda: door.addresses.remote(), within_s=within_s)
-            variables = {**variables, self._config.trainer.addresses_env: ",".join(addresses)}
-            self._fleet = fleet = Fleet(
-                *(self._config, self._paths, history),
-                next_step=lambda: 0 if self._trainer is None else self._trainer.next_step,
-                servers=await asyncio.to_thread(find_servers, self._config, history),
-                monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
-                door=door,
-                book=self._book,
-                on_gpu=self._on_gpu,
-            )
-            changed = fleet.executor.changed
-        parts = (self._config, self._paths, self._attempt, history, variables)
-        trainer = self._trainer = CommandTrainer(*parts, changed=changed, door=self._fleet)
-        coordinator = CommandCoordinator(
-            *(self._config, self._paths, history, trainer), changed=changed, fleet=self._fleet
+            door: Any = await asyncio.to_thread(ray.get_actor, DOOR)
+            self._fleet = await self._find_fleet(history, door)
+            changed = self._fleet.executor.changed
+            addresses = await asked(lambda: door.addresses.remote(), within_s=config.rollout.setup_timeout)
+            variables[config.trainer.addresses_env] = ",".join(addresses)
+        trainer = self._trainer = CommandTrainer(
+            config, paths, self._attempt, history, variables, changed=changed, door=self._fleet
         )
+        coordinator = CommandCoordinator(config, paths, history, trainer, changed=changed, fleet=self._fleet)
         alerts = None
         if not self._has_servers:  # else the HealthMonitor sends them
-            alerts = IncidentAlerts.begun(self._config.alerts, self._paths, self._attempt)
+            alerts = IncidentAlerts.begun(config.alerts, paths, self._attempt)
         try:
             return await self._following(coordinator, journal)
         finally:
             if alerts is not None:
-                await asyncio.to_thread(alerts.finish, self._config.alerts.timeout)
+                await asyncio.to_thread(alerts.finish, config.alerts.timeout)
+
+    async def _find_fleet(self, history: RunHistory, door: Any) -> Fleet:
+        return Fleet(
+            self._config,
+            self._paths,
+            history,
+            next_step=lambda: 0 if self._trainer is None else self._trainer.next_step,
+            servers=await asyncio.to_thread(find_servers, self._config, history),
+            monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
+            door=door,
+            book=self._book,
+            on_gpu=self._on_gpu,
+        )
 
 
 class ForeignActors:
