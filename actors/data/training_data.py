@@ -1,17 +1,19 @@
-"""Loads the prompts that a run trains on and is evaluated on, as token ids."""
+"""Loads the prompts that a run trains on and is evaluated on, as token ids.
+
+How often an epoch has the prompts of a training data set is the data set's weight. Weight 1: each once. Weight 2: each
+twice, as two prompts. Weight 0.5: half of them, and the other half in the next epoch. So a weight of w means that e
+epochs have each prompt w·e times, rounded up or down, whatever fails.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from dataclasses import dataclass, replace
 
 from actors.data.dataset import BadRecords, DataRecord
-from actors.data.mixture import mixed
 from actors.data.prompt_queue import PromptQueue
-from actors.data.prompts import build_prompts
-from launcher.base.prompt_order import Circle
+from actors.data.prompts import ChatTokenizer, build_prompts
+from launcher.base.prompt_order import Circle, share_of, weighted_ids
 from launcher.base.rollouts import Prompt
 from launcher.base.wording import counted
 from launcher.config.data import DatasetConfig
@@ -48,6 +50,18 @@ def record_bad(journal: Journal, bad: BadRecords, key: str) -> None:
         journal.record("data.left_out", subject=key, reason=reason, prompts=bad.count)
 
 
+def in_epoch(weight: float, count: int) -> int:
+    """So many prompts an epoch has of a data set of `count`."""
+    times, rest = share_of(weight, count)
+    return times * count + rest
+
+
+def mixed(prompts: Sequence[Prompt], weight: float) -> tuple[list[Prompt], Circle | None]:
+    """The prompts with their copies, and of which of these an epoch has only some."""
+    ids, circle = weighted_ids([one.id for one in prompts], weight)
+    return [replace(prompts[n % len(prompts)], id=one) for n, one in enumerate(ids)], circle
+
+
 def gathered(config: RunConfig, encoded: Mapping[str, Sequence[Prompt]], *, left_out: int = 0) -> TrainingData:
     """The prompts of all data sets, given by their settings' names."""
     prompts: dict[str, Prompt] = {}
@@ -78,9 +92,7 @@ def queue_of(config: RunConfig, data: TrainingData) -> PromptQueue:
 class DataLoader:
     """`context`: tokens that model and server take, None where it is not known."""
 
-    def __init__(
-        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context: int | None, journal: Journal
-    ) -> None:
+    def __init__(self, config: RunConfig, tokenizer: ChatTokenizer, context: int | None, journal: Journal) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._context = context

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from actors.data.dataset import BadRecords, DataRecord, load_records
-from actors.data.mixture import in_epoch
 from actors.data.prompts import ChatTokenizer, build_prompts
+from actors.data.training_data import in_epoch
 from actors.data.unread_media import media_note
 from actors.reward.known_answers import KeptScores, learn_given, read_given
 from actors.reward.reward_pool import RewardPool

@@ -15,10 +15,11 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from actors.model.update_stats import LogprobDistance, UpdateStats
+from actors.reward.recorded_answers import RecordedAnswers
 from actors.rollout.live_rollouts import Stopped
 from launcher.base.messages import ServerInfo, ServerKey
 from launcher.base.rollouts import RolloutBatch
@@ -39,19 +40,6 @@ class MonitorAway(Exception):
     """The monitor is restarting, hangs, or is gone: there is no answer, and so no step."""
 
 
-class Record(Protocol):
-    """`RecordedAnswers`."""
-
-    @property
-    def is_enough(self) -> bool: ...
-
-    def note(self, batch: RolloutBatch, step: int) -> None: ...
-
-    def distrust(self) -> None: ...
-
-    def check(self, before_step: int, weight_version: int) -> tuple[CanaryScore | None, CanaryScore | None]: ...
-
-
 class AdmissionGate:
     """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
     decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch;
@@ -66,7 +54,7 @@ class AdmissionGate:
         ask: Ask | None = None,
         score: Callable[[int], Future[tuple[CanaryScore, ...]]] | None = None,
         servers: Callable[[], Sequence[ServerInfo]] = tuple,
-        record: Record | None = None,
+        record: RecordedAnswers | None = None,
         doubt: Callable[[ServerKey, str], None] = lambda key, reason: None,
         lineage: Callable[[], int | None] = lambda: None,
     ) -> None:

@@ -15,28 +15,70 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.update_stats import UpdateStats, batch_metrics
 from actors.rollout.live_rollouts import Stopped
-from actors.training import nonfinite
-from actors.training.batch_gradients import gradients_of
 from actors.training.checkpointing import Checkpointer
-from actors.training.interfaces import Gate, Phase, RolloutSource
 from actors.training.rejections import Rejections
 from actors.training.run_position import RunPosition
 from launcher.base.disk_faults import Refusal
-from launcher.base.errors import TrainerError
-from launcher.base.messages import EvalReport, StepReport
-from launcher.base.rollouts import RolloutBatch
+from launcher.base.errors import RewardError, TrainerError
+from launcher.base.messages import Cause, EvalReport, StepReport
+from launcher.base.rollouts import RolloutBatch, RolloutGroup
 from launcher.config.schedule import steps_in_all
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import Journal
+
+NONFINITE_IN_A_ROW = 2
+"""One such batch is dropped. At a second one in a row weights are suspected, or else the rewards that made it so."""
+
+
+class RolloutSource(Protocol):
+    """Where batches come from. Raises Stopped when asked to stop while it waits."""
+
+    def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch: ...
+
+    def evaluate(self, weight_version: int) -> EvalReport | None: ...
+
+
+class Gate(Protocol):
+    """May a batch be trained on? `check` before the gradients, `admit` before the weights move (an AdmissionGate).
+
+    `admit` is of the batch that was checked last. It raises Stopped when asked to stop while it waits for the answer.
+    `rejected` is told of each batch that is not trained on, whoever decided it.
+    """
+
+    def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission: ...
+
+    def admit(self, batch: RolloutBatch, stats: UpdateStats) -> Admission: ...
+
+    def rejected(self) -> None: ...
+
+
+class GradientModel(Protocol):
+    """A `PolicyModel`."""
+
+    def compute_gradients(self, groups: Sequence[RolloutGroup]) -> UpdateStats: ...
+
+
+@dataclass
+class Phase:
+    """What the loop is doing; read from other threads."""
+
+    name: str = "start"
+    since: float = field(default_factory=time.monotonic)
+    entered: int = 0
+
+    def enter(self, name: str) -> None:
+        self.name, self.since = name, time.monotonic()
+        self.entered += 1
 
 
 class GrpoLoop:
@@ -195,8 +237,10 @@ class GrpoLoop:
                 return
             with self.changing():  # version and phase together, or a look between them would see a stale server
                 self._model.commit()
+                # before a server, a checkpoint or the ledger has them: no batch would ever come that shows it, as a
+                # server with such weights answers nothing
                 if not self._model.weights_are_finite():
-                    raise nonfinite.error(self.next_step, nonfinite.WEIGHTS)
+                    raise nonfinite_error(self.next_step, "the weights after the optimizer's step")
                 self.phase.enter("publish")
             self._queue.commit(batch.used_ids)
             metrics = batch_metrics(batch, stats)
@@ -253,7 +297,7 @@ class GrpoLoop:
             return True
         self._model.discard()
         self._nonfinite_in_a_row += 1
-        dropped = nonfinite.judge(
+        dropped = judge_nonfinite(
             stats,
             step=self.next_step,
             in_a_row=self._nonfinite_in_a_row,
@@ -349,3 +393,48 @@ class GrpoLoop:
         except Exception as error:  # noqa: BLE001 - whatever ended the loop, as want of memory, may end this too
             reason = f"{type(error).__name__}: {error}"
             self._journal.record("checkpoint.failed", subject="trainer", reason=reason, global_step=self.next_step - 1)
+
+
+def gradients_of(model: GradientModel, batch: RolloutBatch) -> UpdateStats:
+    """The gradients of what is trained on, which wait for the commit; the distances of log-probs are of all servers.
+
+    With actor.dynamic_sampling groups whose rewards are all equal are left out. Those of a server with damaged weights
+    are: nothing that it made would ever be compared, while it used up prompts. So of each server that made nothing
+    else, one group is compared: a forward pass, and a backward pass too where a sequence without an advantage has a
+    gradient (a KL, an entropy, a mean over the batch), which is dropped.
+    """
+    unseen = batch.unseen_groups
+    if not unseen:
+        return model.compute_gradients(batch.groups)
+    others = model.compute_gradients(unseen).logprob_distance  # first: the next call drops its gradients
+    stats = model.compute_gradients(batch.groups)
+    distance = stats.logprob_distance.beside(others, makers=_makers(batch.groups), other_makers=_makers(unseen))
+    return replace(stats, logprob_distance=distance)
+
+
+def _makers(groups: Iterable[RolloutGroup]) -> set[str]:
+    return {rollout.completion.server for group in groups for rollout in group.rollouts}
+
+
+def judge_nonfinite(stats: UpdateStats, *, step: int, in_a_row: int, weights_are_finite: bool) -> Admission:
+    """Why a batch whose numbers are not finite is dropped. `in_a_row`: such batches, this one too. Where its advantages
+    are not finite the rewards alone made them so, whatever the weights.
+
+    Raises TrainerError where the weights are at fault or suspected, RewardError where the rewards are for good.
+    """
+    reason = "; ".join(stats.problems)
+    is_lasting = in_a_row >= NONFINITE_IN_A_ROW
+    if not weights_are_finite or (is_lasting and not stats.is_of_rewards):
+        raise nonfinite_error(step, reason)
+    if is_lasting:
+        raise RewardError(f"step {step}: {reason}", "reward.fn is to answer numbers that float32 holds")
+    cause = Cause.VERIFIER_BROKEN if stats.is_of_rewards else Cause.NONFINITE
+    return Admission(admitted=False, reason=reason, cause=cause)
+
+
+def nonfinite_error(step: int, reason: str) -> TrainerError:
+    return TrainerError(
+        f"step {step}: numbers that are not finite: {reason}",
+        "actor.optimizer.lr, actor.optimizer.gradient_clipping and actor.dtype are the usual causes; "
+        "recover.mode=auto resumes from the last checkpoint",
+    )

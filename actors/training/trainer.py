@@ -38,8 +38,7 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 if TYPE_CHECKING:
-    from actors.training.training import Training
-    from actors.training.training_parts import TrainingParts
+    from actors.training.training import Training, TrainingParts
 
 
 GATE_TIMEOUT_S = 10.0
@@ -173,7 +172,7 @@ class Trainer:
             self._ranks = RankController(config, self._paths, journal, self._rank_options, niceness=niceness, gpus=gpus)
 
     def _load_ahead(self, config: RunConfig) -> TrainingParts | None:
-        from actors.training.training_parts import TrainingParts, can_be_loaded_ahead
+        from actors.training.training import TrainingParts, can_be_loaded_ahead
 
         journal = Journal(self._paths.events, self._attempt, time.time)
         return TrainingParts.load(config, journal, ranks=self._ranks) if can_be_loaded_ahead(config) else None

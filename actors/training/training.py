@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 
+from actors.data.dataset import DataRecord
 from actors.data.prompt_queue import PromptQueue
-from actors.data.training_data import queue_of
-from actors.model.policy_model import Ranks
+from actors.data.training_data import DataLoader, TrainingData, in_epoch, queue_of, record_bad
+from actors.model.policy_model import PolicyModel, Ranks
 from actors.processes.loop_thread import LoopThread
+from actors.reward.data_check import records_of
 from actors.reward.known_answers import KeptScores, KnownRounds, learn_from_records, learn_given, read_given
 from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
 from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
-from actors.training.patient_log import PatientFileHandler
-from actors.training.sample_log import SampleLog
 from actors.training.step_loop import GrpoLoop
-from actors.training.step_records import StepRecords, cut_reason
-from actors.training.training_parts import TrainingParts
+from actors.training.step_records import SampleLog, StepRecords, cut_reason
 from actors.training.training_servers import TrainingServers
 from launcher.base.disk_faults import Refusal
 from launcher.base.errors import TrainerError
@@ -33,6 +36,8 @@ from launcher.base.messages import (
     TrainerView,
 )
 from launcher.base.rollouts import RolloutBatch
+from launcher.config.data import DatasetConfig
+from launcher.config.schedule import steps_in_all
 from launcher.config.schema import RunConfig
 from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.restore import FIRST_WEIGHTS
@@ -43,6 +48,56 @@ CANARIES_FILE = "canaries.json"
 RECORDED_FILE = "recorded_answers.json"
 
 log = logging.getLogger("trainer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingParts:
+    """What a trainer loads whatever step it continues from: the model with its first weights, the prompts as token ids.
+    Loaded with `config`, and of use with the same settings only."""
+
+    config: RunConfig
+    model: PolicyModel
+    data: TrainingData
+
+    @classmethod
+    def load(
+        cls, config: RunConfig, journal: Journal, *, reward: RewardPool | None = None, ranks: Ranks | None = None
+    ) -> TrainingParts:
+        """`reward`: for data whose bad records are skipped. Raises the UsageErrors of each, and TrainerError where the
+        `ranks` don't meet.
+        """
+        scorer = None if config.rollout.episode else reward
+        records = {key: _read(dataset, key, scorer, journal) for key, dataset in config.datasets().items()}
+        model = PolicyModel(
+            config.actor,
+            config.ref,
+            temperature=config.gconfig.temperature,
+            total_steps=planned_steps(config, records),
+            tokenizer_path=config.tokenizer_path,
+            ranks=ranks,
+        )
+        context = config.sglang.context_length or model.context_length
+        data = DataLoader(config, model.tokenizer, context, journal).load(records)
+        return cls(config=config, model=model, data=data)
+
+
+def can_be_loaded_ahead(config: RunConfig) -> bool:
+    """Without the reward function."""
+    return not any(dataset.bad_records == "skip" for dataset in config.datasets().values())
+
+
+def _read(dataset: DatasetConfig, key: str, reward: RewardPool | None, journal: Journal) -> list[DataRecord]:
+    """Without those that were skipped. That the others fit was checked before anything was started."""
+    records, bad = records_of(dataset, reward if dataset.bad_records == "skip" else None, key=key)
+    record_bad(journal, bad, key)
+    return records
+
+
+def planned_steps(config: RunConfig, records: Mapping[str, Sequence[DataRecord]]) -> int:
+    """Length of the learning-rate schedule, in optimizer steps."""
+    training = [(one, len(records[key])) for key, one in config.datasets().items() if key.startswith("train")]
+    prompts = sum(in_epoch(one.weight, count) for one, count in training)
+    return steps_in_all(config, -(-prompts // config.train_dataset.batch_size))
 
 
 class Training:
@@ -309,3 +364,34 @@ class Training:
         known, rescored = self._known.begin(step), self._recorded.rescore()
         own = () if rescored is None else (rescored,)
         return CanaryRound(step=step, scores=(*known.result(), *own))
+
+
+class PatientFileHandler(logging.FileHandler):
+    """A log file for a process that must continue when the disk refuses its lines: it counts them, and says how many.
+    `lost`: lines that the disk refused since the last one that it took."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, delay=True)  # else a disk that is full now would refuse the file, and so the process
+        self.lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before = self.lost
+        try:
+            super().emit(record)
+        except OSError:  # the file can't be opened
+            self.handleError(record)
+        if before and self.lost == before:
+            self.lost = 0
+            said = f"{before} lines of this log were lost: the disk refused them"
+            super().emit(logging.LogRecord("log", logging.WARNING, __file__, 0, said, (), None))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Of logging: called where a line could not be written, or not even be made of its arguments."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+            return
+        self.lost += 1
+        try:
+            self.close()  # opened again by the next line
+        except OSError:  # what it held back is lost with the line
+            return

@@ -18,8 +18,7 @@ import yaml
 from actors.cluster.node_identity import this_node
 from actors.reward.reward_pool import Score
 from actors.training import training as training_module
-from actors.training.training import Training
-from actors.training.training_parts import TrainingParts
+from actors.training.training import Training, TrainingParts
 from actors.weights import servers as servers_module
 from launcher.base.messages import Cause, TerminalStatus
 from launcher.config.schema import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RunConfig

@@ -6,9 +6,9 @@ import random
 from collections import Counter
 
 import pytest
-from actors.data.mixture import in_epoch, mixed
 
 from actors.data.prompt_queue import PromptQueue
+from actors.data.training_data import in_epoch, mixed
 from launcher.base.errors import DataError
 from launcher.base.prompt_order import share_of
 from launcher.base.rollouts import Prompt

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.model.policy_model import PolicyModel
-from actors.training.batch_gradients import gradients_of
+from actors.training.step_loop import gradients_of
 from launcher.base.errors import ConfigError, ModelError, ResourceError, TrainerError
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import OptimizerConfig
