@@ -26,7 +26,7 @@ from actors.model.model_sources import Sources
 from actors.model.objective import Batch, Objective, Sums, completion_logprobs
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
 from actors.model.rank_collectives import RankGroup
-from actors.model.stored_tensors import Piece, overwrite_tensors
+from actors.model.stored_tensors import DoubleBuffer, Piece, overwrite_tensors
 from actors.model.token_logprobs import LogprobModel
 from actors.model.torch_settings import checkpoint_layers, own_dtype, stream_of_its_own, torch_dtype
 from actors.model.training_state import SavedState, TrainingFacts, open_state
@@ -74,6 +74,7 @@ class Learner:
         self.passes: list[tuple[Sums, float]] = []
         self.looked: Sums | None = None
         self._copy: Mapping[str, Piece] | None = None
+        self._buffer: DoubleBuffer | None = None  # pinned memory is made when the first state is written
 
     @property
     def model(self) -> PreTrainedModel:
@@ -262,7 +263,10 @@ class Learner:
             if has_masters:
                 pieces = {name: piece for name, piece in pieces.items() if not name.startswith(MASTER)}
             pieces = {**pieces, **{name: Piece.of(state) for name, state in random.items()}}
-            return overwrite_tensors(folder / TENSORS_FILE, pieces, rank=self._group.rank)
+            if self._device.type == "cuda" and self._buffer is None:
+                self._buffer = DoubleBuffer()
+            buffer = None if is_copy else self._buffer
+            return overwrite_tensors(folder / TENSORS_FILE, pieces, rank=self._group.rank, buffer=buffer)
 
     def write_weights(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> None:
         """This rank's part of WEIGHTS_FILE. Raises OSError."""

@@ -29,6 +29,9 @@ from launcher.checkpoints.manifest import XXH3, FileRecord
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.uint8: "U8"}
 
+BUFFER_BYTES = 64 * 2**20
+"""Long enough that a copy takes far longer than its start, short beside a state."""
+
 UNUSABLE = "this checkpoint can't be restored; choose an older one"
 
 
@@ -76,9 +79,38 @@ class Piece:
     def cast(self, dtype: torch.dtype) -> Self:
         return replace(self, dtype=dtype)
 
-    def data(self) -> memoryview:
-        """The bytes of these rows, in the host's memory; its own where nothing is cast."""
-        return self.tensor.to(self.dtype).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    def as_bytes(self) -> Tensor:
+        """Of these rows, where they are: the tensor's own memory where nothing is cast. [bytes], uint8"""
+        return self.tensor.to(self.dtype).contiguous().reshape(-1).view(torch.uint8)
+
+
+class DoubleBuffer:
+    """Two parts of the host's memory, pinned where there is a GPU: one is filled by the GPU while the other is hashed
+    and written, so a state costs the slower of both and not their sum."""
+
+    def __init__(self, size: int = BUFFER_BYTES, *, is_pinned: bool = True) -> None:
+        self._parts = [torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned) for _ in range(2)]
+
+    def chunks(self, data: Tensor) -> Iterator[memoryview]:
+        """`data` [bytes] in the host's memory, piece by piece. Each is valid until the next one is asked for."""
+        pieces = torch.split(data, len(self._parts[0]))
+        filling = self._fill(0, pieces[0])
+        for index in range(len(pieces)):
+            filled, done = filling
+            if index + 1 < len(pieces):  # what lay in that part was written before this piece was asked for
+                filling = self._fill((index + 1) % 2, pieces[index + 1])
+            if done is not None:
+                done.synchronize()
+            yield filled.numpy().data
+
+    def _fill(self, part: int, piece: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        filled = self._parts[part][: len(piece)]
+        filled.copy_(piece, non_blocking=True)
+        if piece.device.type != "cuda":
+            return filled, None
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()  # on this thread's stream, behind the copy
+        return filled, done
 
 
 class StoredTensors:
@@ -132,12 +164,18 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
 
 
 def overwrite_tensors(
-    path: Path, pieces: Mapping[str, Piece], *, rank: int = 0, notes: Mapping[str, str] | None = None
+    path: Path,
+    pieces: Mapping[str, Piece],
+    *,
+    rank: int = 0,
+    notes: Mapping[str, str] | None = None,
+    buffer: DoubleBuffer | None = None,
 ) -> FileRecord | None:
     """Write a safetensors file over what `path` holds, without freeing its memory first. Raises OSError.
 
     Each rank calls it with the same names, in any order: it writes its own rows, the first one also the header and
-    what all have. The file's record is known where nothing of it is another's; else None.
+    what all have. The file's record is known where nothing of it is another's; else None. `buffer`: through which what
+    lies on a GPU comes.
 
     Not atomic: a manifest marks it as complete. safetensors' own writer copies each tensor and makes a new file,
     whose pages the kernel clears before they are written.
@@ -154,16 +192,25 @@ def overwrite_tensors(
             digest.update(head)
         for _, piece in ordered:
             if rank == 0 or not piece.is_whole:
-                data = piece.data()
-                if is_alone:
-                    digest.update(data)
-                _write_at(fd, data, offset + piece.begin_byte)
+                at = offset + piece.begin_byte
+                for data in _host_chunks(piece.as_bytes(), buffer):
+                    if is_alone:
+                        digest.update(data)
+                    _write_at(fd, data, at)
+                    at += len(data)
             offset += piece.whole_bytes
         if rank == 0:
             os.ftruncate(fd, offset)
     finally:
         os.close(fd)
     return FileRecord(bytes=offset, checksum=f"{XXH3}:{digest.hexdigest()}") if is_alone else None
+
+
+def _host_chunks(data: Tensor, buffer: DoubleBuffer | None) -> Iterator[memoryview]:
+    if buffer is None:
+        yield data.cpu().numpy().data
+    else:
+        yield from buffer.chunks(data)
 
 
 def _header(ordered: list[tuple[str, Piece]], notes: Mapping[str, str] | None) -> bytes:

@@ -1,5 +1,6 @@
 """Which rank is told to be lost, and when, where several end or fail at once."""
 
+import errno
 import threading
 from types import SimpleNamespace
 
@@ -86,3 +87,64 @@ def test_what_a_rank_printed_as_it_aborted_is_its_reason(monkeypatch, tmp_path):
     assert reason.endswith(f"its worker died; it printed: {thrown}   what():  std::bad_alloc")
     failure = LoopFailure(kind="TrainerError", message=reason, global_step=3)
     assert finding_of(failure).ran_out is RanOut.TRAINER_HOST
+
+
+class Asked:
+    """One rank's answer, or what it raises; `log` has in which order things were done."""
+
+    def __init__(self, answer, log):
+        self.answer, self.log = answer, log
+        self.ask = SimpleNamespace(remote=lambda order, arguments, named: self)
+
+
+class AnswersOfRay:
+    def wait(self, asked, num_returns, timeout):
+        asked[0].log.append("waited")
+        return asked, []
+
+    def get(self, asked):
+        for one in asked:
+            if isinstance(one.answer, Exception):
+                raise one.answer
+        return [one.answer for one in asked]
+
+
+def asked_of(monkeypatch, answer, own=lambda folder: "own"):
+    log = []
+    monkeypatch.setattr(rank_controller, "ray", AnswersOfRay())
+    monkeypatch.setattr(rank_controller, "EXPLAIN_S", 0.0)
+    made = object.__new__(RankController)
+    made._ranks, made._joining, made.lost, made._is_lost = [Asked(answer, log)], [], "", threading.Event()
+    return made, log, SimpleNamespace(write=own)
+
+
+def test_each_rank_answers_for_itself(monkeypatch):
+    made, _, learner = asked_of(monkeypatch, "theirs")
+    assert made.ask_each(learner, "write", "folder") == ["own", "theirs"]
+
+
+def test_a_disk_that_refuses_a_rank_is_told_as_the_disk_s_and_loses_no_rank(monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    made, _, learner = asked_of(monkeypatch, RayTaskError("ask", "…", full, pid=1, ip="127.0.0.1"))
+    with pytest.raises(OSError, match="No space left") as refused:
+        made.ask_each(learner, "write", "folder")
+    assert (refused.value.errno, made.lost) == (errno.ENOSPC, "")
+
+
+def test_of_a_rank_that_ended_meanwhile_the_reason_is_told(monkeypatch):
+    made, _, learner = asked_of(monkeypatch, DEAD)
+    with pytest.raises(TrainerError, match="a trainer rank did not answer: write: its worker died"):
+        made.ask_each(learner, "write", "folder")
+
+
+def test_where_rank_0_fails_the_others_have_ended_before_it_is_told(monkeypatch):
+    """Else one would still write into a folder that is removed, or written again."""
+
+    def refuse(folder):
+        log.append("refused")
+        raise OSError(errno.EIO, "Input/output error")
+
+    made, log, learner = asked_of(monkeypatch, "theirs", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        made.ask_each(learner, "write", "folder")
+    assert log == ["refused", "waited"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from actors.model.stored_tensors import Piece, overwrite_tensors
+from actors.model.stored_tensors import DoubleBuffer, Piece, overwrite_tensors
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -185,12 +185,15 @@ def test_how_many_fit(run, tiny_disk, monkeypatch):
     assert states.slots_that_fit(200 * 1024, 2**40) == 2, "what lies there already makes room"
 
 
-def test_a_smaller_file_of_tensors_over_a_larger_one_is_whole(tmp_path):
+@pytest.mark.parametrize("at_once", [None, 1, 8, 84, 1000])
+def test_a_smaller_file_of_tensors_over_a_larger_one_is_whole(tmp_path, at_once):
+    """`at_once`: bytes of each half of the buffer through which a GPU's tensors come, here in ordinary memory."""
+    buffer = None if at_once is None else DoubleBuffer(at_once, is_pinned=False)
     path = tmp_path / "state.tensors"
     large = {"w": torch.randn(7, 3), "random": torch.arange(5, dtype=torch.uint8), "flag": torch.tensor(2.5)}
     for tensors in (large, {"w": torch.randn(2).t(), "none": torch.zeros(0)}):
         pieces = {name: Piece.of(tensor) for name, tensor in tensors.items()}
-        assert overwrite_tensors(path, pieces) == record_of(path)
+        assert overwrite_tensors(path, pieces, buffer=buffer) == record_of(path)
         found = load_file(path)
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
