@@ -129,7 +129,7 @@ def verify_checkpoint(path: Path) -> tuple[str, ...]:
     """
     manifest = _manifest_of(path)
     if faults := find_faults(path, manifest.files):
-        raise CheckpointError(faults[0], FAULT_HINT)
+        raise CheckpointError(faults[0].text, FAULT_HINT)
     found = {file.relative_to(path).as_posix() for file in list_files(path)}
     return tuple(sorted(found - manifest.files.keys()))
 
@@ -137,7 +137,7 @@ def verify_checkpoint(path: Path) -> tuple[str, ...]:
 def check_checkpoint_sizes(path: Path) -> None:
     """The cheap half of `verify_checkpoint`: no checksums. Raises CheckpointError."""
     if faults := find_faults(path, _manifest_of(path).files, only_sizes=True):
-        raise CheckpointError(faults[0], FAULT_HINT)
+        raise CheckpointError(faults[0].text, FAULT_HINT)
 
 
 def refuse_unread(path: Path) -> None:

@@ -34,7 +34,7 @@ from launcher.checkpoints.checkpoint_folder import (
     refuse_unread,
     verify_checkpoint,
 )
-from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, Manifest, record_files
+from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, FileRecord, Manifest, record_files
 from launcher.config.fingerprint import Fingerprint
 
 __all__ = ["Checkpoint", "CheckpointName", "CheckpointState", "CheckpointStore"]
@@ -98,10 +98,12 @@ class CheckpointStore:
         config_fingerprint: Fingerprint,
         health: Mapping[str, object],
         keep: bool,
+        files: Mapping[str, FileRecord] | None = None,
     ) -> Checkpoint:
         """Make a staged folder a checkpoint: durable and complete on return, or not there at all.
 
-        `keep`: retention never removes it. A damaged checkpoint of the same name is set aside. Raises
+        `keep`: retention never removes it. `files`: of one that was fetched, as they were verified: with others it
+        would not be the one that it was fetched from. A damaged checkpoint of the same name is set aside. Raises
         CheckpointError, with the staged folder removed, where one of that name is complete already (after a restore
         to an older step, call `set_aside_after` first) and where the disk refuses.
         """
@@ -112,7 +114,7 @@ class CheckpointStore:
                 global_step=global_step,
                 policy_version=policy_version,
                 created_at=self._clock(),
-                files=record_files(staged),
+                files=record_files(staged) if files is None else _synced(staged, files),
                 config_fingerprint=dict(config_fingerprint),
                 health=dict(health),
             )
@@ -309,6 +311,12 @@ class CheckpointStore:
             hint = "its disk is full or out of inodes: make room, or lower recover.keep_last; older ones are intact"
         kind = DiskError if isinstance(error, OSError) else CheckpointError
         return kind(f"checkpoint {what} was not written to {self.root}: {error}", hint)
+
+
+def _synced(staged: Path, files: Mapping[str, FileRecord]) -> Mapping[str, FileRecord]:
+    for name in files:
+        sync_file(staged / name)
+    return files
 
 
 def _seal(staged: Path, manifest: Manifest, *, keep: bool) -> None:

@@ -30,7 +30,7 @@ from launcher.base.durable import replace_file
 from launcher.base.errors import CheckpointError, DiskError, JournalError, StorageError
 from launcher.base.private_folders import could_be_ours
 from launcher.checkpoints.checkpoint_folder import READ_HINT, Checkpoint
-from launcher.checkpoints.manifest import MANIFEST_NAME, XXH3, FileRecord, inside, record_of
+from launcher.checkpoints.manifest import CRC32, MANIFEST_NAME, XXH3, FileRecord, find_faults, inside
 from launcher.config.fingerprint import Fingerprint
 from launcher.run_files.journal import current_line, encode, newest_line, number_of, read_lines
 from launcher.run_files.run_id import read_run_id
@@ -38,6 +38,8 @@ from launcher.run_files.run_paths import RunPaths
 
 MEMORY_BACKED = Path("/dev/shm")
 FORMAT = "grpo-memory-state/2"
+FORMAT_OF_BEFORE = "grpo-memory-state/1"
+"""Its files have a `crc32`. Read for one version: a run that is upgraded between two attempts loses no step."""
 SLOTS = ("slot-0", "slot-1")
 LEFT_FREE = 0.2
 """Of the free memory: the servers' weights take theirs later."""
@@ -133,13 +135,13 @@ class InMemoryCheckpoint:
         """What the manifest of a slot says; None where it has none, or none that can be read."""
         try:
             data = json.loads((folder / MANIFEST_NAME).read_bytes())
-            if data["format"] != FORMAT:
+            if data["format"] not in (FORMAT, FORMAT_OF_BEFORE):
                 return None
             return cls(
                 path=folder,
                 created_at=float(data["created_at"]),
                 facts=StateFacts.of(data["facts"]),
-                files={inside(name): FileRecord(**record) for name, record in data["files"].items()},
+                files={inside(name): _record(**record) for name, record in data["files"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -147,16 +149,11 @@ class InMemoryCheckpoint:
     def verify(self) -> None:
         """Every file in its length, with its checksum. Raises CheckpointError naming the first that differs; DiskError
         where one is there and can't be read now."""
-        for name, record in self.files.items():
-            path = self.path / name
-            try:
-                found = record_of(path)
-            except FileNotFoundError as error:
-                raise CheckpointError(f"{path} can't be read: {error}", UNUSABLE) from error
-            except OSError as error:
-                raise DiskError(f"{path} can't be read: {error}", READ_HINT) from error
-            if found != record:
-                raise CheckpointError(f"{path} was changed: it has {found}, its manifest says {record}", UNUSABLE)
+        faults = find_faults(self.path, self.files)
+        if unread := [fault for fault in faults if fault.is_unread]:
+            raise DiskError(unread[0].text, READ_HINT)
+        if faults:
+            raise CheckpointError(faults[0].text, UNUSABLE)
 
 
 class InMemoryCheckpoints:
@@ -245,16 +242,27 @@ class InMemoryCheckpoints:
         staged.rename(folder / MANIFEST_NAME)
 
     def drop_after(self, global_step: int) -> None:
-        """States of later steps count no more."""
+        """States of later steps count no more. Raises DiskError where one stays."""
         for state in self._all():
             if state.global_step > global_step:
                 self.drop(state)
 
     def drop(self, state: InMemoryCheckpoint) -> None:
-        (state.path / MANIFEST_NAME).unlink(missing_ok=True)
+        """Raises DiskError where it stays."""
+        try:
+            (state.path / MANIFEST_NAME).unlink(missing_ok=True)
+        except OSError as error:
+            raise DiskError(
+                f"{state} stays, {state.path / MANIFEST_NAME} can't be removed: {error.strerror or error}",
+                "see to its disk, or remove the file yourself",
+            ) from error
 
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _record(*, bytes: int, checksum: str | None = None, crc32: int = 0) -> FileRecord:
+    return FileRecord(bytes=bytes, checksum=checksum or f"{CRC32}:{crc32:08x}")
 
 
 def key_of(state: InMemoryCheckpoint) -> tuple[int, float]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self
 
@@ -28,9 +30,9 @@ FORMAT = "grpo-checkpoint/2"
 FORMAT_OF_BEFORE = "grpo-checkpoint/1"
 """Its files have a `sha256`: of the whole file, or of the SHA-256s of its pieces of PIECE_BYTES."""
 PIECE_BYTES = 64 * 2**20
-XXH3, SHA256, SHA256_OF_PIECES = "xxh3_128", "sha256", "sha256_of_pieces"
-"""Kinds of checksums. XXH3 is written; a thread takes about 2 GB/s of it, a third of that of SHA-256. It is to find
-what a disk has damaged: who could forge a file could forge the manifest too."""
+XXH3, SHA256, SHA256_OF_PIECES, CRC32 = "xxh3_128", "sha256", "sha256_of_pieces", "crc32"
+"""Kinds of checksums. XXH3 is written; a thread takes about 2 GB/s of it, a third of that of SHA-256. CRC32 was that of
+states in memory. It is to find what a disk has damaged: who could forge a file could forge the manifest too."""
 HASHING_THREADS = 4
 """Files at a time: hashing and fsync release the interpreter lock."""
 NO_DATE = 1e11
@@ -73,7 +75,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checksum: str
 
     def __post_init__(self) -> None:
-        if self.kind not in (XXH3, SHA256, SHA256_OF_PIECES):
+        if self.kind not in (XXH3, SHA256, SHA256_OF_PIECES, CRC32):
             raise ValueError(f"{self.checksum!r} is no checksum that this version knows")
 
     @property
@@ -165,14 +167,16 @@ def inside(name: str) -> str:
 def checksum_of(path: Path, kind: str = XXH3) -> str:
     """Raises OSError."""
     with path.open("rb", buffering=0) as file:
-        if kind != SHA256_OF_PIECES:
-            return (
-                f"{kind}:{hashlib.file_digest(file, xxhash.xxh3_128 if kind == XXH3 else hashlib.sha256).hexdigest()}"
-            )
-        pieces = hashlib.sha256()
+        if kind in (XXH3, SHA256):
+            digest = hashlib.file_digest(file, xxhash.xxh3_128 if kind == XXH3 else hashlib.sha256)
+            return f"{kind}:{digest.hexdigest()}"
+        crc, pieces = 0, hashlib.sha256()
         while piece := file.read(PIECE_BYTES):
-            pieces.update(hashlib.sha256(piece).digest())
-        return f"{kind}:{pieces.hexdigest()}"
+            if kind == CRC32:
+                crc = zlib.crc32(piece, crc)
+            else:
+                pieces.update(hashlib.sha256(piece).digest())
+        return f"{kind}:{crc:08x}" if kind == CRC32 else f"{kind}:{pieces.hexdigest()}"
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
@@ -208,29 +212,43 @@ def list_files(folder: Path) -> list[Path]:
     return files
 
 
-def find_faults(folder: Path, files: Mapping[str, FileRecord], *, only_sizes: bool = False) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Of one file, named in `text`. `is_unread`: it is there, and can't be read now; else it is not what it was."""
+
+    text: str
+    is_unread: bool = False
+
+
+def find_faults(folder: Path, files: Mapping[str, FileRecord], *, only_sizes: bool = False) -> list[Fault]:
     """What differs from the manifest: lengths, which are cheap; where all of them agree, checksums."""
     places = [(folder / name, record) for name, record in files.items()]
-    faults = [fault for place in places if (fault := _size_fault(*place))]
+    faults = [fault for place in places if (fault := _size_fault(*place)) is not None]
     if faults or only_sizes:
         return faults
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        return [fault for fault in pool.map(lambda place: _content_fault(*place), places) if fault]
+        return [fault for fault in pool.map(lambda place: _content_fault(*place), places) if fault is not None]
 
 
-def _size_fault(path: Path, expected: FileRecord) -> str:
+def _size_fault(path: Path, expected: FileRecord) -> Fault | None:
     try:
         size = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return Fault(text=f"{path} is missing")
     except OSError as error:
-        return f"{path} is missing or unreadable: {error.strerror}"
-    return "" if size == expected.bytes else f"{path} has {size} bytes, its manifest says {expected.bytes}"
+        return Fault(text=f"{path} can't be read: {error.strerror or error}", is_unread=True)
+    if size == expected.bytes:
+        return None
+    return Fault(text=f"{path} has {size} bytes, its manifest says {expected.bytes}")
 
 
-def _content_fault(path: Path, expected: FileRecord) -> str:
+def _content_fault(path: Path, expected: FileRecord) -> Fault | None:
     try:
         found = checksum_of(path, expected.kind)
+    except FileNotFoundError:
+        return Fault(text=f"{path} is missing")
     except OSError as error:
-        return f"{path} can't be read: {error.strerror}"
+        return Fault(text=f"{path} can't be read: {error.strerror or error}", is_unread=True)
     if found == expected.checksum:
-        return ""
-    return f"{path} was changed: its checksum is {found}, its manifest says {expected.checksum}"
+        return None
+    return Fault(text=f"{path} was changed: its checksum is {found}, its manifest says {expected.checksum}")

@@ -129,9 +129,10 @@ class RemoteStore:
                     (staged / file).parent.mkdir(parents=True, exist_ok=True)
                     self._fs.get_file(self._at(remote.name, file), str(staged / file))
             if faults := find_faults(staged, remote.files):
-                raise CheckpointError(faults[0], FAULT_HINT)
+                raise CheckpointError(faults[0].text, FAULT_HINT)
             return store.commit(
                 staged,
+                files=manifest.files,
                 global_step=manifest.global_step,
                 policy_version=manifest.policy_version,
                 config_fingerprint=manifest.config_fingerprint,

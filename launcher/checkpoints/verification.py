@@ -163,7 +163,7 @@ def _check_identity(
 
 
 def _check_files(report: Verification, manifest: Manifest) -> bool:
-    report.problems += find_faults(report.folder, manifest.files)
+    report.problems += [fault.text for fault in find_faults(report.folder, manifest.files)]
     extra = {path.relative_to(report.folder).as_posix() for path in list_files(report.folder)} - manifest.files.keys()
     if extra:
         report.notes.append(f"files that the manifest does not list: {', '.join(sorted(extra))}")

@@ -34,7 +34,7 @@ def _queue_state(checkpoint: Checkpoint) -> QueueState | str:
         faults = find_faults(checkpoint.path, {POSITION_FILE: files[POSITION_FILE]})
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{file} can't be read: {error!r}"
-    return faults[0] if faults else found
+    return faults[0].text if faults else found
 
 
 def _of(position: Any, queue: Any) -> QueueState:

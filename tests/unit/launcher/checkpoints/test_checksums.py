@@ -55,7 +55,7 @@ def test_a_flipped_byte_is_found(folder, by, at):
     (folder / name).write_bytes(data)
     assert find_faults(folder, files, only_sizes=True) == []
     (fault,) = find_faults(folder, files)
-    assert f"{name} was changed" in fault
+    assert f"{name} was changed" in fault.text
 
 
 @pytest.mark.parametrize("by", ["now", "whole", "pieces"])

@@ -1,5 +1,6 @@
 """Checkpoints fetched from a URL, what is refused before anything starts, and the list of the copies."""
 
+import hashlib
 import json
 import sys
 
@@ -38,6 +39,23 @@ def test_a_damaged_one_is_passed_over_and_where_all_are_nothing_is_begun_anew(
         Machine(tmp_path / "third", url).fetch()
     third = CheckpointStore(Machine(tmp_path / "third", url).paths.default_checkpoints)
     assert list(third.root.iterdir()) == [], "nothing of it stays on the disk"
+
+
+def test_one_of_the_form_before_is_not_copied_back_to_where_it_was_fetched_from(machine, tmp_path, url, folder):
+    """Its checksums were made anew, so it was called another one, removed there, and uploaded again."""
+    save(machine.store, 0)
+    machine.copy()
+    told = json.loads((far(folder, 0) / "manifest.json").read_bytes())
+    told["format"] = "grpo-checkpoint/1"
+    for name, record in told["files"].items():
+        data = (far(folder, 0) / name).read_bytes()
+        told["files"][name] = {"bytes": record["bytes"], "sha256": hashlib.sha256(data).hexdigest()}
+    (far(folder, 0) / "manifest.json").write_text(json.dumps(told))
+    second = Machine(tmp_path / "second", url)
+    fetched = second.fetch()
+    assert second.store.verify(fetched) == ()
+    second.copy()
+    assert second.events("checkpoint.uploaded") == []
 
 
 @pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/../../escape"])

@@ -1,14 +1,18 @@
 """States in memory: whole or passed over, only this run's, only beside the checkpoints that they were kept beside."""
 
+import errno
 import json
+import os
 import shutil
+import zlib
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from actors.model.stored_tensors import DoubleBuffer, Piece, overwrite_tensors
-from launcher.base.errors import CheckpointError, ConfigError
+from launcher.base.errors import CheckpointError, ConfigError, DiskError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
@@ -64,6 +68,31 @@ def test_a_damaged_state_is_passed_over_for_the_older_one(run, harm):
         newest.verify()
     harm(folder / "manifest.json")
     assert run.newest_complete() == 7
+
+
+def test_a_state_that_can_not_be_dropped_is_a_fault_of_the_disk(run, monkeypatch):
+    """It was a bare OSError, which whoever goes back does not expect: it ended the trainer's process."""
+    run.keep(7)
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(DiskError, match="the state after step 7 in memory stays"):
+        run.states.drop_after(6)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_state_of_the_version_before_is_read(run, is_whole):
+    """A run that was upgraded between two attempts resumed from its newest checkpoint, some steps earlier."""
+    folder = run.keep(8)
+    told = json.loads((folder / "manifest.json").read_text())
+    data = (folder / "tensors").read_bytes()
+    told |= {"format": "grpo-memory-state/1", "files": {"tensors": {"bytes": len(data), "crc32": zlib.crc32(data)}}}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    if not is_whole:
+        flip(folder / "tensors")
+    assert run.newest_complete() == (8 if is_whole else None)
 
 
 def test_states_of_another_run_of_the_same_name_do_not_count(run, tmp_path):
