@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from actors.model.model_folder import WEIGHTS_FILE, load_model
+from actors.model.model_folder import load_model
 from actors.model.stored_tensors import open_tensors
 from actors.model.training_state import FACTS_FILE, TENSORS_FILE, read_facts
 from actors.supervision.coordinator_actor import COORDINATOR
@@ -26,7 +26,7 @@ from launcher.base.errors import CheckpointError, ConfigError, ModelError, Stora
 from launcher.checkpoints.checkpoint_folder import verify_checkpoint
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
-from launcher.checkpoints.manifest import MANIFEST_NAME, Manifest, record_files
+from launcher.checkpoints.manifest import MANIFEST_NAME, WEIGHTS_FILE, Manifest, record_files
 from launcher.run_files.run_keys import RAY_TOKEN, ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
 from tests.programs.supervised_run import SupervisedRun, command_of
