@@ -26,7 +26,7 @@ from actors.model.model_sources import Sources
 from actors.model.objective import Batch, Objective, Sums, completion_logprobs
 from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
 from actors.model.rank_collectives import RankGroup
-from actors.model.stored_tensors import DoubleBuffer, Piece, overwrite_tensors
+from actors.model.stored_tensors import DoubleBuffer, TensorRows, overwrite_tensors
 from actors.model.token_logprobs import LogprobModel
 from actors.model.torch_settings import checkpoint_layers, own_dtype, stream_of_its_own, torch_dtype
 from actors.model.training_state import SavedState, TrainingFacts, open_state
@@ -73,7 +73,7 @@ class Learner:
         self._batches: list[Batch] = []
         self.passes: list[tuple[Sums, float]] = []
         self.looked: Sums | None = None
-        self._copy: Mapping[str, Piece] | None = None
+        self._copy: Mapping[str, TensorRows] | None = None
         self._buffer: DoubleBuffer | None = None  # pinned memory is made when the first state is written
 
     @property
@@ -262,7 +262,7 @@ class Learner:
             pieces = self._copied() if is_copy else self._state_pieces()
             if has_masters:
                 pieces = {name: piece for name, piece in pieces.items() if not name.startswith(MASTER)}
-            pieces = {**pieces, **{name: Piece.of(state) for name, state in random.items()}}
+            pieces = {**pieces, **{name: TensorRows.of(state) for name, state in random.items()}}
             if self._device.type == "cuda" and self._buffer is None:
                 self._buffer = DoubleBuffer()
             buffer = None if is_copy else self._buffer
@@ -273,30 +273,31 @@ class Learner:
         with stream_of_its_own(self._device):
             copied = self._copied() if is_copy else {}
             pieces = {
-                name: copied.get(f"{MASTER}{name}", Piece.of(own)).cast(dtype) for name, own in self._weights.items()
+                name: copied.get(f"{MASTER}{name}", TensorRows.of(own)).cast(dtype)
+                for name, own in self._weights.items()
             }
             model_folder.write_weights(folder / WEIGHTS_FILE, pieces, rank=self._group.rank)
 
     def write_adapter(self, folder: Path) -> None:
         """This rank's part of ADAPTER_FILE. Raises OSError."""
-        pieces = {stored_name(name): Piece.of(factor) for name, factor in self.parameters.items()}
+        pieces = {stored_name(name): TensorRows.of(factor) for name, factor in self.parameters.items()}
         model_folder.write_weights(folder / ADAPTER_FILE, pieces, rank=self._group.rank)
 
-    def _state_pieces(self) -> dict[str, Piece]:
+    def _state_pieces(self) -> dict[str, TensorRows]:
         """What learns and what the optimizer keeps; they share memory with both."""
         pieces = {
-            f"{part}.{name}": Piece.of(value)
+            f"{part}.{name}": TensorRows.of(value)
             for name, parts in self._kept().items()
             for part, value in parts.items()
             if part != STEP or not self._is_adamw  # AdamW's is among the facts
         }
-        return pieces | {f"{MASTER}{name}": Piece.of(parameter) for name, parameter in self.parameters.items()}
+        return pieces | {f"{MASTER}{name}": TensorRows.of(parameter) for name, parameter in self.parameters.items()}
 
     def _kept(self) -> dict[str, dict[str, Tensor]]:
         states = self.optimizer.state
         return {name: parts_of(states[tensor]) for name, tensor in self.parameters.items() if tensor in states}
 
-    def _copied(self) -> Mapping[str, Piece]:
+    def _copied(self) -> Mapping[str, TensorRows]:
         assert self._copy is not None, "the copy was made before it is written"
         return self._copy
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
 
-from actors.model.stored_tensors import Piece, overwrite_tensors
+from actors.model.stored_tensors import TensorRows, overwrite_tensors
 from launcher.base.errors import ConfigError, ModelError
 from launcher.checkpoints.model_files import OTHER_WAY, refuse_own_code, unsupported
 from launcher.checkpoints.model_shape import MODEL_TYPES
@@ -163,7 +163,7 @@ def write_side_files(folder: Path, side_files: Mapping[str, bytes], *, dtype: to
         (folder / name).write_bytes(_with_dtype(content, dtype) if name == "config.json" else content)
 
 
-def write_weights(file: Path, pieces: Mapping[str, Piece], *, rank: int = 0) -> None:
+def write_weights(file: Path, pieces: Mapping[str, TensorRows], *, rank: int = 0) -> None:
     """This rank's part of a model's weights, for transformers and SGLang to load. Raises OSError."""
     overwrite_tensors(file, pieces, rank=rank, notes={"format": "pt"})
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from actors.model.stored_tensors import DTYPES, Piece
+from actors.model.stored_tensors import DTYPES, TensorRows
 from actors.model.training_state import SavedState
 from launcher.base.errors import ConfigError, TrainerError
 from launcher.config.optimizer import ADAMW, OptimizerConfig
@@ -75,7 +75,7 @@ def _try_divided(largest: Tensor, make: Callable[[nn.Parameter], Optimizer], kin
         optimizer = make(parameter)
         optimizer.step()
         for part in parts_of(optimizer.state[parameter]).values():
-            Piece.of(part)
+            TensorRows.of(part)
     except Exception as error:
         said = error.message if isinstance(error, TrainerError) else " ".join(str(error).split())[:LONGEST_REASON]
         raise ConfigError(

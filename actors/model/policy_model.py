@@ -30,7 +30,7 @@ from actors.model.model_sources import Sources
 from actors.model.objective import Batch
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
-from actors.model.stored_tensors import Piece
+from actors.model.stored_tensors import TensorRows
 from actors.model.torch_settings import torch_dtype, training_device
 from actors.model.training_state import TrainingState
 from actors.model.update_stats import UpdateStats
@@ -285,7 +285,7 @@ class PolicyModel:
     def _write_model(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> None:
         model_folder.write_side_files(folder, self._side_files, dtype=dtype)
         if self._actor.use_lora:  # the sum of model and adapters is made of whole tensors
-            pieces = {name: Piece.of(weight) for name, weight in self.named_weights(dtype)}
+            pieces = {name: TensorRows.of(weight) for name, weight in self.named_weights(dtype)}
             model_folder.write_weights(folder / WEIGHTS_FILE, pieces)
         else:
             self._ask_each("write_weights", folder, dtype, is_copy=is_copy)

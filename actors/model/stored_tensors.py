@@ -36,7 +36,7 @@ UNUSABLE = "this checkpoint can't be restored; choose an older one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TensorRows:
     """What this rank has of a tensor: its rows from `first_row` on. `shape`: of the whole. `is_whole`: all ranks have
     all of it. `dtype`: in which it is written; a piece is cast when its turn comes, so one at a time."""
 
@@ -144,7 +144,7 @@ class StoredTensors:
     @torch.no_grad()
     def read_into(self, target: Tensor, name: str) -> None:
         """Set this rank's part of `target` as it is stored."""
-        piece = Piece.of(target)
+        piece = TensorRows.of(target)
         if piece.is_whole:
             piece.tensor.copy_(self.read(name))
         elif rows := len(piece.tensor):  # none where there are more ranks than rows
@@ -165,7 +165,7 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
 
 def overwrite_tensors(
     path: Path,
-    pieces: Mapping[str, Piece],
+    pieces: Mapping[str, TensorRows],
     *,
     rank: int = 0,
     notes: Mapping[str, str] | None = None,
@@ -213,7 +213,7 @@ def _host_chunks(data: Tensor, buffer: DoubleBuffer | None) -> Iterator[memoryvi
         yield from buffer.chunks(data)
 
 
-def _header(ordered: list[tuple[str, Piece]], notes: Mapping[str, str] | None) -> bytes:
+def _header(ordered: list[tuple[str, TensorRows]], notes: Mapping[str, str] | None) -> bytes:
     entries: dict[str, object] = {} if notes is None else {"__metadata__": dict(notes)}
     offset = 0
     for name, piece in ordered:

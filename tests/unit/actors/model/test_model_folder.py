@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.model import model_folder
-from actors.model.stored_tensors import Piece
+from actors.model.stored_tensors import TensorRows
 from launcher.base.errors import ConfigError, ModelError
 from launcher.checkpoints.manifest import WEIGHTS_FILE
 from launcher.checkpoints.model_shape import MODEL_TYPES
@@ -126,7 +126,7 @@ def test_what_is_written_loads_as_what_it_was(tmp_path, dtype):
     copy.mkdir()
     weights = dict(model_folder.named_weights(load(source)))
     model_folder.write_side_files(copy, model_folder.read_side_files(source, source), dtype=dtype)
-    pieces = {name: Piece.of(weight).cast(dtype) for name, weight in weights.items()}
+    pieces = {name: TensorRows.of(weight).cast(dtype) for name, weight in weights.items()}
     model_folder.write_weights(copy / WEIGHTS_FILE, pieces)
 
     loaded = AutoModelForCausalLM.from_pretrained(copy, dtype="auto")
@@ -143,7 +143,7 @@ def test_others_may_read_the_weights_as_they_may_the_config(tmp_path):
     source, copy = make_model(tmp_path / "model"), tmp_path / "copy"
     copy.mkdir()
     model_folder.write_side_files(copy, model_folder.read_side_files(source, source), dtype=torch.float32)
-    pieces = {name: Piece.of(weight) for name, weight in model_folder.named_weights(load(source))}
+    pieces = {name: TensorRows.of(weight) for name, weight in model_folder.named_weights(load(source))}
     model_folder.write_weights(copy / WEIGHTS_FILE, pieces)
     modes = {stat.S_IMODE((copy / name).stat().st_mode) for name in ("config.json", "model.safetensors")}
     assert len(modes) == 1

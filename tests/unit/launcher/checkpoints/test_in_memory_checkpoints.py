@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from actors.model.stored_tensors import DoubleBuffer, Piece, overwrite_tensors
+from actors.model.stored_tensors import DoubleBuffer, TensorRows, overwrite_tensors
 from launcher.base.errors import CheckpointError, ConfigError, DiskError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -221,7 +221,7 @@ def test_a_smaller_file_of_tensors_over_a_larger_one_is_whole(tmp_path, at_once)
     path = tmp_path / "state.tensors"
     large = {"w": torch.randn(7, 3), "random": torch.arange(5, dtype=torch.uint8), "flag": torch.tensor(2.5)}
     for tensors in (large, {"w": torch.randn(2).t(), "none": torch.zeros(0)}):
-        pieces = {name: Piece.of(tensor) for name, tensor in tensors.items()}
+        pieces = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
         assert overwrite_tensors(path, pieces, buffer=buffer) == record_of(path)
         found = load_file(path)
         assert found.keys() == tensors.keys()
