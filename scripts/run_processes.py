@@ -34,7 +34,7 @@ from actors.serving.server_incarnation import server_mark
 from launcher.base.errors import UsageError
 from launcher.cli import keeper
 from launcher.reporting.current_status import BEAT_S, CurrentStatus, next_beat
-from launcher.run_files.run_paths import RunPaths, is_lock_free
+from launcher.run_files.run_paths import RunPaths, is_lock_free, pid_namespace
 from launcher.run_files.run_search import runs_below
 
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
@@ -50,7 +50,7 @@ class NotLive(UsageError):
 
 
 class RunsElsewhere(NotLive):
-    """Its lock is signed on another machine."""
+    """Its lock is signed on another machine, or in another container."""
 
 
 class HolderEnded(NotLive):
@@ -141,6 +141,14 @@ def find_holder(paths: RunPaths) -> Process:
         raise RunsElsewhere(
             f"{run} runs on {host}", "inject there: only processes of the same machine can be signalled"
         )
+    if signed.get("pid_namespace", here := pid_namespace()) != here:  # its number is another process here, or none
+        if is_lock_free(paths):
+            raise HolderEnded(
+                f"{run} is not running: its driver has ended, in another container", "start it, then inject"
+            )
+        raise RunsElsewhere(
+            f"{run} runs in another container on {host}", "inject there: only processes that are seen can be signalled"
+        )
     process = identify(pid)
     if process is None or not holds_open(process, paths.lock):
         kind = HolderEnded if process is None else NotLive  # what another user's process holds open is not seen
@@ -149,7 +157,7 @@ def find_holder(paths: RunPaths) -> Process:
 
 
 def is_live(paths: RunPaths) -> bool | None:
-    """None: the run is on another machine, so it is not known here."""
+    """None: the run is on another machine or in another container, so it is not known here."""
     try:
         find_holder(paths)
     except RunsElsewhere:

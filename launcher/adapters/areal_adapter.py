@@ -33,6 +33,7 @@ from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
 from launcher.config.compose import REPOSITORY
 from launcher.config.foreign import SERVERS, ForeignTrainerConfig
+from launcher.config.settings import as_typed
 
 REWARDS = ("task_reward/avg", "rollout/reward")
 FINITE = ("grad_norm", "actor_loss/avg")
@@ -100,7 +101,8 @@ class ArealAdapter:
         elif not has_areal(trainer.python, trainer.env):
             what = f"AReaL {self._number} there is older than 1.0" if self._number else "no AReaL is installed there"
             yield ResourceError(
-                f"trainer.python={trainer.python}: {what}", "give the interpreter of one that has AReaL 1.0 or later"
+                f"trainer.python={as_typed(trainer.python)}: {what}",
+                "give the interpreter of one that has AReaL 1.0 or later",
             )
         if not (cwd / self._script[0]).is_file():
             yield StorageError(

@@ -18,6 +18,7 @@ from pathlib import Path
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
 from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
 from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.settings import as_typed
 from launcher.run_files.journal import number_of
 
 STEP, MOST_REST = "*", 1 << 20
@@ -244,7 +245,9 @@ def split_words(key: str, text: str | None) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"{key}={text}: {error}", f"close the quotes in {key}") from error
     if not words:
-        raise ConfigError(f"{key}={text!r}: nothing to run", f"set {key}, e.g. {key}='python train.py --seed 1'")
+        raise ConfigError(
+            f"{key}={as_typed(text)}: nothing to run", f"set {key}, e.g. {key}='python train.py --seed 1'"
+        )
     return words
 
 

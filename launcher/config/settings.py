@@ -125,6 +125,8 @@ def with_values(config: Value, values: Mapping[str, Any]) -> Value:
 
 def as_typed(value: object) -> str:
     """As on a command line."""
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

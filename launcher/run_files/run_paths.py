@@ -212,7 +212,13 @@ class RunLock:
         return self._fd
 
     def _sign(self) -> None:
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), "tool": self._tool}
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "pid_namespace": pid_namespace(),
+            "since": time.time(),
+            "tool": self._tool,
+        }
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(holder).encode(), 0)
 
@@ -229,6 +235,14 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def pid_namespace() -> str:
+    """In which process numbers mean what they mean here; containers of a host have others. "" where /proc has none."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def next_attempt(paths: RunPaths) -> int:

@@ -45,7 +45,8 @@ class ErrorsSeen:
 
 def check_logs(subject: Subject) -> list[Checked]:
     if subject.areal is None and not subject.has_own_servers:
-        return [Checked("logs", "connections", ABSENT, "the run watches its servers itself")]
+        text = "a run of this launcher watches its servers itself: its logs are not searched"
+        return [Checked("logs", "connections", ABSENT, text)]
     logs = sorted(subject.paths.logs.glob("*.log"))
     if not logs:
         return [Checked("logs", "connections", ABSENT, "there is no log")]

@@ -209,7 +209,7 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
     if is_live is False:
         return BAD, GONE
     if is_live is None:
-        return UNKNOWN, f"{view.state} by its journal; its driver is on another machine"
+        return UNKNOWN, f"{view.state} by its journal; its driver is on another machine, or in another container"
     if view.incidents:
         return BAD, f"{view.state}: {'; '.join(view.incidents.values())}"
     waits = [reason for since, reason in view.waits.values() if steps.last_at is None or since > steps.last_at]
@@ -252,6 +252,6 @@ def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Checked:
 def _left_over(paths: RunPaths) -> Checked:
     pids = {server.name: [process.pid for process in server.tree] for server in find_servers(paths)}
     if not pids:
-        return Checked("run", "processes", OK, "no server is left, as it should be")
-    text = f"the run has ended, but these are still running: {', '.join(f'{n} {p}' for n, p in pids.items())}"
+        return Checked("run", "processes", OK, "no server of it is left here, as it should be")
+    text = f"no driver is here, but these are still running: {', '.join(f'{n} {p}' for n, p in pids.items())}"
     return Checked("run", "processes", BAD, text, {"pids": pids})

@@ -32,7 +32,8 @@ def check_servers(subject: Subject) -> list[Checked]:
 
 def _recorded(subject: Subject) -> list[Checked]:
     if not subject.may_be_live:
-        return [Checked("servers", "servers", ABSENT, "the run has ended")]
+        text = "the run has ended" if subject.view.status else "no run is seen that has any"
+        return [Checked("servers", "servers", ABSENT, text)]
     if subject.has_own_servers:
         return [Checked("servers", "servers", ABSENT, "another project's trainer has its own, which are not looked at")]
     if subject.health is None:

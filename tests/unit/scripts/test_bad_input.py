@@ -272,6 +272,7 @@ WRONG = {
         ("conf=arithmetic_cpu", "train_dataset.path=???"): "no value for train_dataset.path",
         ("conf=arithmetic_cpu", "sglang.mem_fraction_static=1.5"): "allowed: more than 0 and less than 1",
         ("conf=arithmetic_cpu", "rollout.request_timeout=inf"): "would never fire",
+        ("conf=command", "dry_run=true"): "trainer.command=null: nothing to run",
         ("conf=arithmetic_cpu", "hardware=aut"): "unknown hardware=aut; allowed: auto\n  → did you mean hardware=auto?",
         ("conf=arithmetic_cpu", "gconfig.n_samples=1"): "gconfig.n_samples=1",
         ("conf=arithmetic_cpu", "cluster.fileroot={base}/file", "trial_name=../x"): "trial_name",

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -303,10 +304,13 @@ def test_a_file_that_nobody_writes_is_never_taken_for_health(live, monkeypatch, 
     assert (subject.is_live, of_run(paths)["now.json"].verdict) == (None, UNKNOWN)
 
 
-def test_a_run_on_another_machine_is_live_while_it_writes(beats):
-    """Its state was unknown from here, and so were its servers."""
+@pytest.mark.parametrize("signed", [{"host": "elsewhere"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}])
+def test_a_run_on_another_machine_or_in_another_container_is_live_while_it_writes(beats, signed):
+    """Its state was unknown from here, and so were its servers; of one in another container the report said that its
+    driver is gone."""
     Journal(beats.events, 1).record("run.running", state="RUNNING", reason="nothing to do")
-    beats.lock.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    beats.lock.write_text(json.dumps({"pid": 1, **signed}))
+    assert run_processes.is_live(beats) is None
     subject = subject_of(beats)
     assert (subject.is_live, subject.processes) == (True, None)
     assert {one.verdict for one in check_run(subject)} == {OK}
@@ -335,6 +339,17 @@ def test_of_a_dead_run_its_word_counts_and_what_it_left_behind(paths, capsys):
     assert check_health.main(arguments[:-1]) == 0
     assert capsys.readouterr().out.startswith("HEALTHY      exp / t0: FINISHED: all steps\n")
     assert {f["check"] for f in told["findings"]} == set(check_health.CHECKS)
+
+
+def test_of_a_run_that_never_was_nothing_is_said_that_nobody_saw(paths):
+    """It was said to have ended, and to watch its servers."""
+    subject = subject_of(paths)
+    said = [one.said for check in (check_run, check_servers, check_logs) for one in check(subject)]
+    assert said == [
+        f"{paths.logs} has no events.jsonl of a run",
+        "no run is seen that has any",
+        "a run of this launcher watches its servers itself: its logs are not searched",
+    ]
 
 
 @pytest.mark.parametrize(
