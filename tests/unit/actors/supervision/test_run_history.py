@@ -225,11 +225,11 @@ def test_the_events_that_a_command_is_continued_from_outlive_its_attempt(tmp_pat
         begin_memory(paths, attempt, has_command=has_command)
         file = MemoryFile(paths.run_memory, "n")
         history = RunHistory(Journal(paths.events, attempt), file.read(attempt), file)
-        for name in ("checkpoint.found", "door.died"):
+        for name in ("checkpoint.condemned", "door.died"):
             history.event(name, subject="trainer", reason="")
         history.save()
     kept = [(line["event"], line["attempt"]) for line in file.read(3).command_events or ()]
-    expected = [("trainer.starting", 1), ("checkpoint.found", 2), ("checkpoint.found", 3)]
+    expected = [("trainer.starting", 1), ("checkpoint.condemned", 2), ("checkpoint.condemned", 3)]
     assert kept == (expected if has_command else [])
 
 
