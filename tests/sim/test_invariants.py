@@ -162,7 +162,14 @@ def test_p5_a_trainer_that_is_restarted_for_a_server(simulator, tmp_path, monkey
 
 
 def test_p5_repairs_that_meet_the_same_full_disk(simulator, tmp_path, monkeypatch):
-    monkeypatch.setattr("actors.monitoring.disk_watch.find_trouble", lambda *_, **__: None)
+    waits = recovery._wait_for_disk
+
+    def and_repairs(seen, disk, config, now):
+        made, again = waits(seen, disk, config, now), RestartTrainer(reason="planted")
+        is_due = seen.trainer.verdict.health is Health.DEAD and again not in seen.under_way
+        return dataclasses.replace(made, actions=(*made.actions, again)) if is_due else made
+
+    monkeypatch.setattr(recovery, "_wait_for_disk", and_repairs)
     assert "P5" in promises_broken(simulator.live(tmp_path / "run", scenarios.all_die_while_the_disk_is_full))
 
 
