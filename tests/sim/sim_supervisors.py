@@ -99,6 +99,8 @@ class SimMonitor:
 class SimObserver:
     """In place of the ClusterObserver, for one Coordinator."""
 
+    has_trainer = True
+
     def __init__(self, run, history):
         self.changed = run.changed
         self.run = run
