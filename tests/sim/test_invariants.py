@@ -18,7 +18,7 @@ from actors.training.step_records import StepRecords
 from launcher.base.disk_faults import DiskFault
 from launcher.base.messages import Cause, Health, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.policy import incident_policy
+from launcher.policy import incident_policy, plan
 from launcher.policy.actions import RestartTrainer
 from launcher.policy.admission import Admission
 from launcher.policy.checkpoint_status import CheckpointStatus, JudgedCheckpoint
@@ -162,14 +162,14 @@ def test_p5_a_trainer_that_is_restarted_for_a_server(simulator, tmp_path, monkey
 
 
 def test_p5_repairs_that_meet_the_same_full_disk(simulator, tmp_path, monkeypatch):
-    waits = recovery._wait_for_disk
+    waits = plan._wait_for_disk
 
     def and_repairs(seen, disk, config, now):
         made, again = waits(seen, disk, config, now), RestartTrainer(reason="planted")
         is_due = seen.trainer.verdict.health is Health.DEAD and again not in seen.under_way
         return dataclasses.replace(made, actions=(*made.actions, again)) if is_due else made
 
-    monkeypatch.setattr(recovery, "_wait_for_disk", and_repairs)
+    monkeypatch.setattr(plan, "_wait_for_disk", and_repairs)
     assert "P5" in promises_broken(simulator.live(tmp_path / "run", scenarios.all_die_while_the_disk_is_full))
 
 
