@@ -13,7 +13,7 @@ from launcher.base.errors import RequestFailed, ServerError
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState, Verdict
 from launcher.base.rollouts import Completion
 from launcher.policy.observed import ServerFacts
-from tests.sim.virtual_time import belongs_to
+from tests.sim.virtual_time import OWNER, belongs_to
 from tests.support.fake_actors import Call
 
 NOTICED_S = 0.05
@@ -78,7 +78,11 @@ class SimServer:
         self.run.loop.call_later(HUNG_S, self.run.changed.set)
 
     async def start(self, generation, weights, overrides):
-        """Goes on where who ordered it is killed."""
+        """Goes on where who ordered it is killed. What a process orders once it is dead never arrives: its tasks end a
+        moment after its death, which a thread may have met."""
+        orderer = OWNER.get()
+        if orderer is not None and orderer.is_dead:
+            await asyncio.Event().wait()
         with belongs_to(None):
             return await asyncio.shield(asyncio.ensure_future(self._start(generation, weights)))
 
