@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Protocol
 
 from actors.data.answer_shapes import with_another_number, with_more_digits
@@ -27,7 +26,7 @@ from actors.data.dataset import load_records
 from actors.reward.reward_pool import Scorable, Score
 from launcher.base.durable import replace_file
 from launcher.base.errors import DataError, RewardError, RewardImportError
-from launcher.base.rollouts import Prompt
+from launcher.base.rollouts import Prompt, mean_of
 from launcher.config.schema import RunConfig
 from launcher.policy.canary_policy import CanaryScore, is_more_than_noise
 
@@ -64,7 +63,8 @@ class KnownAnswer:
 
     @property
     def expected(self) -> float:
-        return fmean(self.scores)
+        first = self.scores[0]  # differences from it: the sum of large scores is no float
+        return first + mean_of([one - first for one in self.scores])
 
     def is_wrong(self, value: float, tolerance: float = 0.0) -> bool:
         """NaN is wrong."""
@@ -243,10 +243,10 @@ async def learn_given(given: Sequence[GivenAnswer], scorer: AnswerScorer, kept: 
         for one in given
     ]
     means = [
-        fmean(answer.expected for one, answer in zip(given, answers, strict=True) if one.is_good is side)
+        mean_of([answer.expected for one, answer in zip(given, answers, strict=True) if one.is_good is side])
         for side in (True, False)
     ]
-    limit = fmean(means)
+    limit = mean_of(means)
     answers = [replace(answer, limit=limit) for answer in answers]
     for one, answer in zip(given, answers, strict=True):
         if answer.expected == limit or (answer.expected > limit) is not one.is_good:

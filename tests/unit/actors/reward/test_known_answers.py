@@ -2,6 +2,7 @@
 noisy judge is not called broken."""
 
 import asyncio
+import dataclasses
 import json
 import random
 import textwrap
@@ -271,6 +272,25 @@ def test_how_many_wrong_scores_are_more_than_noise():
 def test_scores_that_an_older_version_kept_are_known(tmp_path):
     (tmp_path / "canaries.json").write_text('{"right answer of p0": 1.0}')
     assert KeptScores(tmp_path / "canaries.json").of("right answer of p0") == (1.0,)
+
+
+def test_scores_too_large_to_be_added_are_known_answers_too():
+    """Two of 1e308 are no float together: the first step's known answers ended the run."""
+    largest = dataclasses.replace(ITEMS[0], scores=(1e308, 1e308))
+    (score,) = asyncio.run(score_answers([largest], Sure(1e308), KeptScores()))
+    assert (score.expected, score.got) == (1e308, 1e308)
+    (score,) = asyncio.run(score_answers([largest], Sure(0.0), KeptScores()))
+    assert (score.expected, score.got) == (1e308, 0.0)
+
+
+class Sure:
+    """A judge that always says the same."""
+
+    def __init__(self, value):
+        self.value = value
+
+    async def score(self, completions, prompt):
+        return [Score(value=self.value) for _ in completions]
 
 
 # ── of the user ──
