@@ -338,7 +338,7 @@ class UserProcesses:
     @contextmanager
     def place_of_least_busy(self) -> Iterator[int]:
         """The place counts as busier inside the block. Those who wait while it imports are counted too, or all would
-        choose the first one. Raises as `at` does."""
+        choose the first one."""
         places = range(len(self._processes))
         place = min(places, key=lambda one: (self._users[one], self._times_used[one]))
         self._users[place] += 1

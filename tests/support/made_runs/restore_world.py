@@ -161,7 +161,7 @@ class MadeRun:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """The made run as a `CanaryScorer`."""
+    """The made run as an `AnswerScorer`."""
 
     run: MadeRun
 

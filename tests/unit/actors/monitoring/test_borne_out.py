@@ -81,7 +81,7 @@ def test_on_probation_too_no_fall_is_believed_that_was_not_asked_about(world):
         for step in range(50, 80):
             decision = offered(monitor, step, 0.37 + 0.04 * (-1) ** step)
             if decision.check_before is not None:
-                assert decision.check_before in (49, 50), "a step early at most, and never late"
+                assert decision.check_before == 49, "whose mean of 0.46 the line takes for half of the way down to 0.37"
                 return
             assert monitor.report().incident is None, "believed, and not asked about"
         raise AssertionError("never asked")
