@@ -20,7 +20,7 @@ from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from actors.weights.weight_consistency_check import ONE_TOKEN, GoldenComparison, golden_distance, golden_limit
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError
-from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.messages import ServerInfo, ServerKey, ServerState
 from launcher.base.rollouts import Completion
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
@@ -73,9 +73,9 @@ class Servers(ABC):
         finally:
             self.is_publishing = False
 
-    def settled(self, name: str) -> int | None:
-        """The trainer's version; None while new weights are on their way to this server."""
-        return None if self.is_publishing or name in self.publisher.loading() else self.version
+    def settled(self, key: ServerKey) -> int | None:
+        """The trainer's version; None while new weights are on their way to this incarnation."""
+        return None if self.is_publishing or self.publisher.is_loading(key) else self.version
 
     async def admit(self, server: ServerInfo) -> float | None:
         """Give a server traffic if it holds the trainer's weights; returns the distance of its log-probs in nats, None
@@ -92,7 +92,7 @@ class Servers(ABC):
                 lambda answer: self.compare(server, answer),
                 limit=limit,
                 name=server.name,
-                settled=lambda: self.settled(server.name),
+                settled=lambda: self.settled(server.key),
                 within_s=self.config.rollout.request_timeout,
             )
         except ServerError as error:
@@ -100,7 +100,7 @@ class Servers(ABC):
             with contextlib.suppress(ServerError):  # one that has ended stays what it is
                 await self.pool.update_if_alive(doubted)
             raise
-        await self.pool.admit(server, is_loading=server.name in self.publisher.loading())
+        await self.pool.admit(server, is_loading=self.publisher.is_loading(server.key))
         log.info("server.admitted name=%s distance=%s limit=%.3g", server.name, distance, limit)
         return distance
 

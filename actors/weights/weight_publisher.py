@@ -76,7 +76,12 @@ class WeightPublisher:
 
     def loading(self) -> tuple[str, ...]:
         """Servers that are being sent weights now, those that no step waits for too. May be called on any thread."""
-        return tuple(sorted({name for name, _ in tuple(self._loading)}))
+        return tuple(sorted({name for name, _ in filter(self.is_loading, tuple(self._loading))}))
+
+    def is_loading(self, key: ServerKey) -> bool:
+        """Whether this incarnation is being sent weights now; no longer, once it has confirmed them."""
+        task = self._loading.get(key)
+        return task is not None and not task.done()
 
     async def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore; earlier folders are invalid."""
@@ -119,7 +124,7 @@ class WeightPublisher:
         self._transport.keep([server.key for server in servers])
         send = await self.prepare(version)
         self._version, self._update = version, WeightUpdate(version=version, lineage=self.lineage, send=send)
-        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(server.key)}
+        fresh = {self._begin_loading(server): server for server in servers if not self.is_loading(server.key)}
         took_them = await self._wait_for(fresh)
         self._forget_what_nobody_loads()
         return took_them
@@ -159,9 +164,6 @@ class WeightPublisher:
         if self._loading.get(key) is task:
             del self._loading[key]
             self._forget_what_nobody_loads()
-
-    def _is_loading(self, key: ServerKey) -> bool:
-        return key in self._loading and not self._loading[key].done()
 
     async def _bring_up_to_date(self, server: ServerInfo) -> bool:
         """Send the newest weights until none newer appear meanwhile. Returns whether the server holds the newest."""

@@ -14,7 +14,7 @@ from actors.serving.sglang_client import SGLangClient
 from actors.weights import weight_publisher
 from actors.weights.weight_folders import FolderTransport, WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
-from actors.weights.weight_transports import TensorTransport
+from actors.weights.weight_transports import TensorTransport, WeightTransport
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerState
 from tests.support.machine import scaled
@@ -157,6 +157,45 @@ async def test_one_that_was_late_gets_the_newest_next_and_then_traffic(servers, 
         assert word(pool)[0] == (ServerState.STALE, 0)
         await until(lambda: word(pool) == [(ServerState.READY, 2)] * 2)
         await until(lambda: publisher.loading() == ())
+
+
+class Given(WeightTransport):
+    """Each server has taken them when `given` is set."""
+
+    def __init__(self):
+        self.given = asyncio.Event()
+
+    async def prepare(self, version, lineage):
+        return lambda server: self.given.wait()
+
+
+async def test_what_has_confirmed_is_not_being_sent_weights_any_more():
+    """One that was admitted in that very moment waited for a confirmation that had come: it got no traffic."""
+    pool, transport, seen = await pool_of(["http://0"]), Given(), []
+    publisher, confirm = WeightPublisher(pool, transport), pool.confirm
+
+    async def then_look(*news):
+        await confirm(*news)
+        asyncio.get_running_loop().call_soon(
+            lambda: seen.append((word(pool), publisher.loading(), publisher.is_loading(pool.servers()[0].key)))
+        )
+
+    pool.confirm = then_look
+    transport.given.set()
+    await publisher.publish(1)
+    await until(lambda: seen)
+    assert seen == [([(ServerState.READY, 1)], (), False)]
+
+
+async def test_that_its_predecessor_is_being_sent_weights_says_nothing_of_an_incarnation():
+    """Its admission waited for `rollout.finish_s`: so long the weights of the one before waited for its requests."""
+    pool, transport = await pool_of(["http://0"]), Given()
+    publisher = WeightPublisher(pool, transport)
+    publishing = asyncio.create_task(publisher.publish(1))
+    await until(publisher.loading)
+    assert [publisher.is_loading(("server-0", generation)) for generation in (0, 1)] == [True, False]
+    transport.given.set()
+    await publishing
 
 
 async def test_one_that_misses_its_deadline_stays_stale_with_the_reason_and_is_somebody_elses_to_mend(
