@@ -44,7 +44,7 @@ class AdmissionGate:
     """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
     decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch;
     `record`: the run's own known answers; `doubt` takes a server's traffic away, with the reason;
-    `lineage`: how many restores lie behind the weights."""
+    `lineage`: how many restores lie behind the weights; `usual_distance`: as of RunPosition."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class AdmissionGate:
         record: RecordedAnswers | None = None,
         doubt: Callable[[ServerKey, str], None] = lambda key, reason: None,
         lineage: Callable[[], int | None] = lambda: None,
+        usual_distance: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._rules = GateRules.of(config)
         self._n_samples = config.gconfig.n_samples
@@ -67,6 +68,7 @@ class AdmissionGate:
         self._record_of_run = record
         self._doubt = doubt
         self._lineage = lineage
+        self._usual_distance = usual_distance
         self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._report: BatchReport | None = None
         self._stop = threading.Event()
@@ -95,6 +97,7 @@ class AdmissionGate:
         report = dataclasses.replace(
             self._report,
             **self._distances(batch, stats.logprob_distance, servers),
+            usual_distance=self._usual_distance(),
             can_check=record is not None and record.is_enough,
         )
         decision = self._decide(report)

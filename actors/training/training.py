@@ -172,6 +172,7 @@ class Training:
             record=self._recorded,
             doubt=self.servers.doubt,
             lineage=lambda: self.servers.publisher.lineage,
+            usual_distance=lambda: self._loop.usual_distance,
         )
         self._queue = queue_of(config, self._data)
         self._first_position = self._queue.state_dict()

@@ -50,10 +50,10 @@ class BatchReport:
     |server's - trainer's log-prob| in nats, known once the gradients are; None before; `distances`: the same of each
     server's share alone. Where older weights made a part of the batch, both are of the other part; where they made all
     (`is_of_older`), of all. `older` has for each server and older version the distance to the trainer's weights of
-    today. `canaries`: the known answers, as they were scored with this batch. `can_check`: the trainer can ask the
-    run's own record about it, and has not yet. `replayed`: what prompts of healthy steps earned when it had.
-    `question`: the same where it is asked again because its answer was late. `lineage`: how many restores lie behind
-    the weights.
+    today. `usual_distance`: of the trainer's last steps, None where too few are known. `canaries`: the known answers,
+    as they were scored with this batch. `can_check`: the trainer can ask the run's own record about it, and has not
+    yet. `replayed`: what prompts of healthy steps earned when it had. `question`: the same where it is asked again
+    because its answer was late. `lineage`: how many restores lie behind the weights.
     """
 
     policy_version: int
@@ -75,6 +75,7 @@ class BatchReport:
     distances: Mapping[str, float] = field(default_factory=dict)
     is_of_older: bool = False
     older: tuple[tuple[str, int, float], ...] = ()
+    usual_distance: float | None = None
     canaries: tuple[CanaryScore, ...] = ()
     can_check: bool = False
     replayed: CanaryScore | None = None
@@ -292,7 +293,10 @@ def _too_many(report: BatchReport, settings: GateConfig) -> list[BatchFault]:
 
 def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) -> list[BatchFault]:
     """Another model than the trainer's made these tokens, whatever its label. Written so that NaN is distant."""
-    own = distance_limit(gate) if usual is None else distance_limit(gate, usual.distance, usual.first_distance)
+    known, first = (None, math.inf) if usual is None else (usual.distance, usual.first_distance)
+    if known is None and gate.is_exact:  # where it can only raise the limit: another machine may round otherwise
+        known = report.usual_distance
+    own = distance_limit(gate, known, first)
     if report.logprob_distance is None or own is None:
         return []
     of_older = max(own, gate.settings.distance_unknown)  # by permission: how far those are isn't known

@@ -55,6 +55,17 @@ def admitted(gate, figures=None):
     return gate.admit(BATCH, figures or Figures())
 
 
+def test_the_monitor_is_told_the_distance_that_is_usual_to_the_trainer(journal):
+    told = []
+
+    def ask(report):
+        told.append(report.usual_distance)
+        return YES
+
+    assert admitted(gate_of(journal, ask, usual_distance=lambda: 1.6e-5)) == YES
+    assert told == [1.6e-5]
+
+
 def test_it_asks_until_it_is_answered_and_records_it_once(journal):
     answers, questions = [MonitorAway("restarting"), MonitorAway("restarting"), YES, YES], []
 

@@ -45,6 +45,17 @@ def test_the_bad_share_is_named_and_old_weights_are_told_from_damaged_ones(step,
         assert (decision.cause, decision.subjects) == expected
 
 
+@pytest.mark.parametrize("usual", [None, dataclasses.replace(USUAL, distance=None)])
+def test_in_float32_the_trainer_knows_what_is_usual_where_the_monitor_does_not(usual):
+    """A monitor that began again, of a run ahead or one whose logs stayed on another machine, refused every batch of a
+    run whose rounding had grown."""
+    known = batch(30, logprob_distance=1.6e-5, usual_distance=1.6e-5)
+    assert admit(known, GATE, usual=usual).admitted
+    assert not admit(dataclasses.replace(known, usual_distance=None), GATE, usual=usual).admitted
+    assert not admit(dataclasses.replace(known, logprob_distance=1.1e-4, usual_distance=1.0), GATE).admitted
+    assert admit(changed(logprob_distance=0.09, usual_distance=1e-7), ROUNDED).admitted, "this machine may round more"
+
+
 def test_a_wrong_label_is_stale_whatever_the_distance():
     older = batch(30, weight_versions=(29,), logprob_distance=5.0)
     assert admit(older, GATE).cause is Cause.SERVER_STALE
