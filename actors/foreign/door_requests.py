@@ -161,6 +161,12 @@ class _DoorRequest(ServerRequest):
         self._door = door
         self._refusals = 0
         self._refusal: Reply | None = None
+        self._has_moved = False
+
+    def note_tokens(self) -> None:
+        """Tokens have come: what failed before them does not count."""
+        self._refusals = 0
+        self._has_moved = False
 
     def _refuse(self, server: ServerInfo, reply: Reply) -> NoReturn:
         """Raises RequestFailed where another server may say something else, RefusedByServer where it would not."""
@@ -173,7 +179,8 @@ class _DoorRequest(ServerRequest):
 
     async def failed(self, failure: RequestFailed) -> None:
         """Raises RefusedByServer."""
-        if failure.kind in NOBODY_THERE:  # its server gets no further request
+        if failure.kind in NOBODY_THERE and not self._has_moved:  # its server gets no request until it answers a probe
+            self._has_moved = True
             return
         refused, self._refusal = self._refusal, None
         if refused is not None:
@@ -225,7 +232,7 @@ class _Completion(_DoorRequest):
         if said is not None:
             self._refuse(server, Reply(body=orjson.dumps({"error": {"message": said.get("message", "")}}), status=code))
         self.made.take(answer, server=server.url)
-        self._refusals = 0
+        self.note_tokens()
 
     def is_over(self) -> bool:
         made, counts = self.made, self._door.counts

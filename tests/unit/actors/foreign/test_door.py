@@ -12,7 +12,7 @@ from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
 from actors.foreign.kept_weights import KeptWeights
 from actors.rollout import request_loop
-from launcher.base.errors import WeightsRefused
+from launcher.base.errors import RequestFailed, WeightsRefused
 from launcher.base.messages import ServerState
 from launcher.config.schema import RolloutConfig, RunConfig
 from launcher.run_files.run_keys import ServerKeys
@@ -347,6 +347,22 @@ async def test_the_trainer_s_end_of_all_requests_spares_no_server_the_comparison
         await door.post("/abort_request", {"abort_all": True})
         with pytest.raises(WeightsRefused, match=r"0\.5 from those of server-0"):
             await admitting
+
+
+async def test_only_the_first_connection_that_breaks_before_a_token_is_not_waited_after(monkeypatch):
+    """A server that answers its probe and breaks the request again was asked in a circle, without a wait."""
+    waited, lost = [], RequestFailed("it ended its answer early", kind="truncated")
+
+    async def sleep(seconds):
+        waited.append(seconds)
+
+    monkeypatch.setattr(door_requests.asyncio, "sleep", sleep)
+    request = door_requests._Whole(None, "POST", "/encode", b"")
+    for _ in range(3):
+        await request.failed(lost)
+    request.note_tokens()
+    await request.failed(lost)
+    assert waited == [door_requests.AGAIN_S] * 2
 
 
 async def test_one_that_hangs_is_not_waited_for_where_another_can_be_compared_with(tmp_path):
