@@ -105,8 +105,9 @@ class PolicyServers(Servers):
         )
 
     def _fall_back(self, reason: str) -> FolderTransport:
+        folders = self._to_folders()
         self._journal.record("weights.by_files", subject="trainer", reason=reason)
-        return self._to_folders()
+        return folders
 
     def _to_folders(self) -> FolderTransport:
         dtype = torch_dtype(self.config.sglang.dtype)

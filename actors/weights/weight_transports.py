@@ -95,8 +95,10 @@ class FallbackTransport(WeightTransport):
         is_living: Callable[[ServerInfo], bool],
         again: Callable[[], object] = lambda: None,
     ) -> None:
-        """`folders` is told why they are taken, each time; `again`: of the first success of the fast way afterwards.
-        `what`: the fast way, for people. `is_living`: of the incarnation that failed to take weights."""
+        """`folders` is told why they are taken, each time, and raises OSError where they can't be made; `again`: of the
+        first success of the fast way afterwards. `what`: the fast way, for people. `is_living`: of the incarnation that
+        failed to take weights.
+        """
         self._fast = fast
         self._new_folders = folders
         self._folders: WeightTransport | None = None
@@ -129,15 +131,20 @@ class FallbackTransport(WeightTransport):
     def _failed(self, server: str, reason: str) -> None:
         if self._by_folders:  # what was sent before says nothing of folders
             return
-        self.n_failures += 1
         self._in_a_row[server] = self._in_a_row.get(server, 0) + 1
-        if self._in_a_row[server] < (1 if self._is_trial else FAST_TRIES):
-            return
+        if self._in_a_row[server] >= (1 if self._is_trial else FAST_TRIES):
+            self._take_folders(f"{server} failed to take {self._what}: {reason}")
+        self.n_failures += 1  # not where there are no folders: a publish would be begun again and again
+
+    def _take_folders(self, reason: str) -> None:
+        try:
+            self._folders = self._new_folders(reason)
+        except OSError as error:
+            raise WeightsRefused(f"{reason}; and folders can't be made: {error}") from error
         self._in_a_row.clear()
         self._by_folders = True
         self._left = self._wait
         self._wait = min(2 * self._wait, AGAIN_AT_MOST)
-        self._folders = self._new_folders(f"{server} failed to take {self._what}: {reason}")
 
     def _took(self, server: str) -> None:
         self._in_a_row.pop(server, None)

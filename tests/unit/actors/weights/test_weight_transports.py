@@ -1,6 +1,7 @@
 """Weights go through folders by themselves where a server fails twice to take them as tensors, and come back."""
 
 import contextlib
+import errno
 
 import pytest
 import torch
@@ -254,3 +255,23 @@ async def test_a_late_answer_from_before_folders_does_not_end_them():
     await failed(way, "a")
     assert not await took(way, "b", to=fast)
     assert await way.by_folders()
+
+
+async def test_folders_that_can_not_be_made_are_tried_again_and_end_no_step_loop(tmp_path):
+    """The disk's error went through, and from then on no failure was counted: the fast way failed for ever."""
+    run = await Run(tmp_path, Client({URLS[0]: 5})).begin()
+    is_full, files = True, run.files
+
+    def made(reason):
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return files(reason)
+
+    run.transport._new_folders = made
+    for version in (1, 2):
+        with pytest.raises(WeightsRefused, match="no server took weight version"):
+            await run.publisher.publish(version)
+    assert "No space left on device" in run.pool.servers()[0].reason
+    is_full = False
+    await run.publisher.publish(3)
+    assert [way for way, version, _ in run.client.sent if version == 3] == ["tensor", "disk"]
