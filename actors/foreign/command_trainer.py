@@ -180,6 +180,7 @@ class CommandTrainer:
             is_finished=bool(self._done),
             told=self._done or self._told,
             is_command=True,
+            waits_itself=self._is_running and self._waits,
         )
 
     def refuse_hold(self) -> None:
@@ -256,7 +257,7 @@ class CommandTrainer:
             self.incident = None
 
     async def resume(self) -> Mapping[str, object]:
-        """Start it, where it does not wait by itself for the end of a pause. Raises RunError."""
+        """Start it, where it does not run. Raises RunError."""
         if self._is_running or self._restored_step is None:
             return {}
         path, history = self.checkpoints.path_of(self._restored_step), self._history
@@ -285,6 +286,8 @@ class CommandTrainer:
         while not self._waits:
             if not self._is_running:
                 raise TrainerError("the trainer ended before it paused")
+            if not self._history.memory.hold_reason:  # it reads that too, and may never wait
+                raise TrainerError("the pause was taken back before the trainer waited")
             self.refuse_hold()
             await asyncio.sleep(SOON_S)
 

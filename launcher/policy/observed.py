@@ -83,7 +83,8 @@ class TrainerFacts:
     confirmed the new version or has been given up; meanwhile versions differ by right.
     `unschedulable_since`: as of a server. `told`: what it says itself that ended it, or how it is done; "" where it was
     killed or hangs. `is_command`: it is another project's, and takes care of its servers' weights and of its waiting
-    requests by itself, or by a door that is always there.
+    requests by itself, or by a door that is always there. `waits_itself`: its process waits between two steps, and
+    looks for the end of the pause itself: no order reaches it.
     """
 
     verdict: Verdict
@@ -99,6 +100,7 @@ class TrainerFacts:
     unschedulable_since: float | None = None
     told: str = ""
     is_command: bool = False
+    waits_itself: bool = False
 
 
 def is_dead(server: ServerFacts) -> bool:

@@ -64,6 +64,7 @@ from launcher.policy.restart_budget import Repair, RepairAttempt, Rung, next_rep
 from launcher.policy.restore import HINT, choose, first_damaged, for_reports
 
 UNJUDGED = "the HealthMonitor is asked first whether anything is wrong"
+WAITS_ITSELF = "the trainer waits between two steps, and says itself when it goes on"
 NO_STEP_DURING = frozenset({Cause.VERIFIER_BROKEN, Cause.OUTSIDE_WEIGHTS})
 NO_OVERRIDES: Overrides = {}
 KEPT = "and nothing may give way (memory.give_way=false)"
@@ -547,7 +548,9 @@ def _hold_or_resume(builder: PlanBuilder) -> None:
     if hold and not trainer.is_paused:
         builder.order(PauseTrainer(reason=hold))
     if trainer.is_paused and not _why_paused(builder) and _can_serve(builder):
-        if builder.seen.is_judged:
+        if trainer.waits_itself:  # an order would be done at once and change nothing: the next turn would give it again
+            builder.reasons.append(WAITS_ITSELF)
+        elif builder.seen.is_judged:
             builder.order(ResumeTrainer(), reason="the trainer can resume")
         else:
             builder.reasons.append(UNJUDGED)

@@ -144,3 +144,50 @@ def test_one_that_is_paused_before_it_was_started_is_started_when_that_is_over(c
     started, outcome = asyncio.run(run())
     assert started == []
     assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 6)
+
+
+def test_a_trainer_that_waits_by_itself_is_given_no_order_to_resume(config, paths, tmp_path):
+    """It would be done at once and given again at once, with two lines of the journal each time."""
+    text = (tmp_path / "train.py").read_text()
+    stays = "while wanted() or not Path('leave').exists():"
+    (tmp_path / "train.py").write_text(text.replace("while wanted():", stays))
+    (tmp_path / "go").touch()
+    coordinator = coordinator_of(config, paths)
+    turns, turn = [], coordinator.turn
+
+    async def counted():
+        turns.append(1)
+        return await turn()
+
+    coordinator.turn = counted
+
+    async def run():
+        ask(paths, RequestEntry(wish=ControlRequest.PAUSE, by="a person"))
+        running = asyncio.create_task(coordinator.run())
+        await until(lambda: coordinator.trainer.is_paused, running)
+        turns.clear()
+        await until(lambda: len(turns) > 4, running)  # nobody has told the Coordinator of a pause
+        ask(paths, RequestEntry(wish=ControlRequest.RUN, by="a person"))
+        (tmp_path / "leave").touch()
+        return await running
+
+    outcome = asyncio.run(run())
+    assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 6)
+    assert len(lines_of(paths, "trainer.resuming")) == 1
+
+
+def test_a_pause_that_is_taken_back_before_the_trainer_obeyed_is_waited_for_no_longer(config, paths, tmp_path):
+    coordinator = coordinator_of(config, paths)
+
+    async def run():
+        running = asyncio.create_task(coordinator.run())
+        await until(lambda: last_step(coordinator) == 3, running)
+        coordinator.hold(REASON)  # in the middle of a step
+        await until(lambda: lines_of(paths, "trainer.pausing"), running)
+        coordinator.hold("")
+        await until(lambda: lines_of(paths, "trainer.pausing_failed"), running)
+        (tmp_path / "go").touch()
+        return await running
+
+    assert asyncio.run(run()).status is TerminalStatus.FINISHED
+    assert not lines_of(paths, "trainer.paused")

@@ -67,6 +67,11 @@ def test_a_command_begins_while_its_servers_start():
     assert ResumeTrainer in kinds(decide(observed(dead(), trainer=RESTORED, state=RunState.INITIALIZING)))
 
 
+def test_one_that_waits_itself_for_the_end_of_a_pause_is_given_no_order():
+    waits = decide(alone(dataclasses.replace(RESTORED, waits_itself=True), RunState.PAUSED))
+    assert (waits.actions, waits.state) == ((), RunState.PAUSED)
+
+
 def test_a_collapse_of_a_command_is_stopped_then_restored_and_condemned():
     assert kinds(decide(alone(COMMAND, RunState.RUNNING, incident=COLLAPSE))) == [PauseTrainer]
     (restore,) = decide(alone(RESTORED, incident=COLLAPSE)).actions
