@@ -468,13 +468,16 @@ class CommandTrainer:
                 if found.cause is Cause.OUTSIDE_WEIGHTS:  # the newest checkpoint from before the onset is as good
                     await asyncio.to_thread(self.steps.withdraw, self._history.command_events)
                     await self.checkpoints.put_back()
-                    self._restored_step = None
                 broken = self._broken(f"{objected.why}; {found.reason}", onset_step)
                 found = replace(broken, had_learned=found.had_learned)
             elif objected is not None:
                 self._doubts.tell(
                     f"{objected.why}; it is not known whether the reward function is at fault: check {KEY}"
                 )
+            if found.cause is not Cause.OUTSIDE_WEIGHTS:
+                # What it began from is no longer all that lies there: were the reward function mended before a restore,
+                # it would be started beside later checkpoints, which were trained on the false rewards.
+                self._restored_step = None
             self.incident = found
         finally:
             self._is_checking = False

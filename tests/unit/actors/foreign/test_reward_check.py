@@ -10,12 +10,15 @@ import sys
 import pytest
 
 from actors.foreign import command_trainer
+from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from actors.foreign.foreign_process import mark_of
 from actors.foreign.reward_check import Objection, objection
 from actors.processes.hosted_process import ProcessHost
 from actors.processes.process_tree import bearing
 from launcher.adapters.trainer_adapter import adapter_of
+from launcher.base.errors import CheckpointError
 from launcher.base.messages import TerminalStatus
+from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import read_lines
 from tests.support.machine import scaled
 from tests.support.run_memory import history_of
@@ -55,6 +58,32 @@ def test_rewards_that_fall_while_the_check_fails_are_awaited_and_the_run_goes_on
     assert broke["reason"].startswith("trainer.reward_check ended with exit code 1: 4 is not 4; ")
     assert [event["global_step"] for event in events(paths, "trainer.restored")] == [broke["onset_step"] - 1]
     assert len(events(paths, "repair.begun")) == 1, "no budget is spent by waiting"
+    assert len(events(paths, "health.mended")) == 1
+
+
+@pytest.mark.slow
+def test_one_that_is_mended_before_the_restore_goes_on_from_before_the_onset_all_the_same(
+    config, paths, tmp_path, monkeypatch
+):
+    config.trainer.reward_check = f"{sys.executable} check.py"
+    config.restart.wait_initial_s = scaled(5)  # the reward function is asked again before the next restore
+    monkeypatch.setattr(command_trainer, "CHECK_EVERY_S", 0.2)
+    prepare, failed = ForeignCheckpoints.prepare, []
+
+    async def fails_once(self, step, lines):
+        if step != FIRST_WEIGHTS and not failed:
+            failed.append(step)
+            (tmp_path / "environment").unlink()
+            raise CheckpointError("as the test asked for")
+        await prepare(self, step, lines)
+
+    monkeypatch.setattr(ForeignCheckpoints, "prepare", fails_once)
+
+    async def run():
+        return await (await broken(coordinator_of(config, paths), tmp_path))
+
+    assert_sound(asyncio.run(run()), paths, tmp_path)
+    assert [event["global_step"] for event in events(paths, "trainer.restored")] == failed
     assert len(events(paths, "health.mended")) == 1
 
 
