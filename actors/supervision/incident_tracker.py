@@ -60,7 +60,8 @@ class IncidentTracker:
         change = incident_changes([*incidents.open.values()], seen, attempts=made.attempts, damaged=damaged)
         self.ended(change.ends, now)
         for trouble in sorted(change.begins, key=lambda one: self._incidents.number_to_begin(one.subject)):
-            self.opened(trouble, repair_text(trouble, made.actions), now)
+            doing = repair_text(trouble, made.actions, is_command=seen.trainer.is_command)
+            self.opened(trouble, doing, now)
         for rejection in seen.rejections:
             self._join(rejection)
 

@@ -198,8 +198,8 @@ def _is_stepping(trainer: TrainerFacts) -> bool:
     return trainer.is_finished or not trainer.is_paused
 
 
-def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
-    """What is being done about it, as a short text."""
+def repair_text(trouble: Trouble, actions: Sequence[Action], *, is_command: bool = False) -> str:
+    """What is being done about it, as a short text. `is_command`: as of the trainer."""
     if any(isinstance(action, Halt) for action in actions):
         return "the run is being ended"
     for action in actions:
@@ -212,7 +212,8 @@ def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
                 return "the trainer goes back to a checkpoint from before it"
     if trouble.subject == BATCH:
         return "its prompts are taken again"
-    return _USUAL.get(trouble.cause, "it is being repaired")
+    usual = _USUAL | _OF_A_COMMAND if is_command else _USUAL
+    return usual.get(trouble.cause, "it is being repaired")
 
 
 _USUAL = {
@@ -229,3 +230,12 @@ _USUAL = {
     Cause.DISK_FULL: "the run waits, and resumes when it can write again; nothing is restarted",
     Cause.OUTSIDE_WEIGHTS: "the restore is undone, and the run ends for a person",
 }
+_OF_A_COMMAND = {
+    Cause.TRAINER_CRASH: "it is restarted and resumes from its newest whole checkpoint",
+    Cause.TRAINER_HANG: "it is stopped, and restarted from its newest whole checkpoint",
+    Cause.TRAINER_OOM: "it is restarted as it was; its memory settings are its own",
+    Cause.NONFINITE: "it is stopped, and restarted from a checkpoint from before it",
+    Cause.REWARD_COLLAPSE: "it is stopped, and restarted from a checkpoint from before it",
+    Cause.VERIFIER_BROKEN: "it is stopped, and waits before it for trainer.reward_check to pass",
+}
+"""A step of it is judged after it was trained on, and the launcher knows none of its settings."""

@@ -277,6 +277,17 @@ def test_a_repair_that_ends_the_run_says_so_whatever_else_is_done():
     assert repair_text(trouble, [PauseTrainer(reason=""), Halt(reason="spent")]) == "the run is being ended"
 
 
+def test_what_only_the_launchers_own_trainer_does_is_not_said_of_a_command():
+    """It has no gate, so that no batch is dropped, and its memory settings are its own."""
+    for cause in (Cause.TRAINER_OOM, Cause.NONFINITE, Cause.REWARD_COLLAPSE, Cause.VERIFIER_BROKEN):
+        trouble = Trouble(cause=cause, subject="trainer", reason="")
+        own, of_a_command = repair_text(trouble, []), repair_text(trouble, [], is_command=True)
+        assert own != of_a_command
+        assert of_a_command.startswith("it is ")
+    crash = Trouble(cause=Cause.TRAINER_CRASH, subject="trainer", reason="")
+    assert repair_text(crash, [], is_command=True) == "it is restarted and resumes from its newest whole checkpoint"
+
+
 def test_a_batch_keeps_the_cause_that_it_was_rejected_for():
     def rejected(cause):
         batch = Rejection(global_step=7, cause=cause, reason="0.3 away", subjects=("server-0",), id="r")
