@@ -39,7 +39,8 @@ from launcher.policy.actions import (
     UnparkTrainer,
 )
 from launcher.policy.memory_backoff import MemorySettings
-from launcher.policy.observed import TRAINER, Observed
+from launcher.policy.observed import ENDS, TRAINER, Observed, RunState
+from launcher.policy.plan import transition
 from launcher.run_files.run_paths import RunPaths
 
 Made = TypeVar("Made")
@@ -214,14 +215,19 @@ class CommandCoordinator(Coordinator):
         except StateError:
             raise
         except RunError as error:
-            reason, last_step = str(error), self.trainer.next_step - 1
+            history, last_step = self._history, self.trainer.next_step - 1
             self._incidents.close(self._clock())
-            self._history.begun(Halt(reason=reason))
+            if history.memory.ending is None:  # else it was being ended already, and this is how
+                history.begun(Halt(reason=str(error)))
+            if history.state not in ENDS:
+                history.enter(transition(history.state, RunState.SHUTTING_DOWN), history.memory.ending_reason)
             with contextlib.suppress(TimeoutError):  # as where it ends by a plan
                 async with asyncio.timeout(FLUSH_S):
-                    await self._history.flush()
+                    await history.flush()
             return RunOutcome(
-                status=TerminalStatus.ERRORED, reason=reason, last_step=last_step if last_step >= 0 else None
+                status=history.memory.ending or TerminalStatus.ERRORED,
+                reason=history.memory.ending_reason,
+                last_step=last_step if last_step >= 0 else None,
             )
 
     def hold(self, reason: str) -> None:

@@ -16,6 +16,7 @@ from actors.foreign import foreign_process
 from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.processes.process_tree import bearing, command_line, stat_fields
 from actors.supervision import coordinator as coordinator_module
+from launcher.base.errors import RunError
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
@@ -126,6 +127,31 @@ def test_a_checkpoint_that_no_run_has_seen_ends_the_run_before_it_starts_and_is_
     names = [event["event"] for event in read_lines(paths.events)]
     assert "trainer.starting" not in names
     assert names.count("incident.began") == names.count("incident.ended")
+    assert names.index("run.halting") < names.index("run.shutting_down")
+
+
+def test_what_the_trainer_refuses_while_the_run_is_being_ended_changes_nothing_of_its_end(tmp_path):
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command="sleep 3600", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
+    )
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    coordinator = coordinator_of(config, paths)
+
+    async def refuses(*, reinstates):
+        coordinator._cluster._unusable = RunError("as a restore under way", "no")
+
+    coordinator.trainer.halt = refuses
+
+    async def run():
+        running = asyncio.create_task(coordinator.run())
+        await until(lambda: coordinator.trainer.pid, running)
+        coordinator.abort("asked by a test")
+        return await running
+
+    outcome = asyncio.run(run())
+    assert (outcome.status, outcome.reason) == (TerminalStatus.ABORTED, "asked by a test")
 
 
 async def test_a_disk_that_stalls_at_the_end_keeps_the_outcome_from_nobody(tmp_path, monkeypatch):
