@@ -447,6 +447,9 @@ class CommandTrainer:
                 self.progress.note(one.step + 1, (), self._clock())
                 if not self._counts:
                     self._counts = True
+                    # An event of its own: the run's state may stay another for the repair of a server.
+                    reason = "a step of it leaves no doubt of what it began from"
+                    self._history.event("trainer.stepped", subject=TRAINER, reason=reason, global_step=one.step)
                     self._changed.set()
         return None
 

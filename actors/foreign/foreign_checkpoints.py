@@ -315,7 +315,7 @@ def left_by_predecessors(events: Iterable[Record]) -> tuple[Moved, bool, bool]:
     was_prepared = were_there = False
     for event in events:
         match event.get("event"):
-            case "run.running":
+            case "trainer.stepped" | "run.running":  # versions before this one have the second alone
                 moved, was_prepared = [], False
             case "checkpoint.reinstated":
                 moved, was_prepared, were_there = [], False, True

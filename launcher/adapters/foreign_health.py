@@ -165,7 +165,7 @@ def unproven_of(events: Iterable[Record]) -> Unproven | None:
                 onset, to = event.get("onset_step"), None
             case "trainer.restored":
                 to = event.get("global_step")
-            case "run.running":
+            case "trainer.stepped" | "run.running":  # versions before this one have the second alone
                 found, onset = None, None
             case "trainer.starting":
                 found, began = None, number_of(event.get("time"), 0.0)

@@ -42,6 +42,7 @@ OF_A_COMMAND = frozenset(
         "run.running",
         "trainer.restored",
         "trainer.starting",
+        "trainer.stepped",
         "health.reward_collapse",
         "health.nonfinite",
         "health.outside_weights",
@@ -54,7 +55,9 @@ OF_A_COMMAND = frozenset(
     }
 )
 """Events from which a Coordinator continues whose trainer is another project's command."""
-ONLY_NEWEST = frozenset({"run.running", "trainer.starting", "checkpoint.found", "checkpoint.prepared"})
+ONLY_NEWEST = frozenset(
+    {"run.running", "trainer.starting", "trainer.stepped", "checkpoint.found", "checkpoint.prepared"}
+)
 """Of these the last one says all: a command that starts again and again would fill the file. Each of the others is of a
 repair, and a repair has its budget."""
 

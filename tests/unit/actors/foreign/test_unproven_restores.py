@@ -133,6 +133,23 @@ def test_a_stop_while_the_check_is_asked_condemns_nothing(config, paths, tmp_pat
     assert not (tmp_path / "out" / "set_aside").exists()
 
 
+async def test_a_sound_step_bears_a_restore_out_whatever_state_the_run_is_in(config, paths):
+    """A server may be under repair all the while, or the trainer ends before the Coordinator's next look."""
+    trainer = coordinator_of(config, paths).trainer
+    history = trainer._history
+    history.event("health.reward_collapse", subject="policy", reason="", onset_step=37)
+    history.event("trainer.restored", subject="trainer", reason="", global_step=30)
+    history.event("checkpoint.condemned", subject="checkpoints", reason="", moved=[["a", "b"]])
+    history.event("trainer.starting", subject="trainer", reason="")
+    trainer._learning.restored(30, 37)
+    trainer.steps.lines = [{"global_step": step, "rollout/reward": 0.6} for step in range(31)]
+    assert trainer._take([StepSeen(step=31, reward=0.6)]) is None
+    assert unproven_of(history.command_events) is None
+    assert left_by_predecessors(history.command_events)[0] == []
+    assert trainer._take([StepSeen(step=32, reward=0.6)]) is None
+    assert [event["global_step"] for event in events(paths, "trainer.stepped")] == [31]
+
+
 def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
     steps, history = ForeignSteps(paths, 1, list(read_lines(paths.events))), history_of(paths.events)
     settings = RewardHealthConfig(zero_alert_steps=2, zero_breaker_steps=3, noise_floor=0.35, fall_threshold=None)
@@ -156,7 +173,7 @@ def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
 COLLAPSE = {"event": "health.reward_collapse", "onset_step": 24}
 RESTORED, STARTING = {"event": "trainer.restored", "global_step": 19}, {"event": "trainer.starting", "time": 7.0}
 ASIDE = {"event": "checkpoint.condemned", "moved": [["out/a", "out/set_aside/a.condemned-1"]]}
-STEPS = {"event": "run.running"}
+STEPS = {"event": "trainer.stepped"}
 
 
 def test_a_restore_is_unproven_from_its_start_until_the_run_steps(paths):
@@ -166,6 +183,7 @@ def test_a_restore_is_unproven_from_its_start_until_the_run_steps(paths):
     for lines in (
         (STEPS, COLLAPSE, RESTORED),
         (STEPS, COLLAPSE, RESTORED, STARTING, STEPS),
+        (STEPS, COLLAPSE, RESTORED, STARTING, {"event": "run.running"}),
         (STEPS, COLLAPSE, RESTORED, STARTING, STEPS, STARTING),
         (STEPS, COLLAPSE, {**RESTORED, "global_step": -1}, STARTING),
         (RESTORED, COLLAPSE, STARTING),

@@ -16,7 +16,7 @@ def memory_of(events):
 
 def test_a_command_that_is_started_again_for_ever_does_not_fill_the_memory():
     """Each start added its lines to memory.json, which is written before each action."""
-    life = ["trainer.starting", "checkpoint.found", "checkpoint.prepared", "run.running"]
+    life = ["trainer.starting", "checkpoint.found", "checkpoint.prepared", "trainer.stepped", "run.running"]
     events = [{"event": name, "attempt": 1, "time": float(number)} for number in range(1000) for name in life]
     assert memory_of(events) == events[-len(life) :]
 
