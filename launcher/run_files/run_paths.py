@@ -29,6 +29,8 @@ from launcher.run_files.run_id import RUN_ID
 MOST_ATTEMPTS = 2**31
 """A damaged line names more; the run would count on from there for ever."""
 SIGNATURE_BYTES = 4096
+LOOKS, LOOK_S = 20, 0.01
+"""So often, and so long each time, a lock that is only looked at is waited for: a look takes far less."""
 WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 
 
@@ -185,7 +187,7 @@ class RunLock:
         except OSError as error:
             raise _unusable(paths.lock, error) from error
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._fd)
             self._sign()
         except BlockingIOError as error:
             tool, holder = _read_holder(self._fd)
@@ -235,6 +237,19 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _lock(fd: int) -> None:
+    """Raises BlockingIOError where another holds it, at once. Who only looks (`is_lock_free`) shares it for a moment,
+    which is waited for: else the look of a tool would keep a run from starting."""
+    for _ in range(LOOKS):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        time.sleep(LOOK_S)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def pid_namespace() -> str:

@@ -18,8 +18,17 @@ import pytest
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import ClusterConfig, RunConfig
 from launcher.reporting.current_status import CurrentStatusFile, DriverFacts
+from launcher.run_files import run_paths
 from launcher.run_files.journal import Journal
-from launcher.run_files.run_paths import LockFile, RunLock, RunPaths, held_by_another, lock_file, login_name
+from launcher.run_files.run_paths import (
+    LockFile,
+    RunLock,
+    RunPaths,
+    held_by_another,
+    is_lock_free,
+    lock_file,
+    login_name,
+)
 
 HOLD_THE_LOCK = """
 import sys
@@ -185,6 +194,18 @@ def test_a_second_run_is_told_who_holds_the_first(tmp_path, holder):
     assert "exp/t0 is already running" in caught.value.message
     assert f"pid {holder.pid} on {os.uname().nodename} since 2" in caught.value.message
     assert "trial_name" in caught.value.hint
+
+
+def test_a_look_whether_the_lock_is_free_keeps_no_run_from_starting(tmp_path, monkeypatch):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    RunLock(paths).release()
+    with paths.lock.open("rb") as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)  # as is_lock_free does, for a moment
+        monkeypatch.setattr(run_paths.time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
+        with RunLock(paths):
+            assert not is_lock_free(paths)
+    assert is_lock_free(paths)
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
