@@ -241,7 +241,8 @@ class CommandTrainer:
         lines, found = self.steps.lines, self.checkpoints
         found.check(step, lines)
         await found.prepare(step, lines)
-        await found.clear(after=step, is_condemned=onset_step is not None)
+        is_broken = self.incident is not None and self.incident.cause is Cause.VERIFIER_BROKEN
+        await found.clear(after=step, is_condemned=onset_step is not None and not is_broken)
         self._owe_proof(step, onset_step)
         path = found.path_of(step)
         if path is not None or self._has_begun:
@@ -253,7 +254,7 @@ class CommandTrainer:
         self._doubts.begin(step, lines)
         self.steps.begin(step)
         self._restored_step = step
-        if self.incident is not None and self.incident.cause is not Cause.VERIFIER_BROKEN:
+        if not is_broken:
             self.incident = None
 
     async def resume(self) -> Mapping[str, object]:

@@ -58,6 +58,8 @@ def test_rewards_that_fall_while_the_check_fails_are_awaited_and_the_run_goes_on
     assert broke["reason"].startswith("trainer.reward_check ended with exit code 1: 4 is not 4; ")
     assert [event["global_step"] for event in events(paths, "trainer.restored")] == [broke["onset_step"] - 1]
     assert len(events(paths, "repair.begun")) == 1, "no budget is spent by waiting"
+    assert not events(paths, "checkpoint.condemned"), "the reward function is at fault, and no weights"
+    assert events(paths, "checkpoint.set_aside")
     assert len(events(paths, "health.mended")) == 1
 
 
