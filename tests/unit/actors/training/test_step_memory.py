@@ -16,7 +16,7 @@ from actors.training.checkpointing import Checkpointer
 from actors.training.step_records import StepRecords
 from launcher.base.errors import CheckpointError, DataError, DiskError
 from launcher.base.messages import StepReport
-from launcher.checkpoints import in_memory_checkpoints
+from launcher.checkpoints import in_memory_checkpoints, manifest
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.verification import Verification, verify
 from launcher.run_files.journal import Journal, current_lines, read_lines
@@ -109,7 +109,7 @@ def test_a_state_that_can_not_be_read_now_stays(tmp_path):
     trial.run()
     trial.store.set_aside_after(3)
     refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    with patch.object(in_memory_checkpoints, "record_of", side_effect=refused), pytest.raises(DiskError):
+    with patch.object(manifest, "checksum_of", side_effect=refused), pytest.raises(DiskError):
         trial.loop._checkpointer.load_step(4)
     assert trial.events("state.damaged") == []
     assert trial.loop._checkpointer.load_step(4).last == trial.reports[4]
