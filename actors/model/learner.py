@@ -30,7 +30,7 @@ from actors.model.stored_tensors import DoubleBuffer, TensorRows, overwrite_tens
 from actors.model.token_logprobs import LogprobModel
 from actors.model.torch_settings import checkpoint_layers, own_dtype, stream_of_its_own, torch_dtype
 from actors.model.training_state import SavedState, TrainingFacts, open_state
-from launcher.checkpoints.manifest import ADAPTER_FILE, MASTER, TENSORS_FILE, WEIGHTS_FILE, FileRecord, stored_name
+from launcher.checkpoints.manifest import ADAPTER_FILE, MASTER, TENSORS_FILE, WEIGHTS_FILE, WrittenPart, stored_name
 from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
@@ -256,7 +256,7 @@ class Learner:
 
     def write_state(
         self, folder: Path, random: Mapping[str, Tensor], *, has_masters: bool, is_copy: bool
-    ) -> FileRecord | None:
+    ) -> WrittenPart:
         """This rank's part of TENSORS_FILE. `has_masters`: without the float32 weights. Raises OSError."""
         with stream_of_its_own(self._device):
             pieces = self._copied() if is_copy else self._state_pieces()
@@ -268,7 +268,7 @@ class Learner:
             buffer = None if is_copy else self._buffer
             return overwrite_tensors(folder / TENSORS_FILE, pieces, rank=self._group.rank, buffer=buffer)
 
-    def write_weights(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> None:
+    def write_weights(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> WrittenPart:
         """This rank's part of WEIGHTS_FILE. Raises OSError."""
         with stream_of_its_own(self._device):
             copied = self._copied() if is_copy else {}
@@ -276,12 +276,12 @@ class Learner:
                 name: copied.get(f"{MASTER}{name}", TensorRows.of(own)).cast(dtype)
                 for name, own in self._weights.items()
             }
-            model_folder.write_weights(folder / WEIGHTS_FILE, pieces, rank=self._group.rank)
+            return model_folder.write_weights(folder / WEIGHTS_FILE, pieces, rank=self._group.rank)
 
-    def write_adapter(self, folder: Path) -> None:
+    def write_adapter(self, folder: Path) -> WrittenPart:
         """This rank's part of ADAPTER_FILE. Raises OSError."""
         pieces = {stored_name(name): TensorRows.of(factor) for name, factor in self.parameters.items()}
-        model_folder.write_weights(folder / ADAPTER_FILE, pieces, rank=self._group.rank)
+        return model_folder.write_weights(folder / ADAPTER_FILE, pieces, rank=self._group.rank)
 
     def _state_pieces(self) -> dict[str, TensorRows]:
         """What learns and what the optimizer keeps; they share memory with both."""

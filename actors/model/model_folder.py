@@ -22,6 +22,7 @@ from transformers.initialization import no_init_weights
 
 from actors.model.stored_tensors import TensorRows, overwrite_tensors
 from launcher.base.errors import ConfigError, ModelError
+from launcher.checkpoints.manifest import WrittenPart
 from launcher.checkpoints.model_files import OTHER_WAY, refuse_own_code, unsupported
 from launcher.checkpoints.model_shape import MODEL_TYPES
 
@@ -163,9 +164,9 @@ def write_side_files(folder: Path, side_files: Mapping[str, bytes], *, dtype: to
         (folder / name).write_bytes(_with_dtype(content, dtype) if name == "config.json" else content)
 
 
-def write_weights(file: Path, pieces: Mapping[str, TensorRows], *, rank: int = 0) -> None:
+def write_weights(file: Path, pieces: Mapping[str, TensorRows], *, rank: int = 0) -> WrittenPart:
     """This rank's part of a model's weights, for transformers and SGLang to load. Raises OSError."""
-    overwrite_tensors(file, pieces, rank=rank, notes={"format": "pt"})
+    return overwrite_tensors(file, pieces, rank=rank, notes={"format": "pt"})
 
 
 def _with_dtype(config: bytes, dtype: torch.dtype) -> bytes:

@@ -37,7 +37,16 @@ from actors.model.update_stats import UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
 from launcher.checkpoints.in_memory_checkpoints import write_small
-from launcher.checkpoints.manifest import FACTS_FILE, MOMENTS, TENSORS_FILE, WEIGHTS_FILE, FileRecord, record_of
+from launcher.checkpoints.manifest import (
+    ADAPTER_FILE,
+    FACTS_FILE,
+    MOMENTS,
+    TENSORS_FILE,
+    WEIGHTS_FILE,
+    FileRecord,
+    WrittenPart,
+    record_of,
+)
 from launcher.checkpoints.model_shape import trained_positions
 from launcher.config.optimizer import ADAMW
 from launcher.config.schema import ActorConfig, RefConfig
@@ -260,43 +269,47 @@ class PolicyModel:
         """Write a complete Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
         self._write_model(folder, dtype, is_copy=False)
 
-    def save(self, folder: Path, state: TrainingState | None = None) -> None:
+    def save(self, folder: Path, state: TrainingState | None = None) -> dict[str, Sequence[WrittenPart]]:
         """Write a complete Hugging Face folder and `state` into `folder`, which may exist. None: the present state.
 
-        With a state, any thread's; a copy is given up afterwards. Raises CheckpointError. Not atomic and not synced:
+        Returns what each rank wrote of each file that they share, for the checkpoint store to compare. With a state,
+        any thread's; a copy is given up afterwards. Raises CheckpointError. Not atomic and not synced:
         that is the checkpoint store's.
         """
         state = state or self.training_state()
         exact = self._dtype == torch.float32 and not self._actor.use_lora
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._write_model(folder, self._dtype, is_copy=state.is_copy)
+            written = {WEIGHTS_FILE: self._write_model(folder, self._dtype, is_copy=state.is_copy)}
             if self._actor.use_lora:
                 lora.write_adapter_config(folder, self._actor)
-                self._ask_each("write_adapter", folder)
+                written[ADAPTER_FILE] = self._ask_each("write_adapter", folder)
             self._write_facts(folder, state, has_masters=exact)
-            self._ask_each("write_state", folder, state.random, has_masters=exact, is_copy=state.is_copy)
+            written[TENSORS_FILE] = self._ask_each(
+                "write_state", folder, state.random, has_masters=exact, is_copy=state.is_copy
+            )
         except OSError as error:
             raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
         finally:
             if state.is_copy and not self.lost:
                 self._ask_each("drop_copy")
+        return written
 
-    def _write_model(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> None:
+    def _write_model(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> Sequence[WrittenPart]:
         model_folder.write_side_files(folder, self._side_files, dtype=dtype)
         if self._actor.use_lora:  # the sum of model and adapters is made of whole tensors
             pieces = {name: TensorRows.of(weight) for name, weight in self.named_weights(dtype)}
-            model_folder.write_weights(folder / WEIGHTS_FILE, pieces)
-        else:
-            self._ask_each("write_weights", folder, dtype, is_copy=is_copy)
+            return [model_folder.write_weights(folder / WEIGHTS_FILE, pieces)]
+        return self._ask_each("write_weights", folder, dtype, is_copy=is_copy)
 
     def write_state(self, folder: Path, state: TrainingState) -> dict[str, FileRecord]:
         """Write the two files of `state` over what `folder` has of them. Any thread's, until the next `step_ahead` or
         `commit`. Raises OSError."""
         facts = self._write_facts(folder, state, has_masters=False)
-        found = self._ask_each("write_state", folder, state.random, has_masters=False, is_copy=state.is_copy)[0]
+        parts = self._ask_each("write_state", folder, state.random, has_masters=False, is_copy=state.is_copy)
         # of several ranks none has seen all of the file: it is read again
-        return {FACTS_FILE: facts, TENSORS_FILE: found or record_of(folder / TENSORS_FILE)}
+        tensors = record_of(folder / TENSORS_FILE, parts) if len(parts) > 1 else parts[0].as_file
+        return {FACTS_FILE: facts, TENSORS_FILE: tensors}
 
     @staticmethod
     def _write_facts(folder: Path, state: TrainingState, *, has_masters: bool) -> FileRecord:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from launcher.base.errors import CheckpointError, TrainerError
-from launcher.checkpoints.manifest import XXH3, FileRecord
+from launcher.checkpoints.manifest import XXH3, WrittenPart
 
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.uint8: "U8"}
 
@@ -170,12 +170,11 @@ def overwrite_tensors(
     rank: int = 0,
     notes: Mapping[str, str] | None = None,
     buffer: DoubleBuffer | None = None,
-) -> FileRecord | None:
+) -> WrittenPart:
     """Write a safetensors file over what `path` holds, without freeing its memory first. Raises OSError.
 
     Each rank calls it with the same names, in any order: it writes its own rows, the first one also the header and
-    what all have. The file's record is known where nothing of it is another's; else None. `buffer`: through which what
-    lies on a GPU comes.
+    what all have. `buffer`: through which what lies on a GPU comes.
 
     Not atomic: a manifest marks it as complete. safetensors' own writer copies each tensor and makes a new file,
     whose pages the kernel clears before they are written.
@@ -183,27 +182,36 @@ def overwrite_tensors(
     # the widest numbers first, so that all are aligned
     ordered = sorted(pieces.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     head = _header(ordered, notes)
-    is_alone = rank == 0 and all(piece.is_whole for _, piece in ordered)
+    digest = xxhash.xxh3_128()
+    stretches: list[tuple[int, int]] = []
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        offset, digest = len(head), xxhash.xxh3_128()
+        for at, data in _own_part(ordered, head, rank, buffer):
+            digest.update(data)
+            _write_at(fd, data, at)
+            begin = stretches.pop()[0] if stretches and stretches[-1][1] == at else at
+            stretches.append((begin, at + len(data)))
         if rank == 0:
-            _write_at(fd, memoryview(head), 0)
-            digest.update(head)
-        for _, piece in ordered:
-            if rank == 0 or not piece.is_whole:
-                at = offset + piece.begin_byte
-                for data in _host_chunks(piece.as_bytes(), buffer):
-                    if is_alone:
-                        digest.update(data)
-                    _write_at(fd, data, at)
-                    at += len(data)
-            offset += piece.whole_bytes
-        if rank == 0:
-            os.ftruncate(fd, offset)
+            os.ftruncate(fd, len(head) + sum(piece.whole_bytes for _, piece in ordered))
     finally:
         os.close(fd)
-    return FileRecord(bytes=offset, checksum=f"{XXH3}:{digest.hexdigest()}") if is_alone else None
+    return WrittenPart(stretches=tuple(stretches), checksum=f"{XXH3}:{digest.hexdigest()}")
+
+
+def _own_part(
+    ordered: list[tuple[str, TensorRows]], head: bytes, rank: int, buffer: DoubleBuffer | None
+) -> Iterator[tuple[int, memoryview]]:
+    """What this rank writes, and where in the file, in the file's order."""
+    if rank == 0:
+        yield 0, memoryview(head)
+    offset = len(head)
+    for _, piece in ordered:
+        if (rank == 0 or not piece.is_whole) and piece.tensor.numel():
+            at = offset + piece.begin_byte
+            for data in _host_chunks(piece.as_bytes(), buffer):
+                yield at, data
+                at += len(data)
+        offset += piece.whole_bytes
 
 
 def _host_chunks(data: Tensor, buffer: DoubleBuffer | None) -> Iterator[memoryview]:

@@ -166,7 +166,7 @@ class Checkpointer:
         wait_for_lease()
         started = time.monotonic()
         with self._store.staging(state.name) as staged:
-            self._model.save(staged, state.training)
+            written = self._model.save(staged, state.training)
             (staged / POSITION_FILE).write_text(json.dumps(state.position_file()))
             wait_for_lease()
             committed = self._store.commit(
@@ -176,6 +176,7 @@ class Checkpointer:
                 config_fingerprint=self._fingerprint,
                 health={"reward_mean": fmean(state.position.recent_rewards), "verdict": Health.UNKNOWN},  # nobody asked
                 keep=keep,
+                written=written,
             )
         before = self._newest
         self._newest = committed

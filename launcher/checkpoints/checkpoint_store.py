@@ -34,7 +34,15 @@ from launcher.checkpoints.checkpoint_folder import (
     refuse_unread,
     verify_checkpoint,
 )
-from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, FileRecord, Manifest, record_files
+from launcher.checkpoints.manifest import (
+    FORMAT,
+    KEEP_MARK,
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    WrittenPart,
+    record_files,
+)
 from launcher.config.fingerprint import Fingerprint
 
 __all__ = ["Checkpoint", "CheckpointName", "CheckpointState", "CheckpointStore"]
@@ -99,13 +107,15 @@ class CheckpointStore:
         health: Mapping[str, object],
         keep: bool,
         files: Mapping[str, FileRecord] | None = None,
+        written: Mapping[str, Sequence[WrittenPart]] | None = None,
     ) -> Checkpoint:
         """Make a staged folder a checkpoint: durable and complete on return, or not there at all.
 
         `keep`: retention never removes it. `files`: of one that was fetched, as they were verified: with others it
-        would not be the one that it was fetched from. A damaged checkpoint of the same name is set aside. Raises
-        CheckpointError, with the staged folder removed, where one of that name is complete already (after a restore
-        to an older step, call `set_aside_after` first) and where the disk refuses.
+        would not be the one that it was fetched from. `written`: what the trainer's ranks wrote, which is looked for.
+        A damaged checkpoint of the same name is set aside. Raises CheckpointError, with the staged folder removed,
+        where one of that name is complete already (after a restore to an older step, call `set_aside_after` first) and
+        where the disk refuses.
         """
         name = self._name_of_staged(staged, global_step)
         try:
@@ -114,7 +124,7 @@ class CheckpointStore:
                 global_step=global_step,
                 policy_version=policy_version,
                 created_at=self._clock(),
-                files=record_files(staged) if files is None else _synced(staged, files),
+                files=record_files(staged, written) if files is None else _synced(staged, files),
                 config_fingerprint=dict(config_fingerprint),
                 health=dict(health),
             )

@@ -7,11 +7,13 @@ last, into a folder that nobody reads yet; a folder without a valid manifest is 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self
 
@@ -30,6 +32,8 @@ FORMAT = "grpo-checkpoint/2"
 FORMAT_OF_BEFORE = "grpo-checkpoint/1"
 """Its files have a `sha256`: of the whole file, or of the SHA-256s of its pieces of PIECE_BYTES."""
 PIECE_BYTES = 64 * 2**20
+READ_BYTES = 2**18
+"""Of a file at a time: it is hashed twice while it is in the processor's cache."""
 XXH3, SHA256, SHA256_OF_PIECES, CRC32 = "xxh3_128", "sha256", "sha256_of_pieces", "crc32"
 """Kinds of checksums. XXH3 is written; a thread takes about 2 GB/s of it, a third of that of SHA-256. CRC32 was that of
 states in memory. It is to find what a disk has damaged: who could forge a file could forge the manifest too."""
@@ -81,6 +85,19 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def kind(self) -> str:
         return self.checksum.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenPart:
+    """What one trainer rank has written of a file: from which byte to which, in order, and one checksum of it all."""
+
+    stretches: Sequence[tuple[int, int]]
+    checksum: str
+
+    @property
+    def as_file(self) -> FileRecord:
+        """The file's, where this rank has written all of it."""
+        return FileRecord(bytes=self.stretches[-1][1], checksum=self.checksum)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,24 +196,55 @@ def checksum_of(path: Path, kind: str = XXH3) -> str:
         return f"{kind}:{crc:08x}" if kind == CRC32 else f"{kind}:{pieces.hexdigest()}"
 
 
-def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Record every file below `folder`, and sync each to the disk. Raises CheckpointError where there are none, or
-    something else than files."""
+def record_files(folder: Path, written: Mapping[str, Sequence[WrittenPart]] | None = None) -> dict[str, FileRecord]:
+    """Record every file below `folder`, and sync each to the disk. `written`: see `record_of`, by their names. Raises
+    OSError; CheckpointError where there are none, or something else than files."""
     paths = list_files(folder)
     if not paths:
         raise CheckpointError(f"{folder} holds no files", "write the files of a checkpoint before its commit")
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    written = written or {}
+    if lacking := sorted(written.keys() - set(names)):
+        raise CheckpointError(f"{folder} lacks {lacking[0]}, which was written", "see that nobody removes its files")
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        records = list(pool.map(_synced_record, paths))
-    return dict(zip((path.relative_to(folder).as_posix() for path in paths), records, strict=True))
+        records = list(pool.map(_synced_record, paths, (written.get(name, ()) for name in names)))
+    return dict(zip(names, records, strict=True))
 
 
-def record_of(path: Path) -> FileRecord:
-    """Raises OSError."""
-    return FileRecord(bytes=path.stat().st_size, checksum=checksum_of(path))
+def record_of(path: Path, parts: Sequence[WrittenPart] = ()) -> FileRecord:
+    """`parts`: what the trainer's ranks have written of it, rank 0's first. Raises OSError, also where one of these is
+    not there: a rank may see another folder under that path, and what lay there before is no part of the state."""
+    if not parts:
+        return FileRecord(bytes=path.stat().st_size, checksum=checksum_of(path))
+    whole, of_ranks, at = xxhash.xxh3_128(), [xxhash.xxh3_128() for _ in parts], 0
+    with path.open("rb", buffering=0) as file:
+        for begin, end, rank in sorted((*place, rank) for rank, part in enumerate(parts) for place in part.stretches):
+            if begin != at:
+                who = "no trainer rank" if begin > at else "two trainer ranks"
+                raise OSError(f"{who} wrote bytes {min(at, begin)} to {max(at, begin)} of {path}")
+            for data in _read(file, end - begin):
+                whole.update(data)
+                of_ranks[rank].update(data)
+            at = end
+        size = file.seek(0, os.SEEK_END)
+    for rank, (part, found) in enumerate(zip(parts, of_ranks, strict=True)):
+        if part.checksum != f"{XXH3}:{found.hexdigest()}":
+            raise OSError(f"what trainer rank {rank} wrote is not in {path}; has its node the same folder there?")
+    if size != at:
+        raise OSError(f"{path} has {size} bytes, and {at} were written")
+    return FileRecord(bytes=size, checksum=f"{XXH3}:{whole.hexdigest()}")
 
 
-def _synced_record(path: Path) -> FileRecord:
-    record = record_of(path)
+def _read(file: FileIO, size: int) -> Iterator[memoryview]:
+    """The next `size` bytes, or those up to the file's end. Each piece is valid until the next one is asked for."""
+    piece = memoryview(bytearray(min(size, READ_BYTES)))
+    while size and (count := file.readinto(piece[: min(size, READ_BYTES)])):
+        yield piece[:count]
+        size -= count
+
+
+def _synced_record(path: Path, parts: Sequence[WrittenPart]) -> FileRecord:
+    record = record_of(path, parts)
     sync_file(path)
     return record
 

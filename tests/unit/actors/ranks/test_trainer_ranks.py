@@ -17,6 +17,7 @@ all tokens average most of that out: 2e-2.
 import dataclasses
 import functools
 import math
+from pathlib import Path
 
 import psutil
 import pytest
@@ -29,8 +30,9 @@ from actors.model.micro_batches import SampledSequence, deal
 from actors.model.policy_model import PolicyModel
 from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
 from actors.ranks.rank_controller import said
-from launcher.base.errors import ConfigError, TrainerError
-from launcher.checkpoints.manifest import FACTS_FILE, TENSORS_FILE
+from launcher.base.errors import CheckpointError, ConfigError, TrainerError
+from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
+from launcher.checkpoints.manifest import ADAPTER_FILE, FACTS_FILE, TENSORS_FILE
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.rank_pair import ADDRESS, Pair
@@ -328,6 +330,49 @@ def test_in_bfloat16_two_are_no_farther_from_one_than_one_that_cuts_otherwise(fo
         model.compute_gradients(make_groups())
     alone, otherwise, together = (gradients(model) for model in models)
     assert 0 < apart(together, alone) < 4 * apart(otherwise, alone)
+
+
+def lead_astray(two, elsewhere):
+    """Each path is another folder to rank 1, as where its node has mounted something else there."""
+
+    def ask_each(part, work, *arguments, **named):
+        two._ranks._pipe.send((work, tuple(elsewhere if isinstance(one, Path) else one for one in arguments), named))
+        answer = getattr(part, work)(*arguments, **named)
+        return [answer, two._ranks._hear()]
+
+    two._ranks.ask_each = ask_each
+
+
+@pytest.mark.slow
+def test_rows_that_a_rank_wrote_elsewhere_are_missed_before_the_state_counts(folder, make_two, tmp_path):
+    """The older state's rows lay there, and got a valid checksum."""
+    two = make_two(folder)
+    slot, elsewhere = tmp_path / "slot", tmp_path / "elsewhere"
+    slot.mkdir()
+    elsewhere.mkdir()
+    step(two, seed=0)
+    two.write_state(slot, two.training_state())
+    step(two, seed=1)
+    lead_astray(two, elsewhere)
+    with pytest.raises(OSError, match=f"trainer rank 1 wrote is not in {slot / TENSORS_FILE}"):
+        two.write_state(slot, two.training_state())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_checkpoint_without_the_rows_of_a_rank_is_not_committed(folder, make_two, tmp_path, lora):
+    two = make_two(folder, use_lora=lora)
+    store, elsewhere = CheckpointStore(tmp_path / "checkpoints"), tmp_path / "elsewhere"
+    (elsewhere / ADAPTER_FILE).parent.mkdir(parents=True)
+    facts = {"global_step": 1, "policy_version": 1, "config_fingerprint": {}, "health": {}, "keep": False}
+    with store.staging(CheckpointName(epoch=0, epoch_step=1, global_step=1)) as staged:
+        assert store.commit(staged, written=two.save(staged), **facts)
+    lead_astray(two, elsewhere)
+    with store.staging(CheckpointName(epoch=0, epoch_step=2, global_step=2)) as staged:
+        written = two.save(staged)
+        with pytest.raises(CheckpointError, match=r"trainer rank 1 wrote is not in .*safetensors"):
+            store.commit(staged, written=written, **facts | {"global_step": 2})
+    assert [one.global_step for one in store.list()] == [1]
 
 
 @pytest.mark.slow

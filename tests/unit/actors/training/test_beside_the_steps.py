@@ -87,8 +87,9 @@ def test_without_room_for_a_copy_the_next_step_waits_until_the_model_was_read(tm
     def slow(self, folder, state):
         if not order:
             assert gradients.wait(deadline_s()), "rollouts and gradients don't wait"
-        save(self, folder, state)
+        written = save(self, folder, state)
         order.append("saved")
+        return written
 
     def ask(report):
         if report.weight_versions == (SAVED_FIRST + 1,):

@@ -4,10 +4,19 @@ import hashlib
 import json
 
 import pytest
+import xxhash
 
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints import manifest
-from launcher.checkpoints.manifest import MANIFEST_NAME, Manifest, find_faults, record_files
+from launcher.checkpoints.manifest import (
+    MANIFEST_NAME,
+    XXH3,
+    Manifest,
+    WrittenPart,
+    find_faults,
+    record_files,
+    record_of,
+)
 
 PIECE = 2**10
 SIZES = (0, 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 5)
@@ -89,3 +98,65 @@ def test_a_record_of_before_that_was_never_written_is_refused(folder, record):
     (folder / MANIFEST_NAME).write_text(json.dumps(data))
     with pytest.raises(CheckpointError, match="not a complete manifest"):
         Manifest.read(folder)
+
+
+def part_of(path, *stretches):
+    data = path.read_bytes()
+    checksum = xxhash.xxh3_128(b"".join(data[begin:end] for begin, end in stretches)).hexdigest()
+    return WrittenPart(stretches=stretches, checksum=f"{XXH3}:{checksum}")
+
+
+TWO = [[(0, 10), (20, 600)], [(10, 20), (600, SIZES[-1])]]
+UNUSUAL = {
+    "alone": [[(0, SIZES[-1])]],
+    "two": TWO,
+    "one without rows": [*TWO, []],
+    "all of it is the first one's": [[(0, SIZES[-1])], []],
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 2**18])
+@pytest.mark.parametrize("ranks", UNUSUAL.values(), ids=UNUSUAL)
+def test_a_file_that_ranks_wrote_together_has_the_record_of_the_whole(folder, monkeypatch, ranks, at_once):
+    monkeypatch.setattr(manifest, "READ_BYTES", at_once)
+    path = folder / f"of_{SIZES[-1]}"
+    assert record_of(path, [part_of(path, *stretches) for stretches in ranks]) == record_of(path)
+
+
+@pytest.mark.parametrize(("rank", "at"), [(0, 0), (1, 10), (1, 19), (0, 20), (0, 599), (1, 600), (1, SIZES[-1] - 1)])
+def test_bytes_that_are_not_what_a_rank_wrote_name_the_rank_and_the_file(folder, rank, at):
+    path = folder / f"of_{SIZES[-1]}"
+    parts = [part_of(path, *stretches) for stretches in TWO]
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(OSError, match=f"what trainer rank {rank} wrote is not in {path}; "):
+        record_of(path, parts)
+    with pytest.raises(OSError, match=f"what trainer rank {rank} wrote is not in {path}; "):
+        record_files(folder, {path.name: parts})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "what"),
+    [
+        ([[(0, 10)], [(12, SIZES[-1])]], "no trainer rank wrote bytes 10 to 12 of"),
+        ([[(5, SIZES[-1])], []], "no trainer rank wrote bytes 0 to 5 of"),
+        ([[(0, 12)], [(10, SIZES[-1])]], "two trainer ranks wrote bytes 10 to 12 of"),
+        ([[(0, 10)], [(10, 20)]], f"has {SIZES[-1]} bytes, and 20 were written"),
+    ],
+)
+def test_places_that_do_not_make_up_the_file_are_named(folder, ranks, what):
+    path = folder / f"of_{SIZES[-1]}"
+    with pytest.raises(OSError, match=what):
+        record_of(path, [part_of(path, *stretches) for stretches in ranks])
+
+
+def test_a_file_that_was_written_and_is_cut_or_gone_is_named(folder):
+    path = folder / f"of_{SIZES[-1]}"
+    parts = [part_of(path, *stretches) for stretches in TWO]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(OSError, match="trainer rank 1 wrote is not in"):
+        record_of(path, parts)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {path.name}, which was written"):
+        record_files(folder, {path.name: parts})

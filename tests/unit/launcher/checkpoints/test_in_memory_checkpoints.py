@@ -222,7 +222,8 @@ def test_a_smaller_file_of_tensors_over_a_larger_one_is_whole(tmp_path, at_once)
     large = {"w": torch.randn(7, 3), "random": torch.arange(5, dtype=torch.uint8), "flag": torch.tensor(2.5)}
     for tensors in (large, {"w": torch.randn(2).t(), "none": torch.zeros(0)}):
         pieces = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
-        assert overwrite_tensors(path, pieces, buffer=buffer) == record_of(path)
+        part = overwrite_tensors(path, pieces, buffer=buffer)
+        assert part.as_file == record_of(path) == record_of(path, [part])
         found = load_file(path)
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
