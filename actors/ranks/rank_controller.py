@@ -224,15 +224,13 @@ class RankController:
         Raises TrainerError where a rank is lost, and what a learner raises, which loses no rank.
         """
         self._check()
+        self._finish_joining()
         try:
-            if self._joining:  # the first weights are written before the first order to all
-                self._wait(self._joining)
-                self._joining = []
             asked = [rank.ask.remote(order, arguments, named) for rank in self._ranks]
             try:
                 own = getattr(learner, order)(*arguments, **named)
             finally:
-                self._wait(asked)  # nobody may still be writing when the folder is given up, or written again
+                self._wait_for_all(asked)
             return [own, *ray.get(asked)]
         except RayTaskError as error:
             raise error.cause from error
@@ -246,6 +244,22 @@ class RankController:
         for rank in self._ranks:
             with contextlib.suppress(RayError):
                 ray.kill(rank)
+
+    def _finish_joining(self) -> None:
+        """The first weights are written before the first order to all."""
+        try:
+            self._wait(self._joining)
+        except RayError as error:
+            self._is_lost.wait(EXPLAIN_S)
+            self._lose(f"the trainer's ranks did not meet: {said(error)}")
+            raise TrainerError(self.lost) from error
+        self._joining = []
+
+    def _wait_for_all(self, asked: list[Any]) -> None:
+        """Also where one has failed: nobody may still be writing when the folder is given up, or written again."""
+        while asked:
+            _, asked = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
+            self._check()
 
     def _wait(self, asked: list[Any]) -> None:
         while asked:

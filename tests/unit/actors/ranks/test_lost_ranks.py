@@ -93,14 +93,19 @@ class Asked:
     """One rank's answer, or what it raises; `log` has in which order things were done."""
 
     def __init__(self, answer, log):
-        self.answer, self.log = answer, log
+        self.answer, self.log, self.is_slow = answer, log, False
         self.ask = SimpleNamespace(remote=lambda order, arguments, named: self)
 
 
 class AnswersOfRay:
+    """A rank that is slow has not answered at the first look."""
+
     def wait(self, asked, num_returns, timeout):
-        asked[0].log.append("waited")
-        return asked, []
+        slow = [one for one in asked if one.is_slow]
+        for one in slow:
+            one.is_slow = False
+        asked[0].log.append("looked" if slow else "waited")
+        return [one for one in asked if one not in slow], slow
 
     def get(self, asked):
         for one in asked:
@@ -148,3 +153,25 @@ def test_where_rank_0_fails_the_others_have_ended_before_it_is_told(monkeypatch)
     with pytest.raises(OSError, match="Input/output error"):
         made.ask_each(learner, "write", "folder")
     assert log == ["refused", "waited"]
+
+
+def test_where_one_rank_fails_a_slow_one_has_ended_before_it_is_told(monkeypatch):
+    """It still wrote its rows while the next step changed them, and into the slot that was written again."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    made, log, learner = asked_of(monkeypatch, RayTaskError("ask", "…", full, pid=1, ip="127.0.0.1"))
+    made._ranks.append(Asked("theirs", log))
+    made._ranks[1].is_slow = True
+    with pytest.raises(OSError, match="No space left"):
+        made.ask_each(learner, "write", "folder")
+    assert log == ["looked", "waited"]
+
+
+def test_a_rank_that_could_not_join_is_lost_also_where_it_is_asked_first(monkeypatch):
+    """The first weights are written before the first order to all; its own error came out bare, and no loss was told."""
+    failed = RuntimeError("out of memory")
+    made, log, learner = asked_of(monkeypatch, "theirs")
+    made._losing, made._is_begun = threading.Lock(), False
+    made._joining = [Asked(RayTaskError("join", "…", failed, pid=1, ip="127.0.0.1"), log)]
+    with pytest.raises(TrainerError, match="the trainer's ranks did not meet: out of memory"):
+        made.ask_each(learner, "write", "folder")
+    assert made.lost
