@@ -273,7 +273,7 @@ class PolicyModel:
         """Write a complete Hugging Face folder and `state` into `folder`, which may exist. None: the present state.
 
         Returns what each rank wrote of each file that they share, for the checkpoint store to compare. With a state,
-        any thread's; a copy is given up afterwards. Raises CheckpointError. Not atomic and not synced:
+        any thread's. Raises CheckpointError. Not atomic and not synced:
         that is the checkpoint store's.
         """
         state = state or self.training_state()
@@ -290,9 +290,6 @@ class PolicyModel:
             )
         except OSError as error:
             raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
-        finally:
-            if state.is_copy and not self.lost:
-                self._ask_each("drop_copy")
         return written
 
     def _write_model(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> Sequence[WrittenPart]:
@@ -330,7 +327,7 @@ class PolicyModel:
 
     def copy_to_host(self, state: TrainingState, *, room: float) -> TrainingState | None:
         """`state` with a copy of the tensors in the host's memory, each rank its part, which `save` can be given at any
-        time. Any thread's.
+        time until `drop_copy`. Any thread's.
 
         None where that takes more than `room` bytes, and with actor.use_lora, whose export is read from the model.
         """
@@ -339,13 +336,17 @@ class PolicyModel:
         try:
             are_copied = self._ask_each("copy_state", room / self._ranks.size)
         except BaseException:
-            if not self.lost:
-                self._ask_each("drop_copy")
+            self.drop_copy()
             raise
         if not all(are_copied):
-            self._ask_each("drop_copy")
+            self.drop_copy()
             return None
         return replace(state, is_copy=True)
+
+    def drop_copy(self) -> None:
+        """Give up what `copy_to_host` took of each rank's host. Any thread's."""
+        if not self.lost:
+            self._ask_each("drop_copy")
 
     @property
     def saves_alone(self) -> bool:

@@ -159,7 +159,10 @@ class Checkpointer:
     def _write(self, reading: Future[StepState | None], keep: bool) -> None:
         state = reading.result()
         if state is not None:
-            self._commit(state, keep=keep)
+            try:
+                self._commit(state, keep=keep)
+            finally:
+                self._model.drop_copy()
 
     def _commit(self, state: StepState, *, keep: bool) -> None:
         """Write a checkpoint, `keep`: for good; then prune the older ones. Raises CheckpointError."""

@@ -167,7 +167,7 @@ def test_where_one_rank_fails_a_slow_one_has_ended_before_it_is_told(monkeypatch
 
 
 def test_a_rank_that_could_not_join_is_lost_also_where_it_is_asked_first(monkeypatch):
-    """The first weights are written before the first order to all; its own error came out bare, and no loss was told."""
+    """The first weights are written before the first order to all; its own error came out, and no loss was told."""
     failed = RuntimeError("out of memory")
     made, log, learner = asked_of(monkeypatch, "theirs")
     made._losing, made._is_begun = threading.Lock(), False

@@ -7,7 +7,8 @@ from pathlib import Path
 from actors.model.policy_model import PolicyModel
 from actors.training.step_records import StepRecords
 from launcher.base.disk_faults import DiskFault, Refusal, fault_of_file
-from launcher.base.errors import JournalError
+from launcher.base.errors import DiskError, JournalError
+from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
@@ -73,6 +74,19 @@ def test_want_of_memory_for_the_copy_costs_a_checkpoint_and_not_the_run(tmp_path
     assert trial.run()
     assert [event["global_step"] for event in trial.events("checkpoint.failed")] == [3]
     assert [c.global_step for c in trial.store.list()] == [5]
+
+
+def test_a_disk_that_refuses_a_checkpoint_s_folder_leaves_no_copy_in_memory(tmp_path, monkeypatch):
+    """It stayed until the next checkpoint, and left less room for that one's."""
+
+    def refuse(self, name):
+        raise DiskError(f"{name} was not written", "make room") from OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(CheckpointStore, "stage", refuse)
+    trial = Trial(tmp_path, steps=6)
+    assert not trial.run()
+    trial.loop._checkpointer.settle()
+    assert trial.model._learner._copy is None
 
 
 def test_a_disk_that_refuses_a_step_s_lines_stops_the_loop_after_it(tmp_path):
