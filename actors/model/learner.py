@@ -34,6 +34,7 @@ from launcher.checkpoints.manifest import ADAPTER_FILE, MASTER, TENSORS_FILE, WE
 from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
+from launcher.resources.hardware import find_hardware
 
 
 class Learner:
@@ -239,11 +240,13 @@ class Learner:
         weights = sum(piece.whole_bytes for name, piece in pieces.items() if name.startswith(MASTER))
         return weights, sum(piece.whole_bytes for piece in pieces.values())
 
-    def copy_state(self, room: float) -> bool:
-        """Copy this rank's part of weights and optimizer into the host's memory, where that takes at most `room` bytes.
+    def copy_state(self, share: float) -> bool:
+        """Copy this rank's part of weights and optimizer into the host's memory, where that takes at most `share` of
+        what is free there, of which each rank may have as much as if all were on this host.
 
         In place of the copy before."""
         self._copy = None
+        room = share * find_hardware().memory_free / self._group.size
         with stream_of_its_own(self._device):
             pieces = self._state_pieces()
             if sum(piece.tensor.nbytes for piece in pieces.values()) > room:

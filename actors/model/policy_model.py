@@ -325,16 +325,17 @@ class PolicyModel:
         weights, by_now = self._learner.state_bytes()
         return max((1 + len(MOMENTS)) * weights, by_now)
 
-    def copy_to_host(self, state: TrainingState, *, room: float) -> TrainingState | None:
+    def copy_to_host(self, state: TrainingState, *, share: float) -> TrainingState | None:
         """`state` with a copy of the tensors in the host's memory, each rank its part, which `save` can be given at any
         time until `drop_copy`. Any thread's.
 
-        None where that takes more than `room` bytes, and with actor.use_lora, whose export is read from the model.
+        None where that takes more than `share` of the free memory of a rank's host, and with actor.use_lora, whose
+        export is read from the model.
         """
         if self._actor.use_lora:
             return None
         try:
-            are_copied = self._ask_each("copy_state", room / self._ranks.size)
+            are_copied = self._ask_each("copy_state", share)
         except BaseException:
             self.drop_copy()
             raise

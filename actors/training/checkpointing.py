@@ -44,7 +44,6 @@ from launcher.checkpoints.verification import verify
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schedule import Schedule
 from launcher.config.schema import RunConfig
-from launcher.resources.hardware import find_hardware
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
@@ -148,7 +147,7 @@ class Checkpointer:
         if has_folder and self._store.find(state.name.global_step) is not None:
             return None
         try:
-            own = self._model.copy_to_host(state.training, room=(1 - LEFT_FREE) * find_hardware().memory_free)
+            own = self._model.copy_to_host(state.training, share=1 - LEFT_FREE)
         except Exception as error:  # want of memory has several kinds, and costs the run a checkpoint only
             raise CheckpointError(f"checkpoint {state.name} was not copied: {error!r}") from error
         if own is None:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from actors.model import learner
 from launcher.base.errors import CheckpointError
 from tests.support import tiny_models
 from tests.support.tiny_models import make_groups, train
@@ -105,6 +107,17 @@ def test_sglang_would_find_no_other_weights_in_it(folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "more", "has_room"), [(1, 0, True), (1, -1, False), (2, 0, True), (2, -2, False)])
+def test_a_rank_copies_where_its_own_host_has_room(folder, monkeypatch, ranks, more, has_room):
+    """It was rank 0's host that was asked for all of them."""
+    part = policy(folder)._learner
+    part._group.size = ranks
+    free = 4 * ranks * part.state_bytes()[1] + 4 * more  # a fourth is taken at most, by each as if all were there
+    monkeypatch.setattr(learner, "find_hardware", lambda: SimpleNamespace(memory_free=free))
+    assert part.copy_state(0.25) is has_room
+    assert (part._copy is not None) is has_room
+
+
 def test_gradients_are_dropped_by_a_load(folder, tmp_path):
     model = policy(folder)
     model.save(tmp_path)

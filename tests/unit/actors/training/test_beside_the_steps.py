@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from actors.model import learner
 from actors.model.policy_model import PolicyModel
-from actors.training import checkpointing
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.policy.admission import Admission
@@ -80,7 +80,7 @@ def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch, ex
 
 @pytest.mark.slow
 def test_without_room_for_a_copy_the_next_step_waits_until_the_model_was_read(tmp_path, monkeypatch, expected):
-    monkeypatch.setattr(checkpointing, "find_hardware", lambda: SimpleNamespace(memory_free=0))
+    monkeypatch.setattr(learner, "find_hardware", lambda: SimpleNamespace(memory_free=0))
     order, gradients = [], threading.Event()
     save = PolicyModel.save
 

@@ -65,10 +65,10 @@ def test_a_full_disk_at_the_last_save_is_waited_for(tmp_path, monkeypatch):
 def test_want_of_memory_for_the_copy_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch):
     trial, starved, copied = Trial(tmp_path, steps=6), [True], PolicyModel.copy_to_host
 
-    def copy(self, state, *, room):
+    def copy(self, state, *, share):
         if starved and starved.pop():
             raise MemoryError
-        return copied(self, state, room=room)
+        return copied(self, state, share=share)
 
     monkeypatch.setattr(PolicyModel, "copy_to_host", copy)
     assert trial.run()
