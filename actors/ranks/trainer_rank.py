@@ -43,7 +43,8 @@ NO_PROCESS = (None, "Z", "X")
 log = logging.getLogger("trainer")
 
 
-@ray.remote(concurrency_groups={"work": 1, "state": 2, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
+# a state, a checkpoint and the weights that are published may all be written at the same time: none waits for another
+@ray.remote(concurrency_groups={"work": 1, "state": 3, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
 class TrainerRank:
     """`where`, `prepare`, `join`, then `call` and `ask`; `stay` ends when this rank can't continue."""
 
