@@ -344,9 +344,9 @@ def lead_astray(two, elsewhere):
 
 
 @pytest.mark.slow
-def test_rows_that_a_rank_wrote_elsewhere_are_missed_before_the_state_counts(folder, make_two, tmp_path):
+def test_rows_that_a_rank_wrote_elsewhere_are_missed_before_the_state_counts(untied, make_two, tmp_path):
     """The older state's rows lay there, and got a valid checksum."""
-    two = make_two(folder)
+    two = make_two(untied)
     slot, elsewhere = tmp_path / "slot", tmp_path / "elsewhere"
     slot.mkdir()
     elsewhere.mkdir()
