@@ -132,7 +132,11 @@ class TrainerRank:
         """What the `Learner` answers, beside `call`. A disk that refuses is rank 0's to judge: it ends no rank."""
         if self._learner is None:
             raise TrainerError("this rank has not joined")
-        return getattr(self._learner, order)(*arguments, **named)
+        try:
+            return getattr(self._learner, order)(*arguments, **named)
+        except OSError as error:
+            what = f"{error.strerror or error}, on the node of trainer rank {self._rank}"
+            raise OSError(error.errno, what, error.filename) from error
 
     def _let_go(self, before: RankLocation | None) -> None:
         """What it holds of the GPU is free once its process is gone."""

@@ -1,5 +1,6 @@
 """The ranks of a parked trainer: when they take over, when others are started, and whom each waits for."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -168,6 +169,20 @@ def test_a_rank_begins_when_its_process_of_the_incarnation_before_is_gone(monkey
         rank._let_go(RankLocation(node="here", pid=before.pid))
         assert len(looks) >= 3
         assert process_state(before.pid)[0] in ("Z", None)
+
+
+def test_what_a_rank_s_disk_refuses_names_the_rank():
+    """The folder that is named beside it is rank 0's, which may be well."""
+
+    def refuse(folder):
+        raise OSError(errno.ENOENT, "No such file or directory", str(folder))
+
+    rank = object.__new__(TrainerRank.__ray_metadata__.modified_class)
+    rank._rank, rank._learner = 3, SimpleNamespace(write=refuse)
+    with pytest.raises(FileNotFoundError) as refused:
+        rank.ask("write", ("folder",), {})
+    assert refused.value.strerror == "No such file or directory, on the node of trainer rank 3"
+    assert refused.value.filename == "folder"
 
 
 HALF_GONE = """
