@@ -57,11 +57,11 @@ async def test_no_question_is_answered_with_an_error_while_its_disk_does_not_giv
     paths.prepare()
     read, refused = RewardSeries.read, []
 
-    def refuse(of):
+    def refuse(of, **how):
         refused.append(of)
         if len(refused) < 3:
             raise StorageError(f"{of.metrics} can't be read: Input/output error", "")
-        return read(of)
+        return read(of, **how)
 
     monkeypatch.setattr(RewardSeries, "read", refuse)
     made = HealthMonitorActor.__ray_metadata__.modified_class(RunConfig(experiment_name="exp"), paths, 1)
