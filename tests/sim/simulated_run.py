@@ -121,7 +121,9 @@ def findings_of(run, ends=TerminalStatus.FINISHED):
         return (*(one for one in found.doubts if not one.startswith("not known: ")), *run.truth.breaches)
     epochs = run.config.total_train_epochs
     steps = PROMPTS // BATCH * epochs
-    whole = f"{PROMPTS} prompts, each exactly {epochs} times; {steps} of {steps} steps"
+    # a disk that is full to the end has no line of the end, and the auditor takes no plan for what was done
+    of_all = f"{steps} steps" if run.disks.of_the_run.fault is not None else f"{steps} of {steps} steps"
+    whole = f"{PROMPTS} prompts, each exactly {epochs} times; {of_all}"
     return (*found.doubts, *([] if found.counts == whole else [found.counts]), *run.truth.breaches)
 
 
