@@ -250,11 +250,6 @@ LATER = "rollout.max_head_offpolicyness=2"
             ["total_train_steps=100"],
         ),
         (["actor.gather_dtype=bfloat16", "actor.dtype=float32"], ["float32 with"], ["actor.gather_dtype=float32"]),
-        (
-            ["actor.dp_size=2", "actor.optimizer.type=torch.optim:SGD"],
-            ["adamw with"],
-            ["actor.optimizer.type=adamw"],
-        ),
         (["sglang.tp_size=2"], ["1 with sglang.device=cpu"], ["sglang.tp_size=1"]),
         (["sglang.port=65535", "sglang.n_servers=2"], ["at most 65534"], ["sglang.port=65534"]),
         (["sglang.host=0.0.0.0"], ["127.0.0.1"], ["sglang.host=127.0.0.1"]),
