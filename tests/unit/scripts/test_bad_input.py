@@ -6,6 +6,8 @@ import importlib
 import logging
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -25,11 +27,15 @@ NO_KEYS = {"no_key": "", "two_keys": "two\nlines", "key_json": '{"api": "one", "
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """Runs of the fileroots `ended`, `torn`, …, and what is no run: a folder, a file, and nothing."""
-    base = tmp_path_factory.mktemp("bad")
-    for folder in (base, *base.parents[:2]):
-        folder.chmod(0o755)
+def base():
+    """Runs of the fileroots `ended`, `torn`, …, and what is no run: a folder, a file, and nothing. Below folders that
+    everybody may pass: those of pytest are closed."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder).chmod(0o755)
+        yield fill(Path(folder))
+
+
+def fill(base):
     for fileroot in TRIALS:
         paths = RunPaths(fileroot=base / fileroot, user="me", experiment_name="e", trial_name="t")
         if fileroot == "never_began":
