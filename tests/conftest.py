@@ -5,6 +5,7 @@
 --kills N          so many, in the tests of tests/chaos that draw by chance
 --minutes N        how long tests/chaos/test_soak.py leaves a run alone
 --real-servers     the real SGLang in tests/chaos/test_lost_nodes.py, in place of stand-ins
+--ends-at S        no test begins after this time, in seconds since 1970; the last line counts those that did not
 """
 
 import gc
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -39,6 +41,7 @@ UNIT_TIMEOUT_S = 60
 KINDS = {
     "slow: ": "slow (pytest --all runs them)",
     "long: ": "long (pytest --long runs them)",
+    "time: ": "for want of time (--ends-at)",
     "cgroup": "for want of a memory cgroup",
     "mount": "because nothing can be mounted here (needs root)",
     "root may": "because root is not refused anything",
@@ -54,6 +57,7 @@ def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=None, help="of the tests in tests/chaos, in place of a few")
     parser.addoption("--minutes", type=float, default=5.0, help="of tests/chaos/test_soak.py")
     parser.addoption("--real-servers", action="store_true", help="the real SGLang in tests/chaos/test_lost_nodes.py")
+    parser.addoption("--ends-at", type=float, default=None, help="no test begins after it; seconds since 1970")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist's own
@@ -75,6 +79,8 @@ def pytest_cmdline_main(config):
 def pytest_collection_modifyitems(config, items):
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     runs_slow = config.getoption("--all") or config.getoption("--long")
+    if config.getoption("--ends-at"):  # what is left out then is a few whole runs, and not all that is cheap
+        items.sort(key=lambda item: any(item.path.is_relative_to(folder) for folder in SYSTEM))
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in SYSTEM) and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
@@ -84,6 +90,13 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: --all runs it"))
         if item.path.is_relative_to(UNIT) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
+
+
+@pytest.hookimpl(tryfirst=True)  # before a module's fixture starts a run
+def pytest_runtest_setup(item):
+    ends_at = item.config.getoption("--ends-at")
+    if ends_at and time.time() > ends_at:
+        pytest.skip("time: --ends-at is past")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,5 +1,6 @@
 """Each command behind a figure of README.md and docs/measurements.md, at its smallest and on the real SGLang: it ends
 with a point of that figure. One that nobody ran had stopped working unnoticed. What they measure here is worth nothing.
+They share how a run is started, disturbed and read: one of them is run each time, the others in the tier `long`.
 
 `python -m scripts.storm` is run by tests/e2e/test_storm.py.
 """
@@ -17,7 +18,12 @@ from tests.support.worlds.benchmarks import SMALLEST
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+EACH_TIME = "disturb server_killed"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == EACH_TIME else pytest.mark.long) for name in SMALLEST]
+)
 def test_a_command_ends_with_its_figure(name, tmp_path):
     options, figures = SMALLEST[name]
     module, *what = name.split()

@@ -28,6 +28,7 @@ def test_the_notebook_is_whole_and_holds_no_output():
     assert [cell["outputs"] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"] == [[]] * len(CELLS)
 
 
+@pytest.mark.long  # the same command and a killed trainer: tests/e2e/test_one_run.py
 def test_its_cells_run_in_order_and_the_killed_trainer_costs_no_step(tmp_path, request):
     program = tmp_path / "cells.py"
     program.write_text("\n\n".join(CELLS))

@@ -1,4 +1,7 @@
-"""The policy itself collapses, with the real SGLang and the real reward function: it is found, and taken back."""
+"""The policy itself collapses, with the real SGLang and the real reward function: it is found, and taken back.
+
+tests/ray/test_reward_faults.py shows it with weights that are changed by hand.
+"""
 
 import os
 from statistics import fmean
@@ -10,7 +13,7 @@ from launcher.run_files.journal import read_lines
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
 from tests.support.hot_optimizer import FIRST, MARK, STEPS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
 AS_ARITHMETIC_CPU = (
     "train_dataset.batch_size=16",

@@ -11,7 +11,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
 
 
-@pytest.mark.parametrize("victims", [["actor", "raylet"], ["driver"]], ids=" ".join)
+# a killed driver while its server starts: tests/e2e/test_one_run.py
+@pytest.mark.parametrize(
+    "victims", [["actor", "raylet"], pytest.param(["driver"], marks=pytest.mark.long)], ids=" ".join
+)
 def test_nothing_outlives_its_owner(tmp_path, victims):
     """A server for each, with its host; that of the next victim lives on."""
     with Driven(tmp_path, model_path=str(MODEL), entry=None, servers=len(victims)) as driven:

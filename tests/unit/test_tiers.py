@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +95,19 @@ def test_all_tests_are_run_by_two_processes_and_named_ones_by_one(source, change
     assert vars(named.option) == {"capture": "fd"}, "without pytest-xdist"
 
 
+def test_no_test_begins_after_the_end_and_whole_runs_are_the_last():
+    unit, ray = Item(UNIT_FILE), Item(RAY_FILE)
+    items = [ray, unit]
+    config = SimpleNamespace(args=["tests"], getoption={"--all": True, "--long": False, "--ends-at": 1.0}.get)
+    conftest.pytest_collection_modifyitems(config, items)
+    assert items == [unit, ray]
+    unit.config = config
+    with pytest.raises(pytest.skip.Exception, match="time: "):
+        conftest.pytest_runtest_setup(unit)
+    config.getoption = {"--ends-at": time.time() + 3600}.get
+    conftest.pytest_runtest_setup(unit)
+
+
 def test_a_unit_test_that_hangs_ends_after_a_minute(request):
     assert request.node.get_closest_marker("timeout").args == (conftest.UNIT_TIMEOUT_S,) == (60,)
 
@@ -103,6 +117,7 @@ def test_a_unit_test_that_hangs_ends_after_a_minute(request):
     [
         ("Skipped: slow: --all runs it", "slow (pytest --all runs them)"),
         ("long: --long runs it", "long (pytest --long runs them)"),
+        ("time: --ends-at is past", "for want of time (--ends-at)"),
         ("only root can become another account to attack from", "for want of root"),
         ("network namespaces need root", "for want of root"),
         ("root may write everywhere", "because root is not refused anything"),
@@ -140,7 +155,8 @@ def test_the_workflow_and_ci_run_have_the_same_parts():
     jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
     asked = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     parts = {line.removeprefix("bash .ci/run ") for line in asked}
-    assert parts == set({*re.findall(r"all \| (.+)\) ;;", script)[0].split(" | ")}) == {"quick", "checks", "slow"}
+    known = {*re.findall(r"all \| (.+)\) ;;", script)[0].split(" | ")}
+    assert parts == known == {"quick", "checks", "slow", "long"}
     command = ["bash", str(REPOSITORY / ".ci" / "run"), "none"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, "it is quick, checks, slow" in done.stdout) == (2, True), done.stdout + done.stderr
+    assert (done.returncode, "it is quick, checks, slow, long" in done.stdout) == (2, True), done.stdout + done.stderr
