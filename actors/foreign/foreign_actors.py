@@ -21,7 +21,7 @@ from actors.foreign.door_actor import DOOR, DoorActor
 from actors.foreign.fleet import Fleet, asked
 from actors.foreign.foreign_process import inherited
 from actors.monitoring.alerts import IncidentAlerts
-from actors.monitoring.health_monitor_actor import HealthMonitorActor
+from actors.monitoring.health_monitor import HealthMonitorActor
 from actors.supervision.coordinator_actor import RunActor, Seen, find_servers
 from actors.supervision.run_actors import NO_GPU, RANK_0, RunActors
 from actors.supervision.run_history import RunHistory

@@ -1,5 +1,7 @@
 """The HealthMonitor: what is healthy, which batch may be trained on, and what broke.
 
+`HealthMonitor` is the plain class, `HealthMonitorActor` the async Ray actor around it.
+
     servers' actors ─► ServerPoll each ─► their reports ┐
     admitted batches ─► reward health ──────────────────┼─► report (pulled by the Coordinator)
     known answers ─► canaries ──────────────────────────┘
@@ -13,17 +15,27 @@ What it must know after a restart is in the run's files (actors/monitoring/rewar
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
+import ray
+from ray.exceptions import RayError
+
+from actors.cluster.actor_calls import ActorAway, answer
+from actors.cluster.fencing import bind_to_cluster
+from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.memory_watch import SAMPLE_INTERVAL_S, MemoryWatch
 from actors.monitoring.reward_series import RewardSeries, rounds_of
 from actors.processes.background_tasks import BackgroundCall
+from actors.processes.long_poll import hold_answer
 from actors.serving.server_report import ServerReport, ServerWork
-from launcher.base.errors import LauncherError
+from launcher.base.errors import JournalError, LauncherError, StorageError
 from launcher.base.messages import Cause, Health, Incident, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import COMPARED_REJECTIONS, OF_WEIGHTS, Admission, BatchReport, GateRules, admit
@@ -39,7 +51,8 @@ from launcher.policy.reward_health import (
     low_since,
     never_rewarded,
 )
-from launcher.run_files.journal import Journal
+from launcher.run_files.journal import Journal, LineLog
+from launcher.run_files.run_paths import RunPaths
 
 MOST_ROUNDS = 200
 MOST_ANSWERS = 8
@@ -52,10 +65,15 @@ AGAIN_S = 0.25
 """Before the next question to an actor that could not be asked: Ray may be starting it."""
 FRESH_S = 5.0
 """Age from which an answer shows nothing any more."""
+READ_AGAIN_S = 1.0
+"""Between two tries to read the run's past from a disk that does not give it."""
 AWAY = Verdict(health=Health.UNKNOWN, reason="its actor does not answer")
+
+log = logging.getLogger("health_monitor")
 
 Ask = Callable[[str, ServerWork, float], Awaitable[ServerReport]]
 """Name, work, and for how long the answer may be held. Raises LauncherError."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +186,9 @@ class HealthMonitor:
         A question from before a restore, for whose answer nobody waits any more, is not recorded."""
         if report.lineage is not None and report.lineage < self._lineage:
             return Admission(admitted=False, reason="it was asked before the trainer was restored")
-        for question, answer in self._answered:
+        for question, admission in self._answered:
             if report.question and report.question == question:
-                return answer
+                return admission
         self._answered.append((report.question, self._answer(report)))
         return self._answered[-1][1]
 
@@ -453,3 +471,101 @@ class ServerPoll:
         self._noted = (report.info, health, report.end is None, report.blind)
         if self._noted != before:
             self._changed(self._name, report)
+
+
+@ray.remote(num_cpus=0)
+class HealthMonitorActor:
+    """Nothing in `__init__` can fail: an actor whose constructor raises is never restarted."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
+        bind_to_cluster(config)
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._monitor: HealthMonitor | None = None
+        self._alerts: IncidentAlerts | None = None
+        self._journal: Journal | None = None
+        self._beginning = asyncio.Lock()
+
+    async def _ready(self) -> HealthMonitor:
+        """Made on the first call, on its loop, which no file may block: the pings that show it is alive share it."""
+        async with self._beginning:
+            if self._monitor is None:
+                self._monitor = await self._begin()
+        return self._monitor
+
+    async def _begin(self) -> HealthMonitor:
+        config, paths = self._config, self._paths
+        journal = self._journal = Journal(paths.events, self._attempt, time.time, in_background=True)
+        journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
+        self._alerts = IncidentAlerts.begun(config.alerts, paths, self._attempt)
+        memory = MemoryWatch(journal, series=LineLog(paths.memory))
+        is_ahead = config.rollout.max_head_offpolicyness > 0
+        series = await _until_read(partial(RewardSeries.read, paths, is_ahead=is_ahead))
+        return HealthMonitor(config, journal, ServerActors().ask, series=series, memory=memory)
+
+    async def watch(self, servers: Mapping[str, ServerWork], hold_s: float = 0.0) -> MonitorReport:
+        """Take these servers, and report: when something has changed since the last report, at once where another asks,
+        else after `hold_s`."""
+        monitor = await self._ready()
+        if self._journal is not None:
+            self._journal.write_waiting()
+        monitor.watch(servers)
+        await hold_answer(monitor.changed, hold_s)
+        return monitor.report()
+
+    async def admit(self, report: BatchReport) -> Admission:
+        return (await self._ready()).admit(report)
+
+    async def canaries(self, scored: CanaryRound) -> None:
+        (await self._ready()).canaries(scored)
+
+    async def restored(self, global_step: int, onset_step: int | None = None, lineage: int | None = None) -> None:
+        (await self._ready()).restored(global_step, onset_step, lineage)
+
+    async def trust(self, name: str) -> None:
+        (await self._ready()).trust(name)
+
+    async def send_alerts(self) -> None:
+        """Send what the journal holds, and wait until it has left; at the end of the run."""
+        await self._ready()
+        if self._alerts is not None:
+            await asyncio.to_thread(self._alerts.finish, self._config.alerts.timeout)
+
+
+async def _until_read(read: Callable[[], T]) -> T:
+    """Without the run's past nothing may be admitted: while a disk doesn't give it, nobody gets an answer (P7). An
+    error would end the step loop."""
+    while True:
+        try:
+            return await asyncio.to_thread(read)
+        except (JournalError, StorageError) as error:
+            log.warning("monitor.waits reason=%r", str(error))
+            await asyncio.sleep(READ_AGAIN_S)
+
+
+class ServerActors:
+    """Found by their names. One that did not answer is looked for again: another may have its name."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+
+    async def ask(self, name: str, work: ServerWork, hold_s: float) -> ServerReport:
+        """Raises LauncherError."""
+        try:
+            if name not in self._found:
+                self._found[name] = await asyncio.to_thread(_find, name)  # the cluster's store may be away
+            call = self._found[name].report.remote(work, hold_s)
+            report: ServerReport = await answer(call, within_s=hold_s + ANSWER_S, of=name)
+        except LauncherError:
+            self._found.pop(name, None)
+            raise
+        return report
+
+
+def _find(name: str) -> Any:
+    """Raises ActorAway."""
+    try:
+        return ray.get_actor(name)
+    except (RayError, ValueError) as error:  # ValueError: no actor of that name
+        raise ActorAway(f"{name} can't be found: {error}") from error

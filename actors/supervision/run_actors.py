@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from actors.cluster.placement_group import RunPlacement
-from actors.monitoring.health_monitor_actor import HealthMonitorActor
+from actors.monitoring.health_monitor import HealthMonitorActor
 from actors.serving.sglang_server import SGLangServer
 from actors.supervision.coordinator_actor import COORDINATOR, CoordinatorActor, trainer_names
 from actors.supervision.run_history import LEFT, RESIZED, TOOK_OVER, index_of, server_names

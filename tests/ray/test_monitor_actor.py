@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from actors.monitoring.health_monitor_actor import HealthMonitorActor
+from actors.monitoring.health_monitor import HealthMonitorActor
 from actors.processes.process_tree import identify
 from actors.serving.server_report import ServerWork
 from actors.serving.sglang_server import SGLangServer

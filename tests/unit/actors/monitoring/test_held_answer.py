@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.monitoring import health_monitor_actor
-from actors.monitoring.health_monitor import MonitorReport
-from actors.monitoring.health_monitor_actor import HealthMonitorActor
+from actors.monitoring import health_monitor
+from actors.monitoring.health_monitor import HealthMonitorActor, MonitorReport
 from actors.monitoring.reward_series import RewardSeries
 from launcher.base.errors import StorageError
 from launcher.config.schema import RunConfig
@@ -52,8 +51,8 @@ async def test_what_changed_between_two_questions_is_told_at_once_and_only_once(
 
 async def test_no_question_is_answered_with_an_error_while_its_disk_does_not_give_its_past(paths, monkeypatch):
     """A monitor that Ray started anew at that moment: its error at the gate ended the step loop, as a defect."""
-    monkeypatch.setattr(health_monitor_actor, "READ_AGAIN_S", 0.001)
-    monkeypatch.setattr(health_monitor_actor, "bind_to_cluster", lambda config: None)
+    monkeypatch.setattr(health_monitor, "READ_AGAIN_S", 0.001)
+    monkeypatch.setattr(health_monitor, "bind_to_cluster", lambda config: None)
     paths.prepare()
     read, refused = RewardSeries.read, []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.monitoring.health_monitor_actor import HealthMonitorActor
+from actors.monitoring.health_monitor import HealthMonitorActor
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_server import SGLangServer
