@@ -6,21 +6,28 @@
 
 A silent server is SUSPECT in the pool: it gets no request until it has generated a token again. What it was asked is
 aborted there, so that no completion is ever made of tokens of two servers but for those from before the move. Where a
-silence was a false alarm, the move costs another prefill.
+silence was a false alarm, the move costs another prefill. How long tokens usually take shows what a silence is
+(`StreamPace`). A request that failed is begun again for so many attempts (`request_attempts`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+import stamina
+from stamina import Attempt
 
 from actors.rollout.server_pool import RequestMoved, ServerPool, ServerRequest, ServerTurn, Version
-from actors.rollout.stream_pace import TICK_S, LiveStream, StreamPace
 from launcher.base.errors import RequestFailed
 from launcher.base.messages import ServerInfo, ServerKey
 from launcher.config.schema import RolloutConfig
-from launcher.policy.routing import silent_servers
+from launcher.policy.routing import StreamLook, silent_servers
 
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures of the server, not of the request."""
@@ -28,6 +35,98 @@ OF_WEIGHTS = frozenset({"nonfinite", "impossible", "stale"})
 """Asked again, the same weights would give the same."""
 Told = Callable[[str, str, str], object]
 """An event, the server, and the reason."""
+
+TICK_S = 0.1
+LONGEST_TICK_S = 2 * TICK_S
+"""What one tick counts at most: while the trainer's own loop stood still (a long garbage collection, a machine without
+CPU to spare) nothing was read, whatever the servers sent."""
+KEPT = 20
+"""Waits of each server, of which the usual one is found."""
+KNOWN_AT = 3
+"""Requests of which a usual wait is known."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveStream:
+    """One request that is being answered: when it was last heard of, and its waits so far."""
+
+    at: float
+    last_s: float = 0.0
+    first_s: float | None = None
+    longest_s: float | None = None
+
+
+@dataclass(slots=True)
+class _ServerPace:
+    generation: int
+    live: list[LiveStream] = field(default_factory=list)
+    first_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    longest_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+class StreamPace:
+    """How long requests wait for tokens: of each server since the last, and usually.
+
+    `begins`, `heard` and `ends` of each request, and `tick` every TICK_S while there are any. Time is counted in ticks.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ticked_at = float("-inf")
+        self._now = 0.0
+        self._servers: dict[str, _ServerPace] = {}
+
+    def tick(self) -> None:
+        at = self._clock()
+        self._now += min(at - self._ticked_at, LONGEST_TICK_S)
+        self._ticked_at = at
+
+    def begins(self, server: ServerInfo) -> LiveStream:
+        known = self._servers.get(server.name)
+        if known is None or known.generation != server.generation:  # a new incarnation has no past
+            known = self._servers[server.name] = _ServerPace(server.generation)
+        stream = LiveStream(at=self._now)
+        known.live.append(stream)
+        return stream
+
+    def heard(self, stream: LiveStream) -> None:
+        """Some of its tokens have arrived."""
+        stream.last_s = waited_s = self._now - stream.at
+        stream.at = self._now
+        if stream.first_s is None:
+            stream.first_s = waited_s
+        else:
+            stream.longest_s = max(waited_s, stream.longest_s or 0.0)
+
+    def ends(self, server: ServerInfo, stream: LiveStream) -> None:
+        known = self._servers[server.name]
+        if known.generation != server.generation:
+            return
+        known.live.remove(stream)
+        if stream.first_s is not None:
+            known.first_s.append(stream.first_s)
+        if stream.longest_s is not None:
+            known.longest_s.append(stream.longest_s)
+
+    def looks(self) -> dict[ServerKey, StreamLook]:
+        """Of each server that has requests."""
+        return {
+            (name, server.generation): StreamLook(
+                silent_s=self._now - max(stream.at for stream in server.live),
+                lately_s=max(max(stream.last_s, self._now - stream.at) for stream in server.live),
+                usual_s=_usual(server),
+            )
+            for name, server in self._servers.items()
+            if server.live
+        }
+
+
+def _usual(server: _ServerPace) -> float | None:
+    has_begun = any(stream.first_s is not None for stream in server.live)
+    waits = list(server.longest_s if has_begun else server.first_s)
+    if len(waits) < KNOWN_AT:  # of a new server, whose first requests are long, those that it is answering
+        waits += [stream.longest_s for stream in server.live if stream.longest_s is not None]
+    return median(waits) if len(waits) >= KNOWN_AT else None
 
 
 class RequestLoop:
@@ -117,3 +216,30 @@ class RequestLoop:
                 request.is_unheard = True
                 request.silences += 1
                 turn.move()
+
+
+def request_attempts(config: RolloutConfig) -> AsyncIterable[Attempt]:
+    """The first attempt and `rollout.request_retries` more. Only a RequestFailed that is `retryable` is tried again.
+
+    After the first connection that breaks there is no wait: its server is SUSPECT, and another can continue now. After
+    further ones there is: where all servers have died at once, each would else use up an attempt within milliseconds.
+    """
+    has_moved = False
+
+    def may_try_again(error: Exception) -> bool | float:
+        nonlocal has_moved
+        if not (isinstance(error, RequestFailed) and error.retryable):
+            return False
+        if error.kind not in NOBODY_THERE or has_moved:
+            return True
+        has_moved = True
+        return 0.0
+
+    return stamina.retry_context(
+        on=may_try_again,
+        attempts=config.request_retries + 1,
+        timeout=None,
+        wait_initial=config.retry_wait_initial,
+        wait_max=config.retry_wait_max,
+        wait_jitter=config.retry_wait_initial,
+    )

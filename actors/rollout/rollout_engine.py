@@ -22,8 +22,7 @@ from actors.episodes.episode import EpisodeFailed
 from actors.episodes.episode_runner import EpisodeRunner
 from actors.reward.reward_pool import Score
 from actors.rollout.group_progress import GroupProgress
-from actors.rollout.request_loop import RequestLoop, Told
-from actors.rollout.request_retry import request_attempts
+from actors.rollout.request_loop import RequestLoop, Told, request_attempts
 from actors.rollout.rollout_stream import GroupFailed, RolloutStream, Tally, Weights
 from actors.rollout.server_pool import ServerPool, ServerRequest
 from actors.serving.completions import CompletionStream, Samples

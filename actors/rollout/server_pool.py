@@ -17,12 +17,12 @@ import contextlib
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from actors.rollout.prefix_affinity import PrefixAffinity
 from launcher.base.errors import RequestFailed, ServerError
 from launcher.base.messages import ServerInfo, ServerKey, ServerState
 from launcher.policy.routing import RoutingCandidate, route
@@ -101,6 +101,8 @@ LET_GO_S = 5.0
 """From the report of a server's end until its requests are moved: a process that ended breaks its connections, and
 what has arrived counts. A machine that is gone breaks none: its requests would wait for rollout.request_timeout."""
 OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
+MOST_PROMPTS = 100_000
+"""Whose server is remembered, about 20 MB; the least recently asked is forgotten first."""
 
 Answer = TypeVar("Answer")
 Version = int | Callable[[], int]
@@ -112,6 +114,39 @@ class Load:
 
     requests: int = 0
     samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    name: str
+    generation: int
+    weights: tuple[int | None, int | None]
+
+
+class PrefixAffinity:
+    """Which server was last asked for each prompt, and so may have its prefix in its cache. `prompt` is the prompt's
+    id; "" is not remembered."""
+
+    def __init__(self) -> None:
+        self._homes: OrderedDict[str, _Home] = OrderedDict()
+
+    def asked(self, prompt: str, server: ServerInfo) -> None:
+        if not prompt:
+            return
+        self._homes[prompt] = _Home(server.name, server.generation, (server.weight_version, server.lineage))
+        self._homes.move_to_end(prompt)
+        if len(self._homes) > MOST_PROMPTS:
+            self._homes.popitem(last=False)
+
+    def home(self, prompt: str) -> str:
+        """The name of the server that was last asked for this prompt, "" where none was."""
+        home = self._homes.get(prompt)
+        return "" if home is None else home.name
+
+    def is_warm(self, prompt: str, server: ServerInfo) -> bool:
+        """Whether neither a restart nor a weight update has emptied its cache since."""
+        home = self._homes.get(prompt)
+        return home == _Home(server.name, server.generation, (server.weight_version, server.lineage))
 
 
 class ServerPool:

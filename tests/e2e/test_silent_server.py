@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from actors.processes.process_tree import descendants, name
+from actors.rollout.request_loop import KNOWN_AT
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
-from actors.rollout.stream_pace import KNOWN_AT
 from actors.serving.server_watch import ServerWatch
 from actors.serving.sglang_client import RequestFailed, SGLangClient
 from launcher.base.messages import Cause, Health, ServerState

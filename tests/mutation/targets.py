@@ -73,15 +73,14 @@ TARGETS: dict[str, list[str]] = {
     "actors/episodes/transcript.py": [f"{EPISODES}/test_transcript.py"],
     "actors/data/prompt_queue.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],
-    "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
-    "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_request_retry.py"],
-    "actors/rollout/request_loop.py": [f"{ROLLOUT}/test_{name}.py" for name in ("request_loop", "scripted_answers")],
+    "actors/rollout/request_loop.py": [
+        f"{ROLLOUT}/test_{name}.py" for name in ("request_loop", "scripted_answers", "stream_pace")
+    ],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_{name}.py" for name in ENGINE],
     "actors/rollout/rollout_stream.py": [
         f"{ROLLOUT}/test_{name}.py" for name in ("rollout_stream", "dynamic_sampling", "failed_groups")
     ],
     "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in POOL],
-    "actors/rollout/stream_pace.py": [f"{ROLLOUT}/test_stream_pace.py"],
     "actors/training/step_loop.py": [f"tests/unit/actors/training/test_{name}.py" for name in STEPS],
     "launcher/checkpoints/checkpoint_store.py": [f"{CHECKPOINTS}/test_{name}.py" for name in STORE],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from stamina.instrumentation import set_on_retry_hooks
 
 from actors.rollout import request_loop, server_pool
 from actors.rollout.group_progress import GroupProgress
-from actors.rollout.request_loop import RequestLoop
+from actors.rollout.request_loop import RequestLoop, StreamPace, request_attempts
 from actors.rollout.rollout_engine import GroupRequest
-from actors.rollout.stream_pace import StreamPace
 from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.messages import ServerState
 from launcher.config.schema import GenerationConfig, RolloutConfig
@@ -22,6 +22,7 @@ from tests.support.ready_servers import pool_of, ready
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=4))
 PROMPT = (1, 2)
 CONFIG = RolloutConfig()
+QUICK = RolloutConfig(request_retries=3, retry_wait_initial=0.001, retry_wait_max=0.01)
 
 
 class Sent:
@@ -375,3 +376,54 @@ async def test_a_stop_aborts_what_is_asked_and_a_defect_is_raised(monkeypatch):
         now.sent[0].answer.set_exception(KeyError("a defect"))
         with pytest.raises(KeyError, match="a defect"):
             await asking
+
+
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [
+        (RequestFailed("it is gone", kind="reset"), 4),
+        (RequestFailed("too long a prompt", kind="http_4xx", retryable=False), 1),
+        (ValueError("of the launcher's own"), 1),
+    ],
+)
+async def test_which_failures_are_tried_again(error, times):
+    tried = 0
+    with pytest.raises(type(error)) as raised:
+        async for attempt in request_attempts(QUICK):
+            with attempt:
+                tried += 1
+                raise error
+    assert (tried, raised.value) == (times, error)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "waits"),
+    [
+        (["reset", "reset", "refused"], [False, True, True]),
+        (["http_5xx", "truncated", "timeout"], [True, False, True]),
+        (["malformed", "http_5xx", "timeout"], [True, True, True]),
+    ],
+)
+async def test_the_first_connection_that_breaks_is_not_waited_after(kinds, waits):
+    """Another server could continue at once, and stood idle for 0.2 to 0.4 s. All may be gone: then time is what the
+    next ones need."""
+    waited, left = [], list(kinds)
+    set_on_retry_hooks([lambda details: waited.append(details.wait_for > 0)])
+    try:
+        async for attempt in request_attempts(QUICK):
+            with attempt:
+                if left:
+                    raise RequestFailed("it is gone", kind=left.pop(0))
+    finally:
+        set_on_retry_hooks(None)
+    assert waited == waits
+
+
+async def test_an_attempt_that_succeeds_is_the_last():
+    tried = 0
+    async for attempt in request_attempts(QUICK):
+        with attempt:
+            tried += 1
+            if tried < 3:
+                raise RequestFailed("it is gone", kind="reset")
+    assert tried == 3

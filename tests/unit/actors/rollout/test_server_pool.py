@@ -1,11 +1,12 @@
 """The pool gives leases to servers that are READY at the right weights, and to no other."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from actors.rollout import server_pool
-from actors.rollout.server_pool import RequestMoved
+from actors.rollout.server_pool import PrefixAffinity, RequestMoved
 from actors.weights.weight_publisher import WeightPublisher
 from actors.weights.weight_transports import TensorTransport
 from launcher.base.errors import ServerError
@@ -270,3 +271,35 @@ async def test_a_request_that_does_not_let_go_holds_up_no_drain(monkeypatch):
     async with servers.acquire(0):
         moved = await asyncio.wait_for(servers.drain("server-0", within_s=0.01), HOLD_S)
         assert (moved, servers.servers()) == (1, ())
+
+
+ASKED = server("server-0", version=3)
+
+
+def test_home_is_the_last_that_was_asked_and_no_other():
+    affinity = PrefixAffinity()
+    assert affinity.home("p") == ""
+    affinity.asked("p", ASKED)
+    assert (affinity.home("p"), affinity.home("q")) == (ASKED.name, "")
+    affinity.asked("p", dataclasses.replace(ASKED, name="server-1"))
+    assert affinity.home("p") == "server-1"
+
+
+def test_warm_is_the_same_incarnation_at_the_same_weights():
+    affinity = PrefixAffinity()
+    affinity.asked("p", ASKED)
+    assert affinity.is_warm("p", ASKED)
+    for change in ({"generation": 1}, {"weight_version": 4}, {"lineage": 7}, {"name": "server-1"}):
+        assert not affinity.is_warm("p", dataclasses.replace(ASKED, **change))
+    affinity.asked("", ASKED)
+    assert not affinity.is_warm("", ASKED)
+
+
+def test_the_prompt_that_was_asked_least_lately_is_forgotten_first(monkeypatch):
+    monkeypatch.setattr(server_pool, "MOST_PROMPTS", 2)
+    affinity = PrefixAffinity()
+    for prompt in ("a", "b", "a"):
+        affinity.asked(prompt, ASKED)
+    assert all(affinity.home(prompt) == ASKED.name for prompt in "ab")
+    affinity.asked("c", ASKED)
+    assert [affinity.home(prompt) == ASKED.name for prompt in "abc"] == [True, False, True]

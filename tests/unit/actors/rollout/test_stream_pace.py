@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from actors.rollout import stream_pace
-from actors.rollout.stream_pace import TICK_S, StreamPace
+from actors.rollout import request_loop
+from actors.rollout.request_loop import TICK_S, StreamPace
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.config.schema import RolloutConfig
 from launcher.policy.routing import StreamLook, silent_servers
@@ -129,7 +129,7 @@ def test_one_request_of_a_new_server_shows_no_pace():
 
 
 def test_did_a_late_tick_count_in_full_a_pause_of_the_trainer_would_make_suspects(monkeypatch):
-    monkeypatch.setattr(stream_pace, "LONGEST_S", 1e9)
+    monkeypatch.setattr(request_loop, "LONGEST_TICK_S", 1e9)
     with_idle_peer = {"busy": lambda name, t: name == "server-0" or t < AT - 5, "is_away": TRAPS[PAUSE]["is_away"]}
     assert suspects(Clients(1, lambda name, t: 0.2, **with_idle_peer).watch(AT + 10))
 
