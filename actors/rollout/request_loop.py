@@ -7,7 +7,8 @@
 A silent server is SUSPECT in the pool: it gets no request until it has generated a token again. What it was asked is
 aborted there, so that no completion is ever made of tokens of two servers but for those from before the move. Where a
 silence was a false alarm, the move costs another prefill. How long tokens usually take shows what a silence is
-(`StreamPace`). A request that failed is begun again for so many attempts (`request_attempts`).
+(`StreamPace`). `GroupRequest` asks for a prompt's completions; one that failed has further attempts
+(`request_attempts`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -24,8 +25,11 @@ import stamina
 from stamina import Attempt
 
 from actors.rollout.server_pool import RequestMoved, ServerPool, ServerRequest, ServerTurn, Version
+from actors.serving.completions import CompletionStream, Samples, joined
+from actors.serving.sglang_client import Sampling, SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.base.messages import ServerInfo, ServerKey
+from launcher.base.rollouts import Completion
 from launcher.config.schema import RolloutConfig
 from launcher.policy.routing import StreamLook, silent_servers
 
@@ -33,6 +37,8 @@ NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures of the server, not of the request."""
 OF_WEIGHTS = frozenset({"nonfinite", "impossible", "stale"})
 """Asked again, the same weights would give the same."""
+MOVED = "moved"
+"""The failure of what is missing of an answer where a request was moved: nothing says anything against the rest."""
 Told = Callable[[str, str, str], object]
 """An event, the server, and the reason."""
 
@@ -243,3 +249,105 @@ def request_attempts(config: RolloutConfig) -> AsyncIterable[Attempt]:
         wait_max=config.retry_wait_max,
         wait_jitter=config.retry_wait_initial,
     )
+
+
+class GroupProgress:
+    """One completion for each of `samplings`, all at `weight_version`, or with `or_newer` at least, whichever servers
+    make them.
+
+    A completion that a server has begun is continued by the next from its last token that arrived.
+    """
+
+    def __init__(
+        self, token_ids: Sequence[int], samplings: Sequence[Sampling], weight_version: int, *, or_newer: bool = False
+    ) -> None:
+        self._token_ids = tuple(token_ids)
+        self._samplings = samplings
+        self._weight_version = weight_version
+        self._or_newer = or_newer
+        self._whole: dict[int, Completion] = {}
+        self._begun: dict[int, Completion] = {}
+        self.kept_tokens = 0
+        """Tokens of completions that another request than the one that began them has continued."""
+
+    def missing(self) -> list[int]:
+        return [place for place in range(len(self._samplings)) if place not in self._whole]
+
+    def request(self) -> tuple[list[tuple[int, ...]], list[Sampling]]:
+        """The input and the sampling of each missing completion, in the order of `missing`."""
+        inputs, samplings = [], []
+        for place in self.missing():
+            begun = self._begun[place].token_ids if place in self._begun else ()
+            inputs.append(self._token_ids + begun)
+            samplings.append(self._samplings[place].after(len(begun)))
+        return inputs, samplings
+
+    def take(self, samples: Samples) -> None:
+        """The answer to the last `request`. Tokens of other weights are dropped."""
+        missing = self.missing()
+        for place, part in (*samples.completions.items(), *samples.begun.items()):
+            if part.weight_version != self._weight_version and not (
+                self._or_newer and part.weight_version > self._weight_version
+            ):
+                continue
+            index = missing[place]
+            if (before := self._begun.pop(index, None)) is not None:
+                self.kept_tokens += len(before.token_ids)
+                whole = joined(before, part)
+            else:
+                whole = part
+            (self._whole if place in samples.completions else self._begun)[index] = whole
+
+    def completions(self) -> list[Completion]:
+        """All, in the order of their samplings. Raises KeyError while one is missing."""
+        return [self._whole[place] for place in range(len(self._samplings))]
+
+
+class GroupRequest(ServerRequest):
+    """What is missing of a prompt's completions."""
+
+    def __init__(self, prompt: str, progress: GroupProgress, client: SGLangClient, config: RolloutConfig) -> None:
+        self.prompt = prompt
+        self.progress = progress
+        self._client = client
+        self._config = config
+
+    @property
+    def samples(self) -> int:
+        return len(self.progress.missing())
+
+    def is_over(self) -> bool:
+        return not self.progress.missing()
+
+    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
+        """What is asked after a failure goes to the same server if that brought some of the completions, as its cache
+        holds the prefix; else to another."""
+        inputs, samplings = self.progress.request()
+        stream = CompletionStream(len(samplings), server=server.url, heard=heard)
+        try:
+            samples = await self._client.generate_samples(
+                server.url,
+                stream,
+                inputs=inputs,
+                samplings=samplings,
+                timeout_s=self._config.request_timeout,
+                stream_interval=self._config.stream_interval,
+            )
+        except asyncio.CancelledError:  # what a server had sent counts
+            left = RequestFailed(f"{server.name} was left before it had answered", kind=MOVED)
+            self.progress.take(stream.samples(broken_off=left))
+            raise
+        self.progress.take(samples)
+        self.avoid = "" if samples.completions else server.name
+        _judge(server, samples)
+
+
+def _judge(server: ServerInfo, samples: Samples) -> None:
+    """Raises RequestFailed where a sample is missing, or of other weights than the server should have."""
+    made = (*samples.completions.values(), *samples.begun.values())
+    others = {one.weight_version for one in made} - {server.weight_version}
+    if others:
+        reason = f"{server.name} answered with weight version {min(others)}, not {server.weight_version}"
+        raise RequestFailed(reason, kind="stale")
+    if samples.failure is not None:
+        raise samples.failure

@@ -11,7 +11,6 @@ Completions are scored as their group finishes, while the others are still being
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,70 +20,14 @@ from actors.data.prompt_queue import PromptQueue
 from actors.episodes.episode import EpisodeFailed
 from actors.episodes.episode_runner import EpisodeRunner
 from actors.reward.reward_pool import Score
-from actors.rollout.group_progress import GroupProgress
-from actors.rollout.request_loop import RequestLoop, Told, request_attempts
+from actors.rollout.request_loop import GroupProgress, GroupRequest, RequestLoop, Told, request_attempts
 from actors.rollout.rollout_stream import GroupFailed, RolloutStream, Tally, Weights
-from actors.rollout.server_pool import ServerPool, ServerRequest
-from actors.serving.completions import CompletionStream, Samples
+from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
-from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 from launcher.config.schema import RolloutConfig
 
 log = logging.getLogger("rollouts")
-
-MOVED = "moved"
-"""The failure of what is missing of an answer where a request was moved: nothing says anything against the rest."""
-
-
-class GroupRequest(ServerRequest):
-    """What is missing of a prompt's completions."""
-
-    def __init__(self, prompt: str, progress: GroupProgress, client: SGLangClient, config: RolloutConfig) -> None:
-        self.prompt = prompt
-        self.progress = progress
-        self._client = client
-        self._config = config
-
-    @property
-    def samples(self) -> int:
-        return len(self.progress.missing())
-
-    def is_over(self) -> bool:
-        return not self.progress.missing()
-
-    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
-        """What is asked after a failure goes to the same server if that brought some of the completions, as its cache
-        holds the prefix; else to another."""
-        inputs, samplings = self.progress.request()
-        stream = CompletionStream(len(samplings), server=server.url, heard=heard)
-        try:
-            samples = await self._client.generate_samples(
-                server.url,
-                stream,
-                inputs=inputs,
-                samplings=samplings,
-                timeout_s=self._config.request_timeout,
-                stream_interval=self._config.stream_interval,
-            )
-        except asyncio.CancelledError:  # what a server had sent counts
-            left = RequestFailed(f"{server.name} was left before it had answered", kind=MOVED)
-            self.progress.take(stream.samples(broken_off=left))
-            raise
-        self.progress.take(samples)
-        self.avoid = "" if samples.completions else server.name
-        _judge(server, samples)
-
-
-def _judge(server: ServerInfo, samples: Samples) -> None:
-    """Raises RequestFailed where a sample is missing, or of other weights than the server should have."""
-    made = (*samples.completions.values(), *samples.begun.values())
-    others = {one.weight_version for one in made} - {server.weight_version}
-    if others:
-        reason = f"{server.name} answered with weight version {min(others)}, not {server.weight_version}"
-        raise RequestFailed(reason, kind="stale")
-    if samples.failure is not None:
-        raise samples.failure
 
 
 class RolloutScorer(Protocol):

@@ -25,7 +25,7 @@ import psutil
 import ray
 
 from actors.model.update_stats import UpdateStats
-from actors.rollout.group_progress import GroupProgress
+from actors.rollout.request_loop import GroupProgress
 from actors.serving import completions
 from actors.supervision import run_actors
 from actors.training.admission_gate import AdmissionGate

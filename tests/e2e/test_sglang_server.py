@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from actors.processes.process_tree import descendants, identify, name, open_files
-from actors.rollout.group_progress import GroupProgress
+from actors.rollout.request_loop import GroupProgress
 from actors.serving.completions import CompletionStream
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_client import RequestFailed

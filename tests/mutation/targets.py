@@ -72,9 +72,8 @@ TARGETS: dict[str, list[str]] = {
     ],
     "actors/episodes/transcript.py": [f"{EPISODES}/test_transcript.py"],
     "actors/data/prompt_queue.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
-    "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],
     "actors/rollout/request_loop.py": [
-        f"{ROLLOUT}/test_{name}.py" for name in ("request_loop", "scripted_answers", "stream_pace")
+        f"{ROLLOUT}/test_{name}.py" for name in ("group_progress", "request_loop", "scripted_answers", "stream_pace")
     ],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_{name}.py" for name in ENGINE],
     "actors/rollout/rollout_stream.py": [

@@ -26,7 +26,7 @@ def names_of(path):
 @pytest.mark.parametrize(
     ("path", "change"),
     [
-        ("actors/rollout/group_progress.py", "part.weight_version != self._weight_version"),
+        ("actors/rollout/request_loop.py", "part.weight_version != self._weight_version"),
         ("launcher/policy/plan.py", "or seen.ending is not None → seen.state is RunState.SHUTTING_DOWN"),
         ("launcher/policy/plan.py", "and _may_work(builder, other) → _may_work(builder, other)"),
         ("launcher/policy/admission.py", "min(rewards, default=None) → max(rewards, default=None)"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.rollout.group_progress import GroupProgress
+from actors.rollout.request_loop import GroupProgress
 from actors.serving.completions import UNFINISHED, Samples
 from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.rollouts import Completion

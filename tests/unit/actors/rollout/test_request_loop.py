@@ -10,9 +10,7 @@ import pytest
 from stamina.instrumentation import set_on_retry_hooks
 
 from actors.rollout import request_loop, server_pool
-from actors.rollout.group_progress import GroupProgress
-from actors.rollout.request_loop import RequestLoop, StreamPace, request_attempts
-from actors.rollout.rollout_engine import GroupRequest
+from actors.rollout.request_loop import GroupProgress, GroupRequest, RequestLoop, StreamPace, request_attempts
 from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.messages import ServerState
 from launcher.config.schema import GenerationConfig, RolloutConfig
