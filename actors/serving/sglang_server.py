@@ -34,11 +34,11 @@ from actors.serving.server_host import ServerHost
 from actors.serving.server_incarnation import LaunchOrder, ReadinessProof, ServerIncarnation, ServerSpec, exit_words
 from actors.serving.server_report import ServerReport, ServerWork, verdict_on
 from actors.serving.server_watch import ServerWatch
-from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
 from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState, Verdict
 from launcher.config.schema import RunConfig, SGLangConfig
+from launcher.policy.memory_backoff import with_overrides
 from launcher.resources.cuda_graphs import with_graphs
 from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.run_keys import SERVERS, ServerKeys

@@ -27,13 +27,13 @@ from actors.cluster.node_identity import this_node
 from actors.model.heavy_imports import LowPriorityImport, without_collection
 from actors.processes.log_drain import LogDrain
 from actors.ranks.rank_controller import RankController
-from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
 from launcher.base.messages import Overrides, ServerInfo, TrainerEnd, TrainerReady, TrainerView
 from launcher.base.rank_location import RankLocation
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canary_policy import CanaryRound
+from launcher.policy.memory_backoff import with_overrides
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 

@@ -16,6 +16,7 @@ is left, and the run ends with that reason instead of swinging.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -230,3 +231,17 @@ LADDERS: Mapping[RanOut, tuple[Step, ...]] = {
     RanOut.TRAINER_DEVICE: (_trainer_down, _shared_fraction_down),
     RanOut.TRAINER_HOST: (_trainer_down, _tokens_down),
 }
+
+
+def with_overrides(config: RunConfig, overrides: Overrides) -> RunConfig:
+    """A copy of `config` with each dotted key set, as a rung has them. Raises KeyError for a key that is none."""
+    changed = copy.deepcopy(config)
+    for key, value in overrides.items():
+        *parts, name = key.split(".")
+        section: object = changed
+        for part in parts:
+            section = getattr(section, part)
+        if not hasattr(section, name):
+            raise KeyError(key)
+        setattr(section, name, value)
+    return changed

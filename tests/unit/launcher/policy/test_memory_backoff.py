@@ -22,6 +22,7 @@ from launcher.policy.memory_backoff import (
     MemorySettings,
     TriedSettings,
     next_rung,
+    with_overrides,
 )
 from tests.support.worlds.policy import CONFIG, GPU
 
@@ -276,3 +277,15 @@ def test_learning_gives_way_in_whole_tokens_and_samples_and_only_down():
     rungs = descend(RanOut.SERVER_HOST, spent, ALLOWED)
     assert rungs == [(NEW_TOKENS, 64), (SAMPLES, 2)]
     assert [type(value) for _, value in rungs] == [int, int]
+
+
+def test_each_key_is_set_and_the_original_stays():
+    config = RunConfig(experiment_name="x")
+    changed = with_overrides(config, {"sglang.mem_fraction_static": 0.6, "actor.mb_spec.max_tokens_per_mb": 512})
+    assert (changed.sglang.mem_fraction_static, changed.actor.mb_spec.max_tokens_per_mb) == (0.6, 512)
+    assert (config.sglang.mem_fraction_static, config.actor.mb_spec.max_tokens_per_mb) == (0.8, 16384)
+
+
+def test_a_key_that_is_none_is_refused():
+    with pytest.raises(KeyError, match=r"sglang\.memory"):
+        with_overrides(RunConfig(experiment_name="x"), {"sglang.memory": 1})

@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import StorageError
 from launcher.config.schema import RunConfig
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory_backoff import KINDS, POOL_TOKENS, MemorySettings, TriedSettings
+from launcher.policy.memory_backoff import KINDS, POOL_TOKENS, MemorySettings, TriedSettings, with_overrides
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_history import MemoryHistory, RememberedSettings, device
