@@ -30,8 +30,13 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMem
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.checkpoints.verification import Identity, Verification, compare_with_neighbours, verify
 from launcher.config.schema import RunConfig
-from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status, newest_first
-from launcher.policy.retention import worth_keeping
+from launcher.policy.checkpoint_status import (
+    CheckpointFacts,
+    CheckpointStatus,
+    checkpoint_status,
+    newest_first,
+    worth_keeping,
+)
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
 from launcher.run_log.run_log import read_run_log

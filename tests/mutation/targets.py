@@ -39,7 +39,10 @@ TARGETS: dict[str, list[str]] = {
         *(f"{POLICY}/test_{name}.py" for name in ("change_point", "reward_health")),
         f"{POLICY}/test_borne_out.py",
     ],
-    "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{POLICY}/test_restore.py"],
+    "launcher/policy/checkpoint_status.py": [
+        *(f"{POLICY}/test_{name}.py" for name in ("checkpoint_status", "restore")),
+        f"{CHECKPOINTS}/test_retention.py",
+    ],
     "launcher/policy/disk_health.py": [f"{POLICY}/test_disk_health.py", f"{POLICY}/plan/test_disk_pause.py"],
     "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py", f"{POLICY}/test_exit_messages.py"],
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
@@ -52,10 +55,6 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/restore.py": [
         *(f"{POLICY}/test_{name}.py" for name in ("restore", "borne_out")),
         f"{POLICY}/plan/test_trainer.py",
-    ],
-    "launcher/policy/retention.py": [
-        f"{POLICY}/test_restore.py",
-        "tests/unit/launcher/checkpoints/test_retention.py",
     ],
     "launcher/policy/reward_health.py": [
         *(f"{POLICY}/test_{name}.py" for name in ("change_point", "reward_health")),

@@ -74,7 +74,7 @@ def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
 def test_the_page_keeps_what_it_says_of_a_module_that_was_not_run_again(tmp_path):
     shown = PAGE.read_text()
     assert page(tmp_path, shown) == shown
-    path, killed = "launcher/policy/retention.py", Outcome.KILLED
+    path, killed = "launcher/policy/checkpoint_status.py", Outcome.KILLED
     write(path, tmp_path, {"a": killed, "b": killed, "c": Outcome.SURVIVED})
     changed = set(page(tmp_path, shown).splitlines()) - set(shown.splitlines())
     assert {line for line in changed if path in line} == {

@@ -20,7 +20,7 @@ from actors.weights.weight_transports import TensorTransport
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import DatasetConfig, RunConfig
-from launcher.policy import retention
+from launcher.policy import checkpoint_status
 from launcher.run_files.run_paths import RunPaths
 from tests.programs import stand_in_server
 from tests.support.ready_servers import nobody
@@ -172,7 +172,7 @@ def test_a_last_good_checkpoint_is_not_deleted_by_age(tmp_path, monkeypatch):
     trial = Trial(tmp_path / "with", steps=16)
     trial.run()
     assert 3 in [c.global_step for c in trial.store.list()]
-    monkeypatch.setattr(retention, "KEPT_GOOD", 1)
+    monkeypatch.setattr(checkpoint_status, "KEPT_GOOD", 1)
     monkeypatch.setattr(CheckpointCatalog, "worth_sparing", lambda *args, **kwargs: frozenset())
     by_age = Trial(tmp_path / "without", steps=16)
     by_age.run()

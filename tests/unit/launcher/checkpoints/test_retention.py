@@ -8,9 +8,8 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.supervision import RestoreConfig
-from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status, worth_keeping
 from launcher.policy.restore import FIRST_WEIGHTS, choose
-from launcher.policy.retention import worth_keeping
 from tests.support.trial_names import trial_paths
 from tests.support.worlds.checkpoints import save, steps_of
 

@@ -7,14 +7,13 @@ import pytest
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
 from launcher.policy import restore
-from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, worth_keeping
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.restore import (
     FIRST_WEIGHTS,
     choose,
     first_damaged,
 )
-from launcher.policy.retention import worth_keeping
 
 SETTINGS = RestoreConfig()
 GOOD, CANDIDATE, CONDEMNED = CheckpointStatus.GOOD, CheckpointStatus.CANDIDATE, CheckpointStatus.CONDEMNED
