@@ -20,8 +20,9 @@ from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.training.step_state import Restored, StepState, go_back_to
-from launcher.base.errors import CheckpointError, DiskError
+from launcher.base.errors import CheckpointError, DiskError, LauncherError
 from launcher.base.private_folders import make_private
+from launcher.base.wording import in_one_line
 from launcher.checkpoints.checkpoint_store import Checkpoint
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints, StateFacts, write_small
 from launcher.checkpoints.manifest import POSITION_FILE
@@ -32,6 +33,8 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 MIB = 2**20
+LONGEST_REASON = 300
+"""Characters: torch reports where in its source an allocation failed, with a trace."""
 
 
 class StepMemory:
@@ -58,7 +61,10 @@ class StepMemory:
         self._next_at = time.monotonic() + seconds * (1 - self._share) / self._share
 
     def keep(self, state: StepState, model: PolicyModel, base: Checkpoint | None) -> None:
-        """From the return on no kill loses the step. `base`: the newest checkpoint on the disk."""
+        """From the return on no kill loses the step. `base`: the newest checkpoint on the disk.
+
+        Raises TrainerError where a rank is lost. What else keeps a rank from writing its part is recorded.
+        """
         wait_for_lease()
         try:
             if self._slots is None:
@@ -69,7 +75,9 @@ class StepMemory:
             files = model.write_state(folder, state.training)
             files[POSITION_FILE] = write_small(folder / POSITION_FILE, state.position_file())
             self._states.commit(folder, self._facts_of(state, base), files)
-        except OSError as error:
+        except LauncherError:
+            raise  # a rank is lost
+        except Exception as error:  # want of memory has several kinds, on each rank; the state alone is lost
             self._failed(state.name.global_step, error)
         else:
             self._has_failed = False
@@ -100,10 +108,12 @@ class StepMemory:
             self._states.remove()
         return slots
 
-    def _failed(self, step: int, error: OSError) -> None:
+    def _failed(self, step: int, error: Exception) -> None:
         """Recorded once, until it works again. A half-written state has no manifest."""
         if not self._has_failed:
-            reason = f"the state after the step can't be kept in {self._states.root}: {error.strerror or error}"
+            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            why = in_one_line(said, longest=LONGEST_REASON) or type(error).__name__
+            reason = f"the state after the step can't be kept in {self._states.root}: {why}"
             self._journal.record("state.failed", subject="trainer", reason=reason, global_step=step)
         self._has_failed = True
 

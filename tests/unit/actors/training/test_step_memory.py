@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model import learner
@@ -198,22 +199,39 @@ def test_without_room_the_run_goes_on_and_says_what_it_needs(tmp_path, tiny_disk
     assert not states(trial).root.exists()
 
 
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+
+
 @pytest.mark.slow
-def test_a_state_that_can_not_be_written_costs_one_event_until_it_can_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (MemoryError(), "MemoryError"),
+        (RuntimeError(f"{ALLOCATOR} allocate 8 bytes.\nframe #0: c10"), f"{ALLOCATOR} allocate 8 bytes. frame #0: c10"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory."),
+    ],
+    ids=["disk", "Python's memory", "torch's memory", "a GPU's memory"],
+)
+def test_a_state_that_can_not_be_written_costs_one_event_until_it_can_again(tmp_path, monkeypatch, error, said):
+    """A want of memory while the state was written ended the trainer."""
     overwrite, failed = learner.overwrite_tensors, []
 
     def refuse(path, pieces, **options):
         if path.is_relative_to(states(trial).root) and len(trial.reports) in (2, 3, 5):
             failed.append(path)
             path.write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
         return overwrite(path, pieces, **options)
 
     monkeypatch.setattr(learner, "overwrite_tensors", refuse)
     trial = Trial(tmp_path, steps=6)
     assert trial.run()
     assert len(failed) == 3
-    assert [event["global_step"] for event in trial.events("state.failed")] == [2, 5]
+    events = trial.events("state.failed")
+    assert [event["global_step"] for event in events] == [2, 5]
+    assert all(event["reason"].endswith(f": {said}") for event in events)
+    assert [report.global_step for report in trial.reports] == list(range(6))
     assert newest(trial).global_step == 4
 
 
