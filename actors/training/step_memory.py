@@ -77,7 +77,7 @@ class StepMemory:
             self._states.commit(folder, self._facts_of(state, base), files)
         except LauncherError:
             raise  # a rank is lost
-        except Exception as error:  # want of memory has several kinds, on each rank; the state alone is lost
+        except Exception as error:  # noqa: BLE001 - want of memory has several kinds, and costs this state only
             self._failed(state.name.global_step, error)
         else:
             self._has_failed = False

@@ -136,6 +136,13 @@ def test_a_disk_that_refuses_a_rank_is_told_as_the_disk_s_and_loses_no_rank(monk
     assert (refused.value.errno, made.lost) == (errno.ENOSPC, "")
 
 
+def test_want_of_memory_where_a_rank_writes_loses_no_rank(monkeypatch):
+    made, log, learner = asked_of(monkeypatch, RayTaskError("ask", "…", MemoryError(), pid=1, ip="127.0.0.1"))
+    with pytest.raises(MemoryError):
+        made.ask_each(learner, "write", "folder")
+    assert (made.lost, log) == ("", ["waited"])
+
+
 def test_of_a_rank_that_ended_meanwhile_the_reason_is_told(monkeypatch):
     made, _, learner = asked_of(monkeypatch, DEAD)
     with pytest.raises(TrainerError, match="a trainer rank did not answer: write: its worker died"):
