@@ -13,6 +13,7 @@ the HealthMonitor's probes are answered meanwhile.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -41,6 +42,13 @@ class Reply:
     body: bytes
     status: int = 200
     content_type: str = JSON
+
+
+NO_ANSWER: Mapping[str, HTTPStatus] = {
+    "malformed": HTTPStatus.BAD_GATEWAY,
+    "timeout": HTTPStatus.GATEWAY_TIMEOUT,
+}
+"""Failures without a status of the server's own, by their kind: what the client is answered at last."""
 
 
 class RefusedByServer(Exception):
@@ -154,14 +162,31 @@ class DoorRequests:
 
 
 class _DoorRequest(ServerRequest):
-    """A lost server is nothing that the trainer sees: it is asked again for ever. What servers answer with an error is
-    asked `rollout.request_retries` times more, and then the last error is the answer."""
+    """A lost server is nothing that the trainer sees: it is asked again for ever. What servers answer with an error, not
+    as it should be, or not in time, is asked `rollout.request_retries` times more, and then the last error is the
+    answer."""
 
     def __init__(self, door: DoorRequests) -> None:
         self._door = door
         self._refusals = 0
         self._refusal: Reply | None = None
+        self._at_fault: ServerInfo | None = None  # that gave no answer which the client could be told instead
         self._has_moved = False
+
+    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
+        """Raises RefusedByServer too."""
+        try:
+            await self._exchange(server, heard)
+        except RequestFailed as failure:
+            if (status := NO_ANSWER.get(failure.kind)) is not None:
+                said = {"error": {"message": f"{server.name}: {failure.message}"}}
+                self._refusal, self._at_fault = Reply(body=orjson.dumps(said), status=status), server
+                self.avoid = server.name
+            raise
+
+    @abstractmethod
+    async def _exchange(self, server: ServerInfo, heard: Callable[[], None]) -> None:
+        """As `send`."""
 
     def note_tokens(self) -> None:
         """Tokens have come: what failed before them does not count."""
@@ -183,9 +208,12 @@ class _DoorRequest(ServerRequest):
             self._has_moved = True
             return
         refused, self._refusal = self._refusal, None
+        at_fault, self._at_fault = self._at_fault, None
         if refused is not None:
             self._refusals += 1
             if self._refusals > self._door.config.request_retries:
+                if at_fault is not None:  # the Coordinator has it answer the golden prompt, or else restarts it
+                    await self._door.servers.pool.mark_stale(at_fault.key, failure.message)
                 raise RefusedByServer(refused)
         await asyncio.sleep(AGAIN_S)  # else it would be asked in a circle
 
@@ -200,8 +228,7 @@ class _Completion(_DoorRequest):
         self._kept = 0
         self._fruitless = 0
 
-    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
-        """Raises RefusedByServer too."""
+    async def _exchange(self, server: ServerInfo, heard: Callable[[], None]) -> None:
         request, rest, timeout_s = self.made.request(), b"", self._door.config.request_timeout
         body = orjson.dumps(request)
         async with self._door.servers.client.exchange("POST", server.url, "/generate", timeout_s, body) as response:
@@ -216,8 +243,8 @@ class _Completion(_DoorRequest):
                         heard()
                     for event in events:
                         self._take(event, server)
-        if self.made.finish is None:
-            raise RequestFailed(f"{server.name} ended its answer early", kind="truncated")
+        if self.made.finish is None:  # a server that is lost breaks the connection
+            raise malformed(server.url, f"an end that comes early, after {rest[:200]!r}")
 
     def _take(self, event: bytes, server: ServerInfo) -> None:
         content = event.removeprefix(PREFIX)
@@ -231,8 +258,10 @@ class _Completion(_DoorRequest):
             raise malformed(server.url, f"{error!r} in {content[:200]!r}") from error
         if said is not None:
             self._refuse(server, Reply(body=orjson.dumps({"error": {"message": said.get("message", "")}}), status=code))
+        before = len(self.made.tokens)
         self.made.take(answer, server=server.url)
-        self.note_tokens()
+        if len(self.made.tokens) > before:  # an event without any would set the count back for ever
+            self.note_tokens()
 
     def is_over(self) -> bool:
         made, counts = self.made, self._door.counts
@@ -263,8 +292,7 @@ class _Whole(_DoorRequest):
         self._body = body
         self.reply: Reply | None = None
 
-    async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
-        """Raises RefusedByServer too."""
+    async def _exchange(self, server: ServerInfo, heard: Callable[[], None]) -> None:
         timeout_s = self._door.config.request_timeout
         reply = await self._door.exchange(
             server, method=self._method, path=self._path, body=self._body, timeout_s=timeout_s

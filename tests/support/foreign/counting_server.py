@@ -29,6 +29,7 @@ class CountingServer:
         self.load_s = 0.0
         self.shift = 0.0  # of its log-probs
         self.status = 200  # of its answers to requests; another one is a failure
+        self.says = None  # in place of an answer, with 200
         self.breaks_after = None  # so many tokens of a stream, with an error as its next event
         self.generated = 0
         self.aborts = asyncio.Event()
@@ -82,6 +83,8 @@ class CountingServer:
         ids, most = body["input_ids"], body["sampling_params"]["max_new_tokens"]
         if self.status != 200:
             return web.json_response({"error": {"message": f"{self.name} is broken"}}, status=self.status)
+        if self.says is not None:
+            return web.Response(body=self.says)
         if most > 500:
             return web.json_response({"error": {"message": "too many"}}, status=400)
         aborts, made, begun = self.aborts, [], 0

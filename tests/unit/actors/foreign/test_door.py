@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
+import orjson
 import pytest
 
 from actors.foreign import door_requests
@@ -425,6 +426,49 @@ async def test_a_failure_of_every_server_at_every_try_is_told_as_what_it_is(tmp_
         tries = [len(one.bodies) for one in (first, second)]
         assert tries == [2, 2], "rollout.request_retries more than one, and not the same server again"
         assert not sum(door.servers.pool.in_flight().values())
+
+
+EMPTY = CountingServer().event(IDS, [], 0, None)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"no JSON",
+        b"[]",
+        b'data: {"meta_info": {}}\n\n',
+        b"data: " + orjson.dumps(EMPTY) + b"\n\ndata: no JSON\n\n",  # no tokens have come
+    ],
+)
+async def test_an_answer_that_is_none_at_every_try_is_told_and_counts_against_its_server(tmp_path, monkeypatch, says):
+    """The door asked again for ever, twice a second."""
+    monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
+    async with Door(tmp_path, stream_interval=1) as door, CountingServer() as server:
+        server.says = says
+        await door.serve(server)
+        async with asyncio.timeout(scaled(20.0)):
+            status, said = await door.generate(stream=False)
+        assert status == 502
+        assert said["error"]["message"].startswith("server-0: http://127.0.0.1:")
+        assert len(server.bodies) == 4, "rollout.request_retries more than one"
+        (known,) = door.servers.pool.servers()
+        assert known.state is ServerState.STALE, "the Coordinator looks whether it can still generate"
+        assert "answered 200 with something else" in known.reason
+        assert not sum(door.servers.pool.in_flight().values())
+
+
+@pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
+async def test_an_answer_that_is_late_at_every_try_is_told_and_counts_against_its_server(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
+    async with Door(tmp_path, request_timeout=0.2) as door, CountingServer(token_s=3600.0) as server:
+        await door.serve(server)
+        async with asyncio.timeout(scaled(20.0)):
+            status, said = await door.generate(**more)
+        assert status == 504
+        assert said["error"]["message"].startswith("server-0: POST http://127.0.0.1:")
+        assert said["error"]["message"].endswith("/generate: no answer within 0.2 s")
+        assert len(server.bodies) == 4
+        assert [one.state for one in door.servers.pool.servers()] == [ServerState.STALE]
 
 
 @pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
