@@ -162,8 +162,8 @@ class DoorRequests:
 
 
 class _DoorRequest(ServerRequest):
-    """A lost server is nothing that the trainer sees: it is asked again for ever. What servers answer with an error, not
-    as it should be, or not in time, is asked `rollout.request_retries` times more, and then the last error is the
+    """A lost server is nothing that the trainer sees: it is asked again for ever. What servers answer with an error,
+    not as it should be, or not in time, is asked `rollout.request_retries` times more, and then the last error is the
     answer."""
 
     def __init__(self, door: DoorRequests) -> None:

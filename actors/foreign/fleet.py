@@ -22,6 +22,7 @@ from actors.foreign.kept_weights import LINEAGE
 from actors.processes.exit_watch import process_ended
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
+from actors.supervision.monitor_handle import LONGEST_TURN_S
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
@@ -41,10 +42,12 @@ SERVES = Verdict(health=Health.HEALTHY, reason="it is always there: Ray restarts
 
 class DoorHandle(TrainerHandle):
     """The door, as the Coordinator sees its trainer: it holds weights, gives them to servers, and is never ordered to
-    step. One that hangs is ended, and Ray restarts it."""
+    step. One that hangs is ended, and Ray restarts it. `silent_s`: for how long it has been asked in vain."""
 
     def __init__(self, actor: Any, *, next_step: Callable[[], int], hung_after_s: float, **parts: Any) -> None:
         super().__init__(actor, **parts)
+        self.silent_s = 0.0
+        self._turned_at = time.monotonic()
         self._next_step = next_step
         self._hung_after_s = hung_after_s
         self.view = TrainerView(pid=0, is_started=True, phase="publish")
@@ -55,9 +58,13 @@ class DoorHandle(TrainerHandle):
 
     def _take_view(self, answered: tuple[Any, TrainerView, int]) -> None:
         self.view = answered[1]
+        self.silent_s, self._turned_at = 0.0, time.monotonic()
         self._watch(self._process)
 
     def _miss(self) -> None:
+        now = time.monotonic()
+        self.silent_s += min(now - self._turned_at, LONGEST_TURN_S)
+        self._turned_at = now
         if self.probe.unanswered * ANSWER_S >= self._hung_after_s and self.view.pid:
             self.probe.unanswered = 0
             self._ended("it answers nobody: it is ended")
@@ -119,7 +126,7 @@ class FleetObserver(ClusterObserver):
 
     async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
         seen = await super().look(is_stopped=is_stopped, with_checkpoints=with_checkpoints)
-        return dataclasses.replace(seen, disk=None)
+        return dataclasses.replace(seen, disk=None, door_silent_s=self.trainer.silent_s)
 
     def _trainer_ended(self, reason: str) -> None:
         self._history.event("door.died", subject=DOOR, reason=reason)

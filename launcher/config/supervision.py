@@ -72,8 +72,8 @@ class HealthConfig:
     )
     monitor_silence_s: float = setting(
         600.0,
-        "time without a working HealthMonitor, restarts included, after which the run begins another attempt, in "
-        "seconds",
+        "time without a working HealthMonitor, or door of a command's servers, restarts included, after which the "
+        "run begins another attempt, in seconds",
         DEADLINE,
     )
 

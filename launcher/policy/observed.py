@@ -150,9 +150,10 @@ class Observed:
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `asked_restore`: what a person asked for, until it is done. `ending`: the status with which the run is being shut
     down. `reinstate_after`: as of that halt, until it is done.
-    `is_stopped`: nothing of it is left running. `monitor_silent_s`: for how long the HealthMonitor has been asked in
-    vain. `fleet`: the servers that there are to be, None: those that there are. `newcomers`: those that have not
-    served yet; that one of them has no weights is no incident. `disk`: what keeps the run from writing.
+    `is_stopped`: nothing of it is left running. `monitor_silent_s`, `door_silent_s`: for how long the HealthMonitor, or
+    the door of a command, has been asked in vain. `fleet`: the servers that there are to be, None: those that there
+    are. `newcomers`: those that have not served yet; that one of them has no weights is no incident. `disk`: what
+    keeps the run from writing.
     `standby_trainer`: NONE where there is none. `report_every`: of how many steps the trainer reports one.
     `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
     """
@@ -168,6 +169,7 @@ class Observed:
     evals: tuple[EvalReport, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     monitor_silent_s: float = 0.0
+    door_silent_s: float = 0.0
     disk: DiskTrouble | None = None
     standby_trainer: StandbyTrainer = StandbyTrainer.NONE
     report_every: int = 1

@@ -100,9 +100,10 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         return _wait_for_disk(seen, seen.disk, config, now)
     if seen.monitor_silent_s > config.health.monitor_silence_s:
         # No step is taken without its answer, and Ray has restarted it each time: this would never end.
-        silent = f"the HealthMonitor has answered nobody for {seen.monitor_silent_s:.0f} s"
-        reason = f"{silent}, more than health.monitor_silence_s; see ray.log in the run's logs"
-        return _end(seen, Halt(reason=reason, may_pass=True))
+        return _end(seen, _halt_for_silence("HealthMonitor", seen.monitor_silent_s))
+    if seen.door_silent_s > config.health.monitor_silence_s:
+        # The command's requests wait for it however long it takes, and meanwhile no server is repaired.
+        return _end(seen, _halt_for_silence("door of the trainer's servers", seen.door_silent_s))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
     reconcile_trainer(builder)
     reconcile_servers(builder)
@@ -123,6 +124,11 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         wake_at=min(builder.wake_at, default=None),
         needs_checkpoints=builder.needs_checkpoints,
     )
+
+
+def _halt_for_silence(who: str, silent_s: float) -> Halt:
+    reason = f"the {who} has answered nobody for {silent_s:.0f} s, more than health.monitor_silence_s"
+    return Halt(reason=f"{reason}; see ray.log in the run's logs", may_pass=True)
 
 
 def _end(seen: Observed, halt: Halt) -> RecoveryPlan:

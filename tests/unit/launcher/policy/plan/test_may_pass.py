@@ -37,8 +37,9 @@ def restarts_of_the_trainer(*told, cause=Cause.TRAINER_CRASH):
     return [dataclasses.replace(one, told=words) for one, words in zip(made, told, strict=True)]
 
 
-def test_the_three_halts_that_a_person_would_only_start_again():
+def test_the_four_halts_that_a_person_would_only_start_again():
     assert halt_of(observed(monitor_silent_s=CONFIG.health.monitor_silence_s + 1)).may_pass
+    assert halt_of(observed(door_silent_s=CONFIG.health.monitor_silence_s + 1)).may_pass
     killed = restarts_of_the_trainer("", "", "")
     assert halt_of(observed(trainer=trainer(verdict=T_CRASHED)), killed).may_pass
     server_killed = attempts(*SPENT, cause=CRASHED.cause, subject="s0")

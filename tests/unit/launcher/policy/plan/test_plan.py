@@ -164,12 +164,15 @@ def test_the_first_step_of_a_run():
     assert decide(observed(empty, trainer=going, state=RunState.INITIALIZING)).state is RunState.RUNNING
 
 
-def test_a_monitor_that_never_answers_ends_the_run_and_one_that_is_away_does_not():
-    """Every step needs its word, and Ray starts it again for ever."""
+@pytest.mark.parametrize(("who", "named"), [("monitor", "HealthMonitor"), ("door", "door of the trainer's servers")])
+def test_a_monitor_that_never_answers_ends_the_run_and_one_that_is_away_does_not(who, named):
+    """Every step needs its word, and Ray starts it again for ever. A door that hung each time was ended for ever, and
+    its command waited."""
     patience = CONFIG.health.monitor_silence_s
-    assert decide(observed(monitor_silent_s=patience)).actions == ()
-    (halt,) = decide(observed(monitor_silent_s=patience + 1)).actions
+    assert decide(observed(**{f"{who}_silent_s": patience})).actions == ()
+    (halt,) = decide(observed(**{f"{who}_silent_s": patience + 1})).actions
     assert (type(halt), halt.word) == (Halt, TerminalStatus.ERRORED)
+    assert f"the {named} has answered nobody for " in halt.reason
     assert "health.monitor_silence_s" in halt.reason
 
 
