@@ -259,16 +259,27 @@ def no_room(
     lower, share, alone, more = CPU_KEYS, "", "", ADD_NODES
     if not are_cpus_short(bundles, free or nodes):
         lower, share = GPU_KEYS, SHARE if may_share_gpus(config) else ""
-    if (one := _larger_than_each(bundles, nodes)) is not None:  # what there is in all may be enough
+    if config.cluster.address == "local":
+        more = JOIN
+    with_a_gpu = [replace(node, gpus=max(node.gpus, 1)) for node in nodes]  # where none has one, size is not lacking
+    if nodes and (one := _larger_than_each(bundles, with_a_gpu)) is not None:  # what there is in all may be enough
         alone, more = f"; no node alone has {amounts(one.gpus, one.cpus)} ({one.roles})", LARGER_NODES
-    more = JOIN if config.cluster.address == "local" else more
+        lower, share = " or ".join(_keys_of_size(config, one, with_a_gpu)), ""
     return ResourceError(f"{asked_for(bundles)}{alone}; {there_are(nodes)}", f"lower {lower}{share}, or {more}")
 
 
 def _larger_than_each(bundles: Sequence[Bundle], nodes: Sequence[NodeResources]) -> Bundle | None:
-    """The first that no node holds, be it empty. Where no node has a GPU, that is what is lacking, and not its size."""
-    nodes = [replace(node, gpus=max(node.gpus, 1)) for node in nodes]
+    """The first that no node holds, be it empty."""
     return next((one for one in bundles if _on_nodes([one], nodes, is_spread=False) is None), None)
+
+
+def _keys_of_size(config: RunConfig, bundle: Bundle, nodes: Sequence[NodeResources]) -> list[str]:
+    """The settings that alone make this bundle smaller. Of GPUs only a server takes more than one."""
+    if are_cpus_short([bundle], nodes):
+        kinds = {one.kind for one in bundle.processes}
+        return [key for kind, key in ((SERVER, "sglang.num_cpus"), (RANK, "actor.num_cpus")) if kind in kinds]
+    over = {"sglang.tp_size": config.sglang.tp_size, "sglang.dp_size": config.sglang.dp_size}
+    return [key for key, size in over.items() if size > 1]
 
 
 def are_cpus_short(bundles: Sequence[Bundle], nodes: Sequence[NodeResources]) -> bool:

@@ -129,13 +129,14 @@ GPU_KEY, CPU_KEY = "lower sglang.n_servers", "lower sglang.num_cpus"
     ("config", "on", "key"),
     [
         (alone(actor__dp_size=8, sglang__n_servers=9), nodes(8, 8), GPU_KEY),
-        (alone(sglang__tp_size=8), nodes(4), GPU_KEY),
+        (alone(sglang__tp_size=8), nodes(4), "lower sglang.tp_size, or take larger nodes"),
         (alone(sglang__tp_size=4, sglang__n_servers=2), nodes(7, 2), GPU_KEY),
         (changed(GSM8K, actor__gpu_fraction=0.6), nodes(1), GPU_KEY),
         (changed(GSM8K, actor__dp_size=3), nodes(2), GPU_KEY),
         (alone(sglang__num_cpus=64.0, sglang__n_servers=2), nodes(8, cpus=100), CPU_KEY),
         (alone(sglang__num_cpus=101.0), nodes(8, 8, cpus=100), CPU_KEY),
         (alone(), nodes(0), GPU_KEY),
+        (alone(sglang__num_cpus=101.0), nodes(0, cpus=100), "lower sglang.num_cpus, or take larger nodes"),
         (alone(), [], GPU_KEY),
     ],
 )
@@ -155,17 +156,30 @@ def test_what_is_asked_for_is_told_by_role_and_what_there_is_in_all():
 
 
 @pytest.mark.parametrize(
-    ("config", "larger"),
+    ("config", "larger", "keys"),
     [
-        (alone(sglang__tp_size=16, actor__num_cpus=0.0), "16 GPUs and 1 CPU (1 server)"),
-        (alone(sglang__num_cpus=101.0), "1 GPU and 101 CPUs (1 server)"),
+        (alone(sglang__tp_size=16, actor__num_cpus=0.0), "16 GPUs and 1 CPU (1 server)", "sglang.tp_size"),
+        (alone(sglang__dp_size=16, actor__num_cpus=0.0), "16 GPUs and 1 CPU (1 server)", "sglang.dp_size"),
+        (
+            alone(sglang__tp_size=8, sglang__dp_size=2, actor__num_cpus=0.0),
+            "16 GPUs and 1 CPU (1 server)",
+            "sglang.tp_size or sglang.dp_size",
+        ),
+        (alone(sglang__num_cpus=101.0), "1 GPU and 101 CPUs (1 server)", "sglang.num_cpus"),
+        (alone(actor__num_cpus=101.0), "1 GPU and 101 CPUs (1 trainer rank)", "actor.num_cpus"),
+        (
+            changed(GSM8K, actor__num_cpus=60.0, sglang__num_cpus=60.0),
+            "1 GPU and 120 CPUs (1 server and 1 trainer rank)",
+            "sglang.num_cpus or actor.num_cpus",
+        ),
     ],
 )
-def test_what_no_node_alone_can_hold_is_told_and_no_more_nodes_of_a_cluster_are_advised(config, larger):
-    """16 GPUs for one server were refused with "2 nodes with 16 GPUs in all", and the advice to add nodes."""
+def test_what_no_node_alone_can_hold_is_told_with_the_keys_that_make_it_smaller(config, larger, keys):
+    """16 GPUs for one server were refused with "2 nodes with 16 GPUs in all", and the advice to add nodes; and with
+    keys among them that change nothing, as the number of servers."""
     said, hint = shortage(changed(config, cluster__address="auto"), nodes(8, 12))
     assert f"; no node alone has {larger}; 2 nodes with 20 GPUs and 200 CPUs in all" in said
-    assert hint.endswith(", or take larger nodes")
+    assert hint == f"lower {keys}, or take larger nodes"
 
 
 N_GPUS, N_CPUS = "cluster.n_gpus_per_node", "hardware.n_cpus_per_node"
