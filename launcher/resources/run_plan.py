@@ -19,7 +19,7 @@ from launcher.resources import memory_estimate
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware, device_for
 from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item, checkpoint_bytes
-from launcher.resources.placement import RANK, ProcessPlacement, gpus_needed, node_name, place
+from launcher.resources.placement import RANK, SERVER, ProcessPlacement, gpus_needed, node_name, place
 
 WEIGHT_FOLDERS = 3
 """Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
@@ -34,6 +34,7 @@ LESS_OF_A_GPU = (
     "lower sglang.mem_fraction_static or actor.mb_spec.max_tokens_per_mb, set actor.gradient_checkpointing=true; "
     "the trainer's part is divided by actor.dp_size"
 )
+LESS_OF_A_SERVER = "lower sglang.max_total_tokens, or take a smaller model (actor.path)"
 LESS_OF_THE_HOST = (
     "lower sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers or rollout.max_head_offpolicyness "
     "(completions that wait, and weights, for each batch ahead); the trainer's part is divided by actor.dp_size"
@@ -252,7 +253,9 @@ def lacks(plan: RunPlan) -> list[Finding]:
     problems = []
     if plan.shape is not None and plan.kv_tokens is not None and plan.kv_tokens < 1:
         no_cache = "its weights leave no room for its KV cache"
-        raise_it = "raise sglang.mem_fraction_static"
+        on_each = plan.processes[0].items[0].bytes  # servers are first, and their weights
+        fits_one = on_each < min(place.capacity for place in plan.places if place.gpu is not None)
+        raise_it = "raise sglang.mem_fraction_static" if fits_one else "raise sglang.tp_size"
         problems.append(Finding(subject="a server", text=no_cache, level=Severity.BAD, hint=raise_it))
     for name, memory in group_places(plan.places):
         if memory.headroom < 0:
@@ -261,8 +264,16 @@ def lacks(plan: RunPlan) -> list[Finding]:
                 holders = "(`python -m launcher doctor` has their pids)"
                 text += f"; other processes hold {memory.held / GIB:.1f} GiB of it {holders}"
             hint = LESS_OF_THE_HOST if memory.gpu is None else LESS_OF_A_GPU
+            if memory.gpu is None and (alone := _largest_server(plan)) > memory.capacity:
+                text, hint = f"{text}; one server alone takes {alone / GIB:.1f} GiB", LESS_OF_A_SERVER
             problems.append(Finding(subject=name, text=text, level=Severity.BAD, hint=hint))
     return problems
+
+
+def _largest_server(plan: RunPlan) -> int:
+    """Bytes that it takes of a host's memory where it is on the CPU."""
+    servers = (one for one in plan.processes if one.placement.kind == SERVER and not one.placement.gpus)
+    return max((one.bytes for one in servers), default=0)
 
 
 def group_places(places: Sequence[MemoryPlace]) -> list[tuple[str, MemoryPlace]]:

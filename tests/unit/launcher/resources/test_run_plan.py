@@ -156,6 +156,29 @@ def test_weights_alone_can_be_too_much():
     assert any("raise sglang.mem_fraction_static" in problem.hint for problem in problems)
 
 
+def test_weights_larger_than_a_gpu_need_more_of_them():
+    """A larger share of a GPU was advised for weights that the whole of it does not hold."""
+    small = replace(LARGE, gpus=(Gpu(name="T4", memory=3 * GIB, free=int(2.5 * GIB)),))
+    (of_server, *_) = lacks(make_plan(GSM8K, small, QWEN))
+    assert (of_server.subject, of_server.hint) == ("a server", "raise sglang.tp_size")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said", "hint"),
+    [
+        (2_000_000, "; one server alone takes ", "lower sglang.max_total_tokens, or take a smaller model (actor.path)"),
+        (400_000, "GiB are there", "lower sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers or "),
+    ],
+)
+def test_a_server_that_no_node_alone_holds_is_told_from_servers_that_are_too_many(tokens, said, hint):
+    """Fewer servers were advised where each alone was larger than the machine."""
+    config = changed(GSM8K, sglang__device="cpu", actor__device="cpu", sglang__max_total_tokens=tokens)
+    config.sglang.n_servers = 3
+    (of_host,) = lacks(make_plan(config, replace(NO_GPU, memory=40 * GIB), QWEN))
+    assert said in of_host.text
+    assert of_host.hint.startswith(hint)
+
+
 def test_the_smallest_gpu_is_where_it_begins_to_fit():
     gib = smallest_gpu_gib(GSM8K, NO_GPU, QWEN)
 
