@@ -66,7 +66,7 @@ from launcher.resources.fitting import fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
 from launcher.resources.hardware import Hardware, find_hardware, of_the_run, planned_hardware
 from launcher.resources.missing_files import find_shape, model_folder
-from launcher.resources.node_checks import check_node
+from launcher.resources.node_checks import check_node, unknown_of_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight, refuse
 from launcher.resources.run_plan import make_plan, noted, recommend_server
@@ -264,8 +264,10 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
         return _show_plan(config, hardware, overrides)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     config, note = fit(config, hardware, shape, keys_of(overrides))
+    checks = check_node()
     plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
-    preflight(config, hardware, plan, check_node())
+    plan = noted(plan, unknown_of_node(checks))
+    preflight(config, hardware, plan, checks)
     with as_far_as_it_is_read():
         show(config, plan, console_of_width(WIDTH))
     recovery = replace(config.recovery, standby_trainers=plan.standby_trainers)
@@ -306,14 +308,15 @@ def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str], *, 
     """Of data that is here, each record is read, one answer scored, and each prompt measured where the tokenizer is
     here too; the exit code is that of a wrong command where they can't be used."""
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
+    checks = check_node()
     config, note = fit(config, planned, shape, keys_of(overrides))
     with as_far_as_it_is_read():
         plan = make_plan(config, planned, shape)
         if not is_trial:  # whose plan does not know of the GPUs that other trials take
             plan = noted(plan, recommend_server(config, planned, plan))
-        plan = noted(with_standby_trainer(config, planned, plan), note)
+        plan = noted(noted(with_standby_trainer(config, planned, plan), note), unknown_of_node(checks))
         show(config, plan, console_of_width(WIDTH))
-    all_missing = find_missing(config, judged, make_plan(config, judged, shape), check_node())
+    all_missing = find_missing(config, judged, make_plan(config, judged, shape), checks)
     for missing in all_missing:
         if not isinstance(missing, NOWHERE):
             print(f"missing here: {missing}", file=sys.stderr)

@@ -95,10 +95,12 @@ def _show(node: str, checks: Sequence[Finding]) -> None:
     on_cpu, on_gpu = stopped[Severity.BAD], [*stopped[Severity.BAD], *stopped[Severity.GPU]]
     for what, because in (("a run on the CPU", on_cpu), ("a run on a GPU", on_gpu)):
         console.print(f"{what} can't start: {', '.join(dict.fromkeys(because))}" if because else f"{what} can start")
+    if unknown := stopped[Severity.UNKNOWN]:
+        console.print(f"not known: {', '.join(dict.fromkeys(unknown))}")
     for stops in (Severity.SHARED, Severity.SEVERAL):
         if stopped[stops] and not on_gpu:
             console.print(f"but not {stops}: {', '.join(dict.fromkeys(stopped[stops]))}")
 
 
 def _mark(check: Finding) -> str:
-    return "missing" if check.stops else str(check.level)
+    return "missing" if check.stops and check.level is not Severity.UNKNOWN else str(check.level)

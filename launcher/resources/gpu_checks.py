@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +29,30 @@ NO_GPU = "GPU"
 """The name of the row where there is none; one of a GPU has its number."""
 BUSY = 0.02
 """Of its memory, held by others; the driver itself keeps less."""
+NOT_THERE = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+"""This kind of GPU, or its driver, has no such thing; after any other error it is not known."""
+
+
+class Questions:
+    """What NVML is asked of one GPU, within `nvml`. `unknown`: what it did not answer, with its own words."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.unknown: list[str] = []
+
+    def ask(self, what: str, question: Callable[[Any], Any]) -> Any:
+        """None where the GPU has no such thing, or it is not known."""
+        try:
+            return question(self._handle)
+        except pynvml.NVMLError as error:
+            if error.value not in NOT_THERE:
+                self.unknown.append(f"{what} ({error})")
+            return None
+
+    @property
+    def not_known(self) -> str:
+        """In one line; "" where all was answered."""
+        return f"not known: {', '.join(self.unknown)}" if self.unknown else ""
 
 
 def check_gpus(torch_cuda: str | None) -> Iterator[Finding]:
@@ -77,7 +100,8 @@ def _each(positions: list[int]) -> Iterator[Finding]:
     for index in positions:
         try:
             gpu = gpus.gpu_of(index)
-            faults = list(_faults(index, gpus.handle_of(index)))
+            questions = Questions(gpus.handle_of(index))
+            faults = list(_faults(index, questions))
         except gpus.UnreadableGpu as error:
             remedy = f"see the kernel's log (dmesg | grep Xid) and reset it: nvidia-smi -i {index} -r; {_hide(index)}"
             if error.is_unsupported:
@@ -85,10 +109,13 @@ def _each(positions: list[int]) -> Iterator[Finding]:
             yield Finding(subject=f"GPU {index}", text=str(error), level=Severity.GPU, hint=remedy)
             continue
         yield from faults
+        if questions.unknown:
+            remedy = "ask it again; where it stays so, see the kernel's log (dmesg | grep Xid)"
+            yield Finding(subject=f"GPU {index}", text=questions.not_known, level=Severity.UNKNOWN, hint=remedy)
         used = gpu.memory - gpu.free
         seen = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB"
         if used > BUSY * gpu.memory:
-            holders = ", ".join(str(pid) for pid in _holders(index)) or "not known"
+            holders = ", ".join(map(str, _holders(questions))) or "not known"
             held = f"{seen}, of which {used / GIB:.1f} are held (pids: {holders})"
             yield Finding(
                 subject=f"GPU {index}",
@@ -96,25 +123,25 @@ def _each(positions: list[int]) -> Iterator[Finding]:
                 level=Severity.NOTE,
                 hint="end those processes, or choose another GPU",
             )
-        elif not faults:
+        elif not (faults or questions.unknown):
             sound.setdefault(seen, []).append(index)
     for seen, alike in sound.items():
         yield Finding(subject=f"GPU {ranges(alike)}", text=seen)
 
 
-def _faults(index: int, handle: Any) -> Iterator[Finding]:
+def _faults(index: int, questions: Questions) -> Iterator[Finding]:
     name, command = f"GPU {index}", f"nvidia-smi -i {index}"
-    if (_asked(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+    if (questions.ask("MIG mode", pynvml.nvmlDeviceGetMigMode) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
         yield Finding(
             subject=name, text="divided by MIG, which no run can use", level=Severity.GPU, hint=f"{command} -mig 0"
         )
-    mode = _asked(pynvml.nvmlDeviceGetComputeMode, handle)
+    mode = questions.ask("compute mode", pynvml.nvmlDeviceGetComputeMode)
     if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
         yield Finding(subject=name, text="compute mode PROHIBITED", level=Severity.GPU, hint=f"{command} -c DEFAULT")
     elif mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
         seen = "compute mode EXCLUSIVE_PROCESS: a server and the trainer can't share it"
         yield Finding(subject=name, text=seen, level=Severity.SHARED, hint=f"{command} -c DEFAULT")
-    yield from _defects(index, handle)
+    yield from _defects(index, questions)
 
 
 def faults_of_gpus(numbers: Sequence[str]) -> list[str]:
@@ -129,16 +156,18 @@ def faults_of_gpus(numbers: Sequence[str]) -> list[str]:
 
 
 def _defect_of(index: int) -> str:
-    """What is wrong with the GPU itself, "" for nothing."""
+    """What is wrong with the GPU itself, and what of that is not known; "" for nothing."""
     try:
-        return "; ".join(check.text for check in _defects(index, gpus.handle_of(index)))
+        questions = Questions(gpus.handle_of(index))
+        defects = [check.text for check in _defects(index, questions)]
+        return "; ".join([*defects, *filter(None, [questions.not_known])])
     except gpus.UnreadableGpu as error:
         return str(error)
 
 
-def _defects(index: int, handle: Any) -> Iterator[Finding]:
+def _defects(index: int, questions: Questions) -> Iterator[Finding]:
     name, command = f"GPU {index}", f"nvidia-smi -i {index}"
-    rows = _asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
+    rows = questions.ask("defects of its memory", pynvml.nvmlDeviceGetRemappedRows) or (0, 0, 0, 0)
     if rows[3]:
         seen = "a defect of its memory could not be remapped"
         yield Finding(subject=name, text=seen, level=Severity.GPU, hint=f"have it replaced; {_hide(index)}")
@@ -146,11 +175,11 @@ def _defects(index: int, handle: Any) -> Iterator[Finding]:
         yield Finding(
             subject=name, text="a defect of its memory waits to be remapped", level=Severity.NOTE, hint=f"{command} -r"
         )
-    errors = _asked(
+    errors = questions.ask(
+        "memory (ECC) errors",
         lambda one: pynvml.nvmlDeviceGetTotalEccErrors(
             one, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         ),
-        handle,
     )
     if errors:
         seen = f"{errors} uncorrectable memory (ECC) errors since the driver was loaded"
@@ -159,15 +188,8 @@ def _defects(index: int, handle: Any) -> Iterator[Finding]:
         )
 
 
-def _asked(question: Callable[[Any], Any], handle: Any) -> Any:
-    """None where this kind of GPU, or its driver, does not know that."""
-    with contextlib.suppress(pynvml.NVMLError):
-        return question(handle)
-    return None
-
-
-def _holders(index: int) -> list[int]:
-    processes = _asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpus.handle_of(index)) or []
+def _holders(questions: Questions) -> list[int]:
+    processes = questions.ask("its processes", pynvml.nvmlDeviceGetComputeRunningProcesses) or []
     return sorted({one.pid for one in processes})
 
 

@@ -79,6 +79,11 @@ def missing_on_node(config: RunConfig, devices: Sequence[str], checks: Sequence[
     return (check.error() for check in checks if check.level in stops)
 
 
+def unknown_of_node(checks: Sequence[Finding]) -> str:
+    """What could not be found out, in one line; "" where all was. It stops no run."""
+    return "; ".join(str(check) for check in checks if check.level is Severity.UNKNOWN)
+
+
 # ── packages ──
 
 

@@ -4,6 +4,7 @@
  *   NVML_NAME, NVML_MEMORY_GIB, NVML_DRIVER, NVML_CUDA (13000)
  *   NVML_LOST, NVML_MIG, NVML_EXCLUSIVE, NVML_PROHIBITED, NVML_ECC, NVML_REMAP_PENDING, NVML_REMAP_FAILED, NVML_BUSY
  *                         GPUs in that condition, as 0,3; of a busy one NVML_HOLDERS (7:100,8:0) are the pids and GiB
+ *   NVML_SILENT           GPUs whose modes and defects can't be read: NVML answers with an error of its own
  *   NVML_XIDS=3:79,0:31   what each GPU's Xid events are; an event set tells those that were added after it was made
  *   NVML_NO_EVENTS=1      GPUs that have none, and NVML_OLD_EVENTS=1: the driver has no call that waits for them
  *   NVML_NO_DRIVER=1      the library is there, and the kernel's part is not
@@ -13,7 +14,7 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7, DRIVER_NOT_LOADED = 9, TIMED_OUT = 10, NO_FUNCTION = 13,
-       IS_LOST = 15 };
+       IS_LOST = 15, UNKNOWN = 999 };
 enum { MOST = 64 };
 
 typedef struct { unsigned int index; } Device;
@@ -113,15 +114,18 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned int *room, 
     return SUCCESS;
 }
 int nvmlDeviceGetMigMode(Device *device, unsigned int *now, unsigned int *pending) {
+    if (listed("NVML_SILENT", device->index)) return UNKNOWN;
     *now = *pending = (unsigned int)listed("NVML_MIG", device->index);
     return SUCCESS;
 }
 int nvmlDeviceGetComputeMode(Device *device, int *mode) {
+    if (listed("NVML_SILENT", device->index)) return UNKNOWN;
     *mode = listed("NVML_PROHIBITED", device->index) ? 2 : listed("NVML_EXCLUSIVE", device->index) ? 3 : 0;
     return SUCCESS;
 }
 int nvmlDeviceGetRemappedRows(Device *device, unsigned int *corrected, unsigned int *uncorrected, unsigned int *pending,
                               unsigned int *failed) {
+    if (listed("NVML_SILENT", device->index)) return UNKNOWN;
     *corrected = *uncorrected = 0;
     *pending = (unsigned int)listed("NVML_REMAP_PENDING", device->index);
     *failed = (unsigned int)listed("NVML_REMAP_FAILED", device->index);
@@ -130,6 +134,7 @@ int nvmlDeviceGetRemappedRows(Device *device, unsigned int *corrected, unsigned 
 int nvmlDeviceGetTotalEccErrors(Device *device, int kind, int counter, unsigned long long *errors) {
     (void)kind; (void)counter;
     if (!strcmp(given("NVML_NAME", ""), "no ECC")) return NOT_SUPPORTED;
+    if (listed("NVML_SILENT", device->index)) return UNKNOWN;
     *errors = listed("NVML_ECC", device->index) ? 3 : 0;
     return SUCCESS;
 }

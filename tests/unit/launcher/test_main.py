@@ -221,6 +221,12 @@ def test_settings_are_found_for_a_card_and_what_was_typed_stays(command):
     assert "take more or larger GPUs (actor.dp_size), " in err
 
 
+def test_what_could_not_be_found_out_of_a_gpu_is_a_note_of_the_plan(command, gpus):
+    gpus(gpus=1, silent="0")
+    code, out, _ = command("conf=arithmetic_cpu", "dry_run=true", QUICK)
+    assert (code, "note: GPU 0: not known: MIG mode (Unknown Error), " in out) == (0, True)
+
+
 def test_notes_are_said(command):
     _, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK, "total_train_steps=3", "recover.freq_steps=4")
     assert "note: recover.freq_steps=4 is never due in total_train_steps=3" in err

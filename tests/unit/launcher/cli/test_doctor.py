@@ -51,6 +51,7 @@ def test_with_an_old_driver_only_the_cpu_is_left(nvml_library):
         (Severity.GPU, doctor.CPU_ONLY, "a run on a GPU can't start: x"),
         (Severity.SHARED, doctor.GPU_AND_CPU, "but not runs that share a GPU: x"),
         (Severity.OK, doctor.GPU_AND_CPU, "a run on a GPU can start"),
+        (Severity.UNKNOWN, doctor.GPU_AND_CPU, "not known: x"),
     ],
 )
 def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said):

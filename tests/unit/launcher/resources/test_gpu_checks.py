@@ -54,6 +54,24 @@ def test_a_fault_is_one_row_with_its_command(gpus, answers, name, stops, seen, r
     assert (check.level, seen in check.text, remedy in check.hint) == (stops, True, True), check
 
 
+def test_what_nvml_does_not_say_of_a_gpu_is_not_known_and_stops_no_run(gpus):
+    """A GPU whose MIG mode could not be read was in the row of the sound ones."""
+    gpus(gpus=3, silent="1")
+    found = rows()
+    assert found["GPU 0, 2"].level is Severity.OK
+    assert (found["GPU 1"].level, found["GPU 1"].text) == (
+        Severity.UNKNOWN,
+        "not known: MIG mode (Unknown Error), compute mode (Unknown Error), defects of its memory (Unknown Error), "
+        "memory (ECC) errors (Unknown Error)",
+    )
+    assert stopped(composed("conf=gsm8k_h200")) == []
+
+
+def test_what_a_kind_of_gpu_does_not_have_is_no_answer_that_is_missing(gpus):
+    gpus(gpus=1, name="no ECC")
+    assert rows()["GPU 0"].level is Severity.OK
+
+
 def test_a_driver_is_asked_for_the_version_that_torch_was_built_for(gpus):
     gpus(gpus=1, cuda=12080)
     assert [check.level for check in check_gpus("12.4")] == [Severity.OK, Severity.OK], "any 12.x will do"
