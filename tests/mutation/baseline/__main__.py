@@ -1,7 +1,7 @@
 """What the tests notice, as data: `python -m tests.mutation.baseline compare` measures anew and says what is lost.
 
 measure   coverage of each room by the quick unit tests, then fixed mutants of each chosen module, with what kills each
-keep      make what was measured the base line (tests/mutation/baseline/*.json)
+keep      make what was measured the base line (tests/mutation/baseline/*.json); with FILE: of these modules only
 compare   measure what has not been measured, of this commit, and compare it with the base line; exit code 0 or 1
 
 What was measured lies in mutation-results/<commit>, and is gone on with after an interruption.
@@ -23,7 +23,7 @@ from tests.mutation.baseline.comparison import Comparison, all_of, compare_cover
 from tests.mutation.baseline.defects import named_defects, no_longer_there
 from tests.mutation.baseline.modules import in_turn
 from tests.mutation.baseline.outcomes import NOT_ALL_RUN, Outcomes, names_a_test
-from tests.mutation.baseline.trials import drawn, read_seen, source_hash, try_all
+from tests.mutation.baseline.trials import DRAWN, drawn, read_seen, source_hash, try_all
 from tests.mutation.mutations import names_of
 
 HERE = Path(__file__).parent
@@ -65,12 +65,15 @@ def base_line() -> dict[str, Outcomes]:
 
 
 def wanted_of(path: str, before: Outcomes, *, anew: bool) -> dict[str, str]:
-    """The mutants to try, with what became of each before. `anew`: drawn, and not those of the base line."""
+    """The mutants to try, with what became of each before: those that were noticed and whose code is still there.
+    `anew`: of the base line all that are still there, and others that are drawn in place of those that are gone."""
     source = Path(path).read_text()
-    if anew:
-        return dict.fromkeys(drawn(path, source), "")
     there = {*names_of(source)}
-    return {name: was for name, was in before.items() if names_a_test(was) and name in there}
+    still = {name: was for name, was in before.items() if name in there}
+    if not anew:
+        return {name: was for name, was in still.items() if names_a_test(was)}
+    others = [name for name in drawn(path, source) if name not in still]
+    return still | dict.fromkeys(others[: max(0, DRAWN - len(still))], "")
 
 
 def measure(
@@ -94,13 +97,25 @@ def measure(
         try_all(read_seen(results), rounds, lambda path, found: write_results(results, path, found), ends_at, most_s)
 
 
-def keep(results: Path) -> None:
-    """Under the name of the folder of results, which is that of the commit that was measured."""
-    modules = {path: read_results(results, path) for path in sorted({*in_turn()})}
-    number = {path: len(drawn(path, Path(path).read_text())) for path in modules}
-    unfinished = {path: f"{len(had)} of {number[path]}" for path, had in modules.items() if len(had) < number[path]}
-    measured = {path: dict(sorted(outcomes.items())) for path, outcomes in modules.items() if outcomes}
-    _write(MUTANTS, {"commit": results.name, "unfinished": unfinished, "modules": measured})
+def keep(results: Path, paths: list[str]) -> None:
+    """Under the name of the folder of results, which is that of the commit that was measured. A module that is not
+    among `paths` or not measured keeps its rows, and another one those whose code is still there. Where only some
+    modules are named, the coverage and the defects stay as they are too."""
+    modules = {path: rows for path, rows in base_line().items() if path in {*in_turn()}}
+    for path in paths:
+        if found := read_results(results, path):
+            there = {*names_of(Path(path).read_text())}
+            still = {name: was for name, was in modules.get(path, {}).items() if name in there}
+            modules[path] = still | found
+    number = {path: len(wanted_of(path, modules.get(path, {}), anew=True)) for path in sorted({*in_turn()})}
+    had = {path: len(modules.get(path, {})) for path in number}
+    unfinished = {path: f"{had[path]} of {number[path]}" for path in number if had[path] < number[path]}
+    measured = {path: dict(sorted(modules[path].items())) for path in sorted(modules)}
+    is_all = {*paths} >= {*in_turn()}
+    name = results.name if is_all else json.loads(MUTANTS.read_text())["commit"]
+    _write(MUTANTS, {"commit": name, "unfinished": unfinished, "modules": measured})
+    if not is_all:
+        return
     rooms = {room: list(lines) for room, lines in sorted(room_coverage.by_room(results).items())}
     failed = room_coverage.failed_tests(results)
     _write_rows(COVERAGE, {"commit": results.name, "failed_tests": failed, "rooms": rooms})
@@ -150,7 +165,7 @@ def main() -> int:
         measure(results, paths, given.minutes, anew=True, again=given.again, most_s=given.seconds)
         return 0
     if given.what == "keep":
-        keep(results)
+        keep(results, given.files or [*in_turn()])
         return 0
     paths = given.files or [*base_line()]
     measure(results, paths, given.minutes, anew=False)

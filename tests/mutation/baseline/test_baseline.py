@@ -155,7 +155,44 @@ def test_only_what_was_noticed_and_is_still_there_is_tried_again(root, monkeypat
     monkeypatch.chdir(root)
     before = {**BEFORE["launcher/m.py"], "gone: a → b": KILLER}
     assert [*command.wanted_of("launcher/m.py", before, anew=False)] == [GREATER, LESS, PLUS]
-    assert [*command.wanted_of("launcher/m.py", before, anew=True)] == names_of(SOURCE)
+    assert {*command.wanted_of("launcher/m.py", before, anew=True)} == {*names_of(SOURCE)}
+
+
+def test_a_mutant_stays_the_same_while_its_code_is_there_and_another_is_drawn_for_each_that_is_gone(root, monkeypatch):
+    """A module that changed anywhere was drawn anew, and nobody saw whether what had been noticed still was."""
+    monkeypatch.chdir(root)
+    lines = [f"    if a == {number}:\n        return a > {number}\n" for number in range(40)]
+    (root / "launcher" / "m.py").write_text("def f(a):\n" + "".join(lines))
+    drawn_first = drawn("launcher/m.py", (root / "launcher" / "m.py").read_text())
+    before = dict.fromkeys(drawn_first, KILLER)
+    (root / "launcher" / "m.py").write_text("def f(a):\n" + "".join(lines[:-3]))
+    there = {*names_of((root / "launcher" / "m.py").read_text())}
+    wanted = command.wanted_of("launcher/m.py", before, anew=True)
+    assert len(wanted) == len(before)
+    assert {*wanted} >= {*before} & there
+    assert {name for name, was in wanted.items() if was == ""} == {*wanted} - {*before} != set()
+
+
+def test_what_was_measured_of_one_module_is_kept_and_the_rest_of_the_base_line_stays(root, monkeypatch):
+    monkeypatch.chdir(root)
+    (root / "launcher" / "n.py").write_text(SOURCE)
+    (root / "mutants.json").write_text(
+        json.dumps({"commit": "a", "unfinished": {}, "modules": {**BEFORE, "launcher/n.py": {PLUS: KILLER}}})
+    )
+    monkeypatch.setattr(command, "MUTANTS", root / "mutants.json")
+    monkeypatch.setattr(command, "in_turn", lambda: ("launcher/n.py", "launcher/m.py"))
+    monkeypatch.setattr(command, "_write_rows", None)  # no coverage was measured
+    (root / "launcher" / "m.py").write_text(SOURCE.replace("a > 0", "a > 1"))
+    results = root / "results"
+    results.mkdir()
+    now = "f: a > 1 → a >= 1"
+    command.write_results(results, "launcher/m.py", {now: KILLER, PLUS: SURVIVED})
+    command.keep(results, ["launcher/m.py"])
+    kept = json.loads((root / "mutants.json").read_text())
+    assert kept["modules"]["launcher/n.py"] == {PLUS: KILLER}
+    assert kept["modules"]["launcher/m.py"] == {now: KILLER, PLUS: SURVIVED, "C.g: 1 → 2": SURVIVED}
+    assert kept["unfinished"] == {"launcher/m.py": "3 of 5", "launcher/n.py": "1 of 5"}
+    assert kept["commit"] == "a"
 
 
 def test_the_committed_base_line_is_readable_and_small():
