@@ -1,6 +1,9 @@
 """The comparison with the base line sees what is lost, and what it can't say; the base line is what it says it is."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from tests.mutation.baseline.outcomes import LATE, SURVIVED, UNTESTED, killer_of
 from tests.mutation.baseline.trials import drawn
 from tests.mutation.mutations import names_of
 
+REPOSITORY = Path(__file__).parents[3]
 SOURCE = "def f(a):\n    return a > 0\n\n\nclass C:\n    def g(self, a):\n        return a + 1\n"
 KILLER = "tests/unit/test_m.py::test_f"
 GREATER, LESS, PLUS = "f: a > 0 → a >= 0", "f: a > 0 → a <= 0", "C.g: a + 1 → a - 1"
@@ -193,6 +197,14 @@ def test_what_was_measured_of_one_module_is_kept_and_the_rest_of_the_base_line_s
     assert kept["modules"]["launcher/m.py"] == {now: KILLER, PLUS: SURVIVED, "C.g: 1 → 2": SURVIVED}
     assert kept["unfinished"] == {"launcher/m.py": "3 of 5", "launcher/n.py": "1 of 5"}
     assert kept["commit"] == "a"
+
+
+def test_the_tests_are_collected_in_the_process_that_has_imported_what_tries_the_mutants():
+    """Pytest warns of a plugin that was imported before it, a warning is an error, and nothing was measured any more."""
+    collects = "pytest.main([*trials.OPTIONS, '--collect-only', '-q', 'tests/mutation/baseline/test_baseline.py'])"
+    script = f"import sys, pytest; from tests.mutation.baseline import trials; sys.exit({collects})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_committed_base_line_is_readable_and_small():

@@ -42,7 +42,8 @@ from tests.mutation.mutations import Mutant, mutants, names_of
 
 NOT_UNIT = ("ray", "e2e", "chaos", "runs", "mutation")
 """Folders of tests that start Ray and SGLang, or test the tests; all others of tests/ may notice a mutant."""
-OPTIONS = ["-n", "0", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not slow and not long"]
+IMPORTED_BEFORE = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is, here: else nothing is collected
+OPTIONS = ["-n", "0", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not slow and not long", *IMPORTED_BEFORE]
 DRAWN = 40
 A_TEST_S = 0.01  # what pytest itself needs for a test, beside the test's own time
 SLOWER, PATIENCE_S = 4, 3.0
