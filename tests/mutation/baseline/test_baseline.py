@@ -200,7 +200,7 @@ def test_what_was_measured_of_one_module_is_kept_and_the_rest_of_the_base_line_s
 
 
 def test_the_tests_are_collected_in_the_process_that_has_imported_what_tries_the_mutants():
-    """Pytest warns of a plugin that was imported before it, a warning is an error, and nothing was measured any more."""
+    """Pytest warned of a plugin that was imported before it, warnings had become errors, and nothing was measured."""
     collects = "pytest.main([*trials.OPTIONS, '--collect-only', '-q', 'tests/mutation/baseline/test_baseline.py'])"
     script = f"import sys, pytest; from tests.mutation.baseline import trials; sys.exit({collects})"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)

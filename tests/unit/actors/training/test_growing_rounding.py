@@ -19,7 +19,7 @@ from tests.support.worlds.training import MODEL, N_PROMPTS, SAMPLES, Trial
 
 GROWN_AFTER = 30
 GROWTH = 1.1
-"""Of the logits, a step: seventeen times in all, which a run that learns from chance takes a hundred steps for."""
+"""Of the logits, a step: sixteen times in all, which a run that learns from chance takes a hundred steps for."""
 PROMPT = next(iter(prompts(1).values())).token_ids
 ANSWER = range(40, 56)
 
