@@ -34,7 +34,7 @@ def save(store, step, *, keep=False, reward=0.5):
         return commit(store, staged, step, keep=keep, reward=reward)
 
 
-def commit(store, staged, step, *, keep=False, reward=0.5):
+def commit(store, staged, step, *, keep=False, reward=0.5, files=None):
     return store.commit(
         staged,
         global_step=step,
@@ -42,6 +42,7 @@ def commit(store, staged, step, *, keep=False, reward=0.5):
         config_fingerprint=FINGERPRINT,
         health={"reward_mean": reward, "verdict": "HEALTHY"},
         keep=keep,
+        files=files,
     )
 
 

@@ -76,8 +76,10 @@ def test_list_is_by_step_not_by_text(store):
     assert store.find(21) is None
 
 
-def test_everything_is_on_the_disk_before_the_name_is(store, monkeypatch):
+@pytest.mark.parametrize("is_fetched", [False, True])
+def test_everything_is_on_the_disk_before_the_name_is(store, monkeypatch, is_fetched):
     """A rename that reaches the disk before the data is the classic empty checkpoint after a power cut."""
+    known = save(store, 1).manifest.files if is_fetched else None  # a fetched file is verified, and not hashed again
     done = []
     real_fsync, real_rename = os.fsync, Path.rename
 
@@ -93,7 +95,7 @@ def test_everything_is_on_the_disk_before_the_name_is(store, monkeypatch):
     monkeypatch.setattr(Path, "rename", rename)
     staged = store.stage(name_of(0))
     fill(staged)
-    commit(store, staged, 0)
+    commit(store, staged, 0, files=known)
     renamed_at = done.index(("rename", staged))
     written = {staged / name for name in (*FILES, "manifest.json")} | {staged, staged / "state"}
     assert written <= set(done[:renamed_at])
