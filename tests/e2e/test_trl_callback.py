@@ -31,6 +31,7 @@ def python_with_trl():
     return None if found.returncode else python
 
 
+@pytest.mark.long  # the callback: tests/unit/launcher/adapters/test_trainer_callback.py; a command: tests/ray/foreign
 @pytest.mark.timeout(1200)
 def test_the_example_is_paused_killed_and_takes_every_step(tmp_path):
     python = python_with_trl()
