@@ -25,8 +25,7 @@ from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.monitor_handle import LONGEST_TURN_S
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
-from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
-from actors.supervision.trainer_signs import ProcessId
+from actors.supervision.trainer_handle import ANSWER_S, ProcessId, TrainerHandle
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.config.schema import RunConfig

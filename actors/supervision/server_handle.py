@@ -21,7 +21,7 @@ import ray
 from actors.cluster.actor_calls import ActorAway, answer
 from actors.serving.server_log_tail import decisive_lines, tail
 from actors.serving.server_report import ServerReport, ServerWork, finding_of
-from actors.supervision.trainer_signs import read_log
+from actors.supervision.trainer_handle import read_log
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import LauncherError, ServerError
 from launcher.base.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, TrainerView, Verdict

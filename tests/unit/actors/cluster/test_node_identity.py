@@ -6,7 +6,7 @@ import pytest
 
 from actors.cluster import node_identity
 from actors.cluster.node_identity import is_here
-from actors.supervision.trainer_signs import TrainerWatch
+from actors.supervision.trainer_handle import TrainerWatch
 from launcher.base.clocks import clock_shift
 from launcher.base.messages import TrainerView
 from launcher.config.supervision import HealthConfig

@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.ranks import rank_controller
 from actors.ranks.rank_controller import SETTLE_S, RankController
-from actors.supervision.trainer_signs import finding_of
+from actors.supervision.trainer_handle import finding_of
 from launcher.base.errors import TrainerError
 from launcher.base.messages import LoopFailure
 from launcher.base.rank_location import RankLocation

@@ -8,7 +8,7 @@ import pytest
 
 from actors.processes.process_tree import errors_file
 from actors.serving.server_log_tail import TAIL_BYTES, words_of_abort
-from actors.supervision.trainer_signs import ProcessId, TrainerExit
+from actors.supervision.trainer_handle import ProcessId, TrainerExit
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut
 

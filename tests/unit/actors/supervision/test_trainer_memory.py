@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.supervision import trainer_handle, trainer_signs
-from actors.supervision.trainer_handle import TrainerHandle
-from actors.supervision.trainer_signs import ProcessId
+from actors.supervision import trainer_handle
+from actors.supervision.trainer_handle import ProcessId, TrainerHandle
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
@@ -180,7 +179,7 @@ def test_a_process_of_which_ray_says_only_elsewhere_that_it_ended_it_for_memory(
         return said
 
     monkeypatch.setattr(trainer_handle, "process_ended", ended)
-    monkeypatch.setattr(trainer_signs, "killed_for_memory", words)
+    monkeypatch.setattr(trainer_handle, "killed_for_memory", words)
 
     async def wait(trainer):
         await trainer._wait_end(ProcessId("", 1))

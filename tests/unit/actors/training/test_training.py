@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.rollout.live_rollouts import Stopped
-from actors.supervision.trainer_signs import waits_for
+from actors.supervision.trainer_handle import waits_for
 from actors.training import training as training_module
 from actors.training.run_position import RunPosition
 from actors.training.step_loop import Phase

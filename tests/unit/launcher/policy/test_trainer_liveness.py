@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from actors.cluster import node_identity
-from actors.supervision.trainer_signs import TrainerWatch
+from actors.supervision.trainer_handle import TrainerWatch
 from launcher.base.messages import Cause, Health, TrainerView
 from launcher.policy import trainer_liveness
 from launcher.policy.trainer_liveness import StepClock, TrainerEvidence, TrainerLook, judge_trainer
