@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from actors.rollout import rollout_engine
+from actors.rollout import request_loop
 from actors.serving.completions import CompletionStream
 from tests.programs import stand_in_server
 from tests.support.ready_servers import ready
@@ -26,7 +26,7 @@ class Watched(CompletionStream):
 
 @pytest.mark.parametrize("how", ["dies", "leaves"])
 async def test_a_completion_is_continued_from_the_tokens_that_a_server_had_sent(how, monkeypatch):
-    monkeypatch.setattr(rollout_engine, "CompletionStream", Watched)
+    monkeypatch.setattr(request_loop, "CompletionStream", Watched)
     monkeypatch.setattr(Watched, "parts", 0)
     items = prompts(1)
     longer = dataclasses.replace(SAMPLING, max_new_tokens=40, min_new_tokens=40)
