@@ -20,7 +20,7 @@ from actors.supervision.cluster_observer import MARGIN_S
 from actors.supervision.coordinator import FLUSH_S, Coordinator, Facts
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.run_history import RunHistory
-from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, StateError
+from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, StateError, TrainerError
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
@@ -156,7 +156,7 @@ class CommandCluster:
         """What it refuses in so many words it would refuse again: the run ends with them. Raises RunError."""
         try:
             return await doing()
-        except (CheckpointError, ServerError):  # may pass
+        except (CheckpointError, ServerError, TrainerError):  # may pass, or the run ends already
             raise
         except RunError as error:
             self._unusable = error

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
@@ -114,6 +115,7 @@ class CommandTrainer:
         self._watching: asyncio.Task[None] | None = None
         self._over = asyncio.Event()  # ends a check that is under way
         self._one_check = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._stopping = asyncio.Event()  # ends the watch between two readings: one that is cut off loses its steps
         self._dead: Verdict | None = None
         self._told = self._done = ""  # its own last words; how it is done
@@ -272,6 +274,13 @@ class CommandTrainer:
         at_byte, reason = self._source.at_byte, f"{self._adapter.reads} is read"
         history.event("trainer.starting", subject=TRAINER, reason=reason, with_overrides={}, at_byte=at_byte)
         await history.flush()
+        async with self._starting:
+            return await self._start(path)
+
+    async def _start(self, path: Path | None) -> Mapping[str, object]:
+        """Not once the run ends: the door, and the disk, may have kept the order waiting until then."""
+        if self._over.is_set():
+            raise TrainerError("the run ended before the trainer was started")
         variables = {**self._variables, **self._files()}
         try:
             self._process = await start(self._adapter.command(path), self._paths, variables, stop_s=self.stop_s)
@@ -305,8 +314,9 @@ class CommandTrainer:
     async def halt(self, *, reinstates: bool) -> None:
         """At the end of the run: stop it, and read what it has said until then. Raises RunError."""
         self._over.set()
-        was_running = self._is_running
-        await self.stop()
+        async with self._starting:  # one that is being started is stopped once it is known
+            was_running = self._is_running
+            await self.stop()
         if was_running and self.incident is None:
             await self._take_all()
             await asyncio.to_thread(self.steps.write)

@@ -224,9 +224,10 @@ class RunMemory:
 
     def has_lost_a_restore(self, trainer: TrainerFacts) -> bool:
         """While none is under way: the last one was ordered, and the trainer holds what it held before, or has ended
-        before it stepped from there."""
+        before it stepped from there. A command always has: it ended with the Coordinator that ordered the restore; the
+        lineage that is seen of it is its door's, which no restore changes."""
         is_known = trainer.is_loaded or trainer.verdict.health is Health.DEAD
-        return self.is_restoring and is_known and trainer.lineage < self.lineage
+        return self.is_restoring and is_known and (trainer.is_command or trainer.lineage < self.lineage)
 
     def shift_clock(self, seconds: float) -> None:
         """Put the times on a clock that is `seconds` ahead."""

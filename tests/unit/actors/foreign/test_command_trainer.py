@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.foreign import foreign_process
+from actors.foreign import command_trainer, foreign_process
 from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.processes.process_tree import bearing, command_line, stat_fields
 from actors.supervision import coordinator as coordinator_module
@@ -23,9 +23,9 @@ from launcher.config.schema import RunConfig
 from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
-from tests.support.machine import scaled
+from tests.support.machine import all_turns, scaled
 from tests.support.worlds.adapters import YAML
-from tests.support.worlds.foreign import coordinator_of, last_step
+from tests.support.worlds.foreign import coordinator_of, events, last_step
 
 STAND_IN = Path(__file__).parents[3] / "programs" / "areal_stand_in.py"
 
@@ -151,6 +151,52 @@ def test_what_the_trainer_refuses_while_the_run_is_being_ended_changes_nothing_o
         return await running
 
     outcome = asyncio.run(run())
+    assert (outcome.status, outcome.reason) == (TerminalStatus.ABORTED, "asked by a test")
+
+
+@pytest.mark.parametrize("where", ["before its process", "with its process half made"])
+async def test_a_command_whose_run_ends_while_it_is_started_is_not_left_running(tmp_path, monkeypatch, where):
+    """Halt found no process, and the order to start, which waited for the door or the disk, started one after it."""
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command="sleep 3600", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
+    )
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    coordinator = coordinator_of(config, paths)
+    trainer, made, is_starting, may_go_on = coordinator.trainer, [], asyncio.Event(), asyncio.Event()
+
+    async def held():
+        is_starting.set()
+        await may_go_on.wait()
+
+    async def start(*given, **more):
+        if where == "with its process half made":
+            await held()
+        made.append(await foreign_process.start(*given, **more))
+        return made[-1]
+
+    flush = coordinator._history.flush
+
+    async def flushed():
+        if where == "before its process" and events(paths, "trainer.starting") and not is_starting.is_set():
+            await held()
+        await flush()
+
+    monkeypatch.setattr(command_trainer, "start", start)
+    monkeypatch.setattr(coordinator._history, "flush", flushed)
+    running = asyncio.create_task(coordinator.run())
+    await asyncio.wait_for(is_starting.wait(), scaled(30))
+    halting = asyncio.create_task(trainer.halt(reinstates=False))
+    await all_turns()
+    may_go_on.set()
+    await asyncio.wait_for(halting, scaled(30))
+    await until(lambda: events(paths, "trainer.resumed", "trainer.resuming_failed"), running)
+    assert len(made) == (where == "with its process half made")
+    assert trainer.pid == 0
+    assert bearing(mark_of(paths)) == [], "nothing of it is left when the halt is done"
+    coordinator.abort("asked by a test")
+    outcome = await asyncio.wait_for(running, scaled(60))
     assert (outcome.status, outcome.reason) == (TerminalStatus.ABORTED, "asked by a test")
 
 

@@ -7,16 +7,18 @@ import time
 
 import pytest
 
+from actors.foreign.kept_weights import LINEAGE
 from actors.supervision.coordinator_actor import take_place
 from actors.supervision.run_history import RunHistory
 from launcher.base.disk_faults import DiskFault
 from launcher.base.errors import DiskError, RunError
-from launcher.base.messages import Cause, Incident, ServerExit
+from launcher.base.messages import Cause, Health, Incident, ServerExit, Verdict
 from launcher.cli.attempt_incidents import begin_memory
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import AbandonServer, Halt, RestoreTrainer
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.incident_policy import Trouble
+from launcher.policy.observed import TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.policy.restore import choose
 from launcher.run_files import run_memory
@@ -314,6 +316,30 @@ def test_a_restore_that_was_lost_is_not_counted_where_a_server_was_restarted_wit
     took_over = history_of(events)
     took_over.lost_restore()
     assert [one.subject for one in took_over.attempts] == ["server-0"]
+
+
+@pytest.mark.parametrize("health", [Health.DEAD, Health.HEALTHY], ids=["ended", "chosen again"])
+def test_the_first_restore_of_a_command_is_lost_too_with_the_coordinator_that_ordered_it(events, health):
+    """Its door has had one lineage from the beginning: the first restore seemed to be carried out."""
+    history = history_of(events)
+    history.attempted(
+        RepairAttempt(at=1.0, cause=Cause.TRAINER_CRASH, subject="trainer", rung=Rung.RESTORE, restored_step=39)
+    )
+    history.begun(RestoreTrainer(global_step=39, reason="it crashed"))
+    seen = TrainerFacts(
+        verdict=Verdict(health=health, reason="as seen"),
+        is_loaded=health is Health.HEALTHY,
+        is_paused=True,
+        policy_version=0,
+        lineage=LINEAGE,
+        next_step=40,
+        is_command=True,
+    )
+    took_over = history_of(events)
+    assert took_over.memory.has_lost_a_restore(seen)
+    took_over.lost_restore()
+    assert took_over.attempts == []
+    assert not took_over.memory.has_lost_a_restore(seen)
 
 
 async def test_nothing_is_begun_that_the_disk_does_not_know_of(events, monkeypatch):
