@@ -23,6 +23,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from launcher import driver_process
+from launcher.base.parent_death import end_with
 from launcher.cli import keeper
 from launcher.config import compose
 from launcher.config.schema import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
@@ -142,6 +143,8 @@ class SupervisedRun:
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # As Ctrl-C: the run saves and ends where a signal has ended pytest, which then leaves no block.
+                preexec_fn=end_with(os.getpid(), signal.SIGINT, code=130),  # noqa: PLW1509 - it calls the kernel alone
             )
         return self
 
