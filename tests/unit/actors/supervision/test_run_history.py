@@ -235,6 +235,22 @@ def test_the_events_that_a_command_is_continued_from_outlive_its_attempt(tmp_pat
     assert kept == (expected if has_command else [])
 
 
+def test_of_a_command_without_a_memory_the_journal_s_events_are_thinned_as_the_memory_s_are(tmp_path):
+    """One that had started again and again filled the file with its starts."""
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.logs.mkdir(parents=True)
+    names = ("trainer.starting", "checkpoint.condemned", "run.running", "trainer.starting", "checkpoint.condemned")
+    for step, name in enumerate(names):
+        append_line(paths.events, {"event": name, "attempt": 1, "global_step": step})
+    remembered = RunMemory(attempt=1, command_events=[])
+    for line in read_lines(paths.events):
+        remembered.keep_event(line)
+    begin_memory(paths, 2, has_command=True)
+    found = MemoryFile(paths.run_memory, "n").read(2).command_events
+    assert [line["global_step"] for line in found] == [1, 2, 3, 4]
+    assert found == remembered.command_events
+
+
 def test_a_memory_of_another_attempt_is_said(events):
     file = MemoryFile(events.with_name("memory.json"), "n")
     file.write(RunMemory(attempt=3))
