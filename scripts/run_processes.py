@@ -171,11 +171,11 @@ def seen_to_write(paths: RunPaths, at_most_s: float = math.inf) -> CurrentStatus
     """What the run writes now, wherever it is; None where it was not seen to write."""
     try:
         find_holder(paths)
-    except HolderEnded:
+    except RunsElsewhere:  # whose hold of the lock may not be seen here
+        pass
+    except NotLive:  # its process has ended, and its number may be another's
         if is_lock_free(paths):  # else it is of a container, which shows no process here
             return None
-    except NotLive:
-        pass
     return next_beat(paths, min(BEAT_S, at_most_s))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -290,6 +291,17 @@ def test_a_run_whose_process_is_not_there_is_not_waited_for(paths, journal, monk
     sign_elsewhere(paths)
     assert control(paths, "status") == 1
     assert "its driver is gone" in capsys.readouterr().out
+
+
+def test_a_run_whose_process_s_number_is_another_s_by_now_is_not_waited_for(paths, journal, monkeypatch, capsys):
+    """As after a restart of the machine, or of the container: the answer took 8 s."""
+    waited = []
+    monkeypatch.setattr(run_processes, "next_beat", lambda paths, within_s: waited.append(within_s))
+    journal.record("run.finished", reason="all steps are done", exit_code=0)
+    paths.lock.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+    assert control(paths, "stop") == 2
+    assert "is not running: FINISHED, all steps are done" in capsys.readouterr().err
+    assert waited == []
 
 
 def test_a_run_in_a_container_is_waited_for_as_any_other(paths, monkeypatch):
