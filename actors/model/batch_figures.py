@@ -36,7 +36,7 @@ def stats_of(
     if looked is not None:
         seen = objective.figures(sum(batch.n_tokens for batch in minibatches), looked)
         figures |= {name: seen[name] for name in ("distance", "farthest")}
-    kl_ref, distance, farthest = (figures.pop(name) for name in ("kl_ref", "distance", "farthest"))
+    kl_ref, entropy, distance, farthest = (figures.pop(name) for name in ("kl_ref", "entropy", "distance", "farthest"))
     behave_weight, behave_over_cap = (figures.pop(name) for name in BEHAVE_FIGURES)
     penalty = objective.penalties(groups).mean().item() if actor.overlong_reward_penalty else None
     apart = objective.distance(
@@ -49,6 +49,7 @@ def stats_of(
         grad_norm=grad_norm,
         learning_rate=rate,
         kl_ref=kl_ref if actor.needs_reference else None,
+        entropy=entropy if minibatches[0].has_entropy else None,
         overlong_penalty=penalty,
         logprob_distance=apart,
         n_learning=sum(batch.n_learning for batch in done),

@@ -50,7 +50,7 @@ MOST_KL = 10.0
 class Batch:
     """A batch ready to run, or the part of it that one optimizer step is taken on. `advantages` and `weights` have an
     entry for each sequence of it, `micro_batches` are one rank's; all else is of all ranks. `n_tokens`: that the model
-    made; `n_given`: those and the prompts'; `n_in_rows`: with their padding."""
+    made; `n_given`: those and the prompts'; `n_in_rows`: with their padding. `has_entropy`: it is computed."""
 
     advantages: Tensor
     weights: Tensor
@@ -59,6 +59,7 @@ class Batch:
     n_given: int
     n_in_rows: int
     n_learning: int
+    has_entropy: bool
 
     def to(self, device: torch.device) -> Batch:
         return replace(self, advantages=self.advantages.to(device), weights=self.weights.to(device))
@@ -101,14 +102,15 @@ class Objective:
         norm = self._actor.adv_norm
         return self._actor.kl_ctl > 0 or norm.mean_level is not None or norm.std_level is not None
 
-    def prepare(self, groups: Sequence[RolloutGroup], *, ranks: int = 1) -> list[list[Batch]]:
+    def prepare(self, groups: Sequence[RolloutGroup], *, ranks: int = 1, policy_version: int = 0) -> list[list[Batch]]:
         """For each optimizer step its part of the batch, as each rank runs it. Raises TrainerError for groups that are
-        no batch, ConfigError for a sequence longer than a micro-batch.
+        no batch, ConfigError for a sequence longer than a micro-batch. `policy_version`: the batches stepped on before.
 
         Groups are not divided: each part has as many, in their order, or one more than the parts after it.
         """
         advantages = self._advantages(groups)
         sequences = sequences_of(groups)
+        has_entropy = self._actor.computes_entropy(policy_version)
         kept = torch.tensor([self._is_kept(rollout.completion) for group in groups for rollout in group.rollouts])
         size = len(advantages) // len(groups)
         parts = torch.arange(len(groups)).tensor_split(min(self._actor.ppo_n_minibatches, len(groups)))
@@ -119,12 +121,13 @@ class Objective:
                 advantages[start:end],
                 kept[start:end],
                 ranks,
+                has_entropy,
             )
             for start, end in zip([0, *ends], ends, strict=False)
         ]
 
     def _minibatch(
-        self, sequences: Sequence[SampledSequence], of_rollouts: Tensor, kept: Tensor, ranks: int
+        self, sequences: Sequence[SampledSequence], of_rollouts: Tensor, kept: Tensor, ranks: int, has_entropy: bool
     ) -> list[Batch]:
         """A sequence whose advantage is 0 has no gradient, unless there is a KL, an entropy or a mean over the batch,
         so it is spared its backward pass. Rollouts are weighed, by what the model made in all their sequences."""
@@ -147,6 +150,7 @@ class Objective:
                 n_given=sum(given),
                 n_in_rows=tokens_in_rows(laid, given),
                 n_learning=sum(learning),
+                has_entropy=has_entropy,
             )
             for micro_batches in batches_of(sequences, laid)
         ]
@@ -185,7 +189,7 @@ class Objective:
                 micro_batch,
                 temperature=self._temperature,
                 dtype=self._dtype,
-                entropy_learns=actor.entropy_coeff > 0,
+                wants_entropy=batch.has_entropy,
             )
             fixed = logprobs.detach()
             old = fixed if actor.recomputes else server
@@ -199,12 +203,13 @@ class Objective:
             weights = batch.weights[micro_batch.sequences]
             per_token = terms.loss * behave + actor.kl_loss_coef * kl_ref
             if actor.entropy_coeff > 0:
+                assert entropy is not None, "a loss with an entropy has it computed in each step"
                 per_token = per_token - actor.entropy_coeff * entropy
             loss = per_token * weights
         if micro_batch.learns:
             loss.sum().backward()  # type: ignore[no-untyped-call]
-        columns = [loss, terms.clipped_low, terms.clipped_high, terms.ratio, terms.approx_kl, kl_ref, entropy]
-        columns += [behave, is_over]
+        columns = [loss, terms.clipped_low, terms.clipped_high, terms.ratio, terms.approx_kl, kl_ref]
+        columns += [torch.zeros_like(fixed) if entropy is None else entropy, behave, is_over]
         return self._sums(columns, (server - fixed).abs(), micro_batch, batch)
 
     def _terms(self, logprobs: Tensor, old: Tensor, micro_batch: MicroBatch, batch: Batch) -> TokenTerms:
@@ -309,12 +314,12 @@ class Objective:
         *,
         temperature: float,
         dtype: torch.dtype,
-        entropy_learns: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs of the completion tokens and the entropies there, in float32 whatever the arithmetic."""
+        wants_entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs of the completion tokens, and the entropies there or None, in float32 whatever the arithmetic."""
         asked = (micro_batch.input_ids, micro_batch.positions, micro_batch.targets)
         with _arithmetic(micro_batch.input_ids.device, dtype):
-            found: tuple[Tensor, Tensor] = model(*asked, temperature=temperature, entropy_learns=entropy_learns)
+            found: tuple[Tensor, Tensor | None] = model(*asked, temperature=temperature, wants_entropy=wants_entropy)
             return found
 
     def _kl_ref(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:

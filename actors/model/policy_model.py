@@ -163,7 +163,7 @@ class PolicyModel:
         """
         self._forget()
         with self._nothing_left_of_failures():
-            minibatches = self._objective.prepare(groups, ranks=self._ranks.size)
+            minibatches = self._objective.prepare(groups, ranks=self._ranks.size, policy_version=self.policy_version)
             made = (one.input_ids.numel() for of_ranks in minibatches for of in of_ranks for one in of.micro_batches)
             self.largest_micro_batch = max(self.largest_micro_batch, *made)
             self._order_each("compute_gradients", [(list(of_rank),) for of_rank in zip(*minibatches, strict=True)])

@@ -58,7 +58,8 @@ class UpdateStats:
     Where it has several optimizer steps (`n_minibatches`), those of the steps so far; `loss` and `grad_norm` are their
     means. `grad_norm` is before clipping; `problems` names what is not finite, and such a batch must not be committed;
     `is_of_rewards`: their advantages are not, so that no weights could have made it finite.
-    `kl_ref` is None without a reference, `overlong_penalty`, the mean over completions, where there is none.
+    `kl_ref` is None without a reference, `entropy` where it is not computed, `overlong_penalty`, the mean over
+    completions, where there is none.
     `behave_weight` and `behave_over_cap`, of the decoupled loss: the mean weight, and the share of tokens over the cap.
     `padding_ratio`: the share of padding among the tokens of a pass, of all ranks.
     `n_learning`: sequences whose advantage is not 0; none at all means that `commit` leaves the weights exactly as they
@@ -74,7 +75,7 @@ class UpdateStats:
     approx_kl: float
     kl_ref: float | None
     overlong_penalty: float | None
-    entropy: float
+    entropy: float | None
     logprob_distance: LogprobDistance
     n_learning: int
     n_tokens: int
@@ -100,7 +101,6 @@ class UpdateStats:
             "clip_ratio/high": self.clip_fraction_high,
             "importance_weight/avg": self.ratio_mean,
             "approx_kl/avg": self.approx_kl,
-            "entropy/avg": self.entropy,
             "logprob_distance/avg": self.logprob_distance.mean,
             "logprob_distance/max": self.logprob_distance.max,
             "n_learning_seqs": float(self.n_learning),
@@ -111,6 +111,8 @@ class UpdateStats:
         }
         if self.behave_weight is not None and self.behave_over_cap is not None:
             figures |= {"behave_imp_weight/avg": self.behave_weight, "behave_over_cap/avg": self.behave_over_cap}
+        if self.entropy is not None:
+            figures["entropy/avg"] = self.entropy
         if self.kl_ref is not None:
             figures["kl_ref/avg"] = self.kl_ref
         if self.overlong_penalty is not None:

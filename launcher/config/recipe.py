@@ -102,6 +102,13 @@ class RecipeConfig:
         False, "leave completions cut at the length limit out of the loss; their rewards still count in the means"
     )
     entropy_coeff: float = setting(0.0, "weight of the entropy, which is subtracted from the loss", NATURAL)
+    # 5: a diagnosis compares the 30 steps before a fall with the 10 after it, and needs five and two with the figure
+    entropy_freq_steps: int | None = setting(
+        5,
+        "number of steps from one that computes the entropy to the next, where the loss does without (it takes time); "
+        "null: none computes it",
+        COUNT,
+    )
     kl_ctl: float = setting(
         0.0,
         "weight of the KL to the reference model that is subtracted from the reward at each token; above 0 the "
@@ -139,6 +146,11 @@ class RecipeConfig:
     def recomputes(self) -> bool:
         """Ratios are to the trainer's own log-probs."""
         return self.recompute_logprob or self.use_decoupled_loss
+
+    def computes_entropy(self, policy_version: int) -> bool:
+        """In the step after so many."""
+        is_due = self.entropy_freq_steps is not None and policy_version % self.entropy_freq_steps == 0
+        return self.entropy_coeff > 0 or is_due
 
     @property
     def needs_reference(self) -> bool:

@@ -294,10 +294,10 @@ def summing_bytes(actor: ActorConfig, shape: ModelShape) -> int:
 
 
 def logit_bytes(actor: ActorConfig, shape: ModelShape) -> int:
-    """One piece of them: logits in the model's dtype and in float32, log-probs, and the gradients of both; for an
-    entropy that learns the probabilities and their gradient too."""
+    """One piece of them: logits in the model's dtype and in float32, and probabilities; later the probabilities, the
+    gradient in float32, and in the model's dtype or, before that, what an entropy in the loss adds to it."""
     numbers = min(actor.mb_spec.max_tokens_per_mb * shape.vocab, LOGITS_AT_ONCE)
-    return numbers * 2 * (BYTES[actor.dtype] + 4 + (4 if actor.entropy_coeff > 0 else 0))
+    return numbers * (8 + (4 if actor.entropy_coeff > 0 else BYTES[actor.dtype]))
 
 
 def _each(parameters: int, size: int, over: int = 1) -> str:

@@ -89,7 +89,7 @@ class Chart {
           if (!thinned) columns.push({ label: `${label} of a step`, color, kind: "dot", values: found.mean });
           columns.push({ label: `${label}, mean of the last steps`, color, kind: "line", values: mean });
         } else {
-          columns.push({ label, color, dash, kind: "line", values: found.mean });
+          columns.push({ label, color, dash, kind: isSparse(found.mean) ? "sparse" : "line", values: found.mean });
         }
       });
       if (columns.length) add(run.curves.x, columns);
@@ -250,6 +250,7 @@ class Chart {
     this.series.forEach((one, at) => {
       const value = plot.data[at + 1][idx];
       if (one.kind !== "edge" && value !== null && value !== undefined) parts.push(`${one.label} ${number(value)}`);
+      else if (one.kind === "sparse" && value === null) parts.push(`${one.label}: not computed`);
     });
     for (const run of this.isReward ? this.runs : []) {
       for (const [step, back, reason] of run.restores) {
@@ -309,6 +310,8 @@ function style({ color, dash, kind }) {
     case "sampled":
     case "greedy":
       return { stroke: color, width: 1.2, dash: [2, 4], spanGaps: true, points: points(kind === "greedy" ? 8 : 6, kind === "greedy") };
+    case "sparse":
+      return { stroke: color, width: 1.7, dash, spanGaps: true, points: points(4, true) };
     default:
       return { stroke: color, width: 1.7, dash, points: { show: false } };
   }
@@ -321,6 +324,11 @@ function shortName(key, keys) {
   let common = 0;
   while (parts.every((one) => one.length > common + 1 && one[common] === parts[0][common])) common += 1;
   return key.split("/").slice(common).join("/");
+}
+
+// A figure of every n-th step, as the entropy: a line over the steps between, which have none.
+function isSparse(values) {
+  return values.filter((value) => value !== null).length * 2 <= values.length;
 }
 
 function runningMean(values, width, steps) {

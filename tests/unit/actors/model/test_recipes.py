@@ -146,6 +146,30 @@ def test_the_figures_of_a_recipe_are_logged(folders):
     assert metrics["grpo_actor/n_minibatches"] == 2
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"entropy_freq_steps": 2}, [0, 2]),
+        ({"entropy_freq_steps": None}, []),
+        ({"entropy_freq_steps": None, "entropy_coeff": 0.3}, [0, 1, 2]),
+    ],
+)
+def test_the_entropy_is_a_figure_of_the_steps_that_compute_it(folders, settings, steps):
+    """Of a step that does without there is no figure: 0 would be a collapsed policy's."""
+    model = tiny_models.policy(folders[0], ppo_n_minibatches=2, **settings)
+    found = {}
+    for step in range(3):
+        model.compute_gradients(make_groups(seed=step))
+        stats = model.step_ahead()
+        model.commit()
+        metrics = stats.metrics()
+        if "grpo_actor/entropy/avg" in metrics:
+            found[step] = metrics["grpo_actor/entropy/avg"]
+        assert stats.entropy == found.get(step)
+    assert [*found] == steps
+    assert all(value > 0 for value in found.values())
+
+
 def test_where_every_completion_is_left_out_nothing_moves(folders):
     model = tiny_models.policy(folders[0], mask_truncated_completions=True)
     before = {name: tensor.numpy().tobytes() for name, tensor in state_of(model)[1].items()}
