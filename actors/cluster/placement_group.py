@@ -8,9 +8,10 @@ node as soon as one has room.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -35,14 +36,17 @@ from launcher.resources.placement import (
 POLL_S = 0.5
 INFEASIBLE, NO_RESOURCES = "INFEASIBLE", "NO_RESOURCES"
 """Ray's words for a group of which one bundle is larger than any node, and for one that has no room now."""
+ALLOCATOR, ITS_OLD_NAME = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlacement:
-    """The reserved bundles: each is on a node, and stays this run's until its driver ends."""
+    """The reserved bundles: each is on a node, and stays this run's until its driver ends. `on_gpu`: what the
+    environment of a trainer rank on a GPU has besides."""
 
     placed: Placement
     group: PlacementGroup
+    on_gpu: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def book(cls, config: RunConfig, *, is_stopped: Callable[[], bool] = lambda: False) -> RunPlacement:
@@ -64,7 +68,7 @@ class RunPlacement:
                 ray.util.remove_placement_group(group)
                 when = "" if is_hopeless else f" within cluster.placement_timeout={within_s:g} s"
                 raise not_placed(config, placed.bundles, nodes, f"Ray has not placed the run{when} ({word})")
-        return cls(placed=placed, group=group)
+        return cls(placed=placed, group=group, on_gpu=allocator_variables(config))
 
     def options(self, name: str) -> dict[str, Any]:
         """Ray's options for an actor: its name, its resources, its bundle."""
@@ -72,7 +76,9 @@ class RunPlacement:
         one = next(one for one in self.placed.bundles[index].processes if one.name == name)
         strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=index)
         gpus = one.n_gpus * one.share
-        return {"name": name, "num_cpus": one.cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+        # Ray's way into the process: torch reads the variables when it is imported
+        own = {"runtime_env": {"env_vars": dict(self.on_gpu)}} if one.kind == RANK and gpus and self.on_gpu else {}
+        return {"name": name, "num_cpus": one.cpus, "num_gpus": gpus, "scheduling_strategy": strategy, **own}
 
     def options_of_a_joining(self, name: str, config: RunConfig) -> dict[str, Any]:
         """Options of a server that joins later: outside the group, on any node that has room.
@@ -90,7 +96,7 @@ class RunPlacement:
     def options_of_standby(self, name: str, config: RunConfig) -> dict[str, Any]:
         """Of the trainer's other actor, in the bundle of rank 0: it reserves nothing, as only one of the two works, and
         gets as many threads."""
-        return {**self.options(rank_name(0)), "name": name, **_nothing_reserved(config)}
+        return {**_nothing_reserved(self.options(rank_name(0)), config), "name": name}
 
     def has(self, name: str) -> bool:
         """Whether an actor of that name has a placement; a server that joins later has none."""
@@ -107,7 +113,7 @@ class RunPlacement:
 
     def further_ranks_of_standby(self, config: RunConfig) -> tuple[Mapping[str, Any], ...]:
         """Those of the trainer's other actor, each in the bundle of its rank, without a reservation too."""
-        return tuple({**options, **_nothing_reserved(config)} for options in self.further_ranks())
+        return tuple(_nothing_reserved(options, config) for options in self.further_ranks())
 
     @property
     def servers_on_gpu(self) -> bool:
@@ -129,9 +135,21 @@ class RunPlacement:
         }
 
 
-def _nothing_reserved(config: RunConfig) -> dict[str, Any]:
-    threads = {"env_vars": {"OMP_NUM_THREADS": str(max(1, int(config.actor.num_cpus)))}}
-    return {"num_cpus": 0, "num_gpus": 0, "runtime_env": threads}
+def _nothing_reserved(options: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    own = options.get("runtime_env", {}).get("env_vars", {})
+    variables = {**own, "OMP_NUM_THREADS": str(max(1, int(config.actor.num_cpus)))}
+    return {**options, "num_cpus": 0, "num_gpus": 0, "runtime_env": {"env_vars": variables}}
+
+
+def allocator_variables(config: RunConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """torch's segments of a trainer's GPU memory grow, so that micro-batches of other lengths leave fewer holes.
+
+    Not where new weights go as tensors: CUDA IPC can't share memory of such a segment (torch 2.11, "Tensors allocated
+    with expandable_segments:True cannot be shared"). Not over what a person has set.
+    """
+    if config.actor.weight_update_mode == "tensor" or not {ALLOCATOR, ITS_OLD_NAME}.isdisjoint(environment):
+        return {}
+    return {ALLOCATOR: "expandable_segments:True"}
 
 
 def cluster_nodes(config: RunConfig) -> tuple[NodeResources, ...]:
