@@ -207,8 +207,8 @@ class SGLangClient(ServerConnection):
         timeout_s: float,
         tp_size: int = 1,
     ) -> None:
-        """Load weights straight from this process's memory, on the same machine, a bucket at a time. Requests are
-        aborted.
+        """Load weights straight from this process's memory, on the same machine, a bucket a request: in one bucket, all
+        its tensors would be held beside it while it is filled. Requests are aborted.
 
         A request carries a handle, not values (see `weight_buckets.py`). Until the last bucket the server has no
         version. Raises WeightsRefused where it says no or another version afterwards; then a part of its weights may
