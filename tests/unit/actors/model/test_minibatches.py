@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 import torch
 
+from actors.model import learner
+from actors.model.optimizer import parts_of
 from launcher.base.errors import TrainerError
 from launcher.config.schema import OptimizerConfig
 from tests.support import tiny_models
@@ -119,6 +121,23 @@ def test_a_part_that_fails_undoes_the_earlier_ones(folder, monkeypatch):
     assert bits(model) == before
     with pytest.raises(TrainerError, match="no gradients to commit"):
         model.commit()
+
+
+@pytest.mark.parametrize(("parts", "copies"), [(1, 0), (2, 1), (4, 1)])
+def test_however_many_parts_a_batch_has_the_state_is_copied_once(folder, monkeypatch, parts, copies):
+    """Of a GPU's state each copy goes through the host's memory."""
+    model = policy(folder, ppo_n_minibatches=parts)
+    take(model, make_groups(groups=4))  # AdamW's moments are there from now on
+    copied, copy = [], learner._copied
+
+    def counted(tensor):
+        copied.append(tensor.nbytes)
+        return copy(tensor)
+
+    monkeypatch.setattr(learner, "_copied", counted)
+    take(model, make_groups(seed=1, groups=4))
+    tensors = [part for state in model._learner.optimizer.state.values() for part in parts_of(state).values()]
+    assert sum(copied) == copies * sum(one.nbytes for one in (*tensors, *model._learner.parameters.values()))
 
 
 def test_a_commit_does_not_skip_the_parts_before_the_last(folder):
