@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from actors.model.update_stats import LogprobDistance, UpdateStats
 from actors.reward.recorded_answers import RecordedAnswers
-from actors.rollout.live_rollouts import Stopped
+from actors.rollout.rollout_engine import Stopped
 from launcher.base.messages import ServerInfo, ServerKey
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import RunConfig

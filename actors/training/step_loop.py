@@ -23,7 +23,7 @@ from typing import Protocol
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.update_stats import UpdateStats, batch_metrics
-from actors.rollout.live_rollouts import Stopped
+from actors.rollout.rollout_engine import Stopped
 from actors.training.checkpointing import Checkpointer
 from actors.training.rejections import Rejections
 from actors.training.run_position import RunPosition

@@ -17,8 +17,7 @@ from actors.episodes.turn_tokens import TurnTokens
 from actors.model.policy_model import PolicyModel, torch_dtype
 from actors.processes.loop_thread import LoopThread
 from actors.reward.reward_pool import RewardPool
-from actors.rollout.live_rollouts import LiveRollouts
-from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.rollout_engine import LiveRollouts, RolloutEngine
 from actors.serving.group_address import group_address
 from actors.weights.group_transport import GroupTransport
 from actors.weights.servers import Servers

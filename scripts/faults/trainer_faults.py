@@ -36,7 +36,7 @@ FRAMES = (
     ("publish", "publish", "training_servers.py"),
     ("optimizer", "commit", "policy_model.py"),
     ("backward", "compute_gradients", "policy_model.py"),
-    ("rollout", "collect", "live_rollouts.py"),
+    ("rollout", "collect", "rollout_engine.py"),
 )
 """The moment, and the function in whose frame the step loop's thread is then."""
 SLICES_S: Mapping[tuple[str, str], float] = {("backward", "optimizer"): 0.002, ("rollout", "backward"): 0.05}

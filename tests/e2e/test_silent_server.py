@@ -105,7 +105,9 @@ class Both:
         items = {f"p{n}": Prompt(id=f"p{n}", token_ids=(*start, 20 + n), record={}) for n in range(count)}
         sampling = dataclasses.replace(GREEDY, max_new_tokens=tokens, min_new_tokens=tokens)
         wanted = {"want": count, "n_samples": 2, "sampling": sampling, "concurrent_prompts": 4}
-        return await self.engine.collect(queue_of(items), items, weight_version=self.servings[0].version, **wanted)
+        return await self.engine.collect_batch(
+            queue_of(items), items, weight_version=self.servings[0].version, **wanted
+        )
 
     async def until(self, holds):
         while not holds():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from actors.data.prompt_queue import PromptQueue
 from actors.episodes.transcript import Turn, segments_of, whole_completion
-from actors.rollout.live_rollouts import Stopped
+from actors.rollout.rollout_engine import Stopped
 from launcher.base.messages import EvalReport
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 

@@ -62,7 +62,7 @@ async def engine(urls, *, config=QUICK, scorer=None, version=0):
 
 
 async def collect(rollouts, queue, items, want, *, n_samples=8, version=0):
-    return await rollouts.collect(
+    return await rollouts.collect_batch(
         queue,
         items,
         want=want,

@@ -74,7 +74,7 @@ def prompts(n, **more):
 
 async def collect(rollouts, items, *, n_samples=2):
     queue = PromptQueue([*items], seed=1, shuffle=False)
-    batch = await rollouts.collect(
+    batch = await rollouts.collect_batch(
         queue,
         items,
         want=len(items),

@@ -37,7 +37,7 @@ async def test_a_completion_is_continued_from_the_tokens_that_a_server_had_sent(
         other = ready(second, 1, name="other")
         async with engine([url], config=config) as (rollouts, pool):
             wanted = {"n_samples": 3, "sampling": longer, "weight_version": 0, "concurrent_prompts": 1}
-            running = asyncio.create_task(rollouts.collect(queue_of(items), items, want=1, **wanted))
+            running = asyncio.create_task(rollouts.collect_batch(queue_of(items), items, want=1, **wanted))
             while Watched.parts < 3:
                 await asyncio.sleep(0.01)
             await pool.update([other])

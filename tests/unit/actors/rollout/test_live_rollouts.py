@@ -8,8 +8,7 @@ import pytest
 
 from actors.data.prompt_queue import PromptQueue
 from actors.processes.loop_thread import LoopThread
-from actors.rollout.live_rollouts import LiveRollouts, Stopped
-from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.rollout_engine import LiveRollouts, RolloutEngine, Stopped
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
 from launcher.config.schema import DatasetConfig, RunConfig

@@ -71,7 +71,7 @@ class Rollouts:
     async def collect(self, names):
         items = {name: prompt for name, prompt in prompts(40).items() if name in names}
         wanted = {"want": len(items), "n_samples": 2, "sampling": LONG, "weight_version": 0, "concurrent_prompts": 4}
-        return await self.engine.collect(queue_of(items), items, **wanted)
+        return await self.engine.collect_batch(queue_of(items), items, **wanted)
 
     async def until(self, holds):
         async with asyncio.timeout(deadline_s()):

@@ -59,7 +59,7 @@ async def test_samples_of_a_seed_are_the_same_after_a_fault_and_differ_among_the
         async with engine([servers[0]]) as (rollouts, _):
             if is_broken:
                 await fault(servers[0], {"kind": "truncated"})
-            batch = await rollouts.collect(
+            batch = await rollouts.collect_batch(
                 queue_of(items),
                 items,
                 want=2,

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from actors.model.update_stats import LogprobDistance
-from actors.rollout.live_rollouts import Stopped
+from actors.rollout.rollout_engine import Stopped
 from actors.training import admission_gate as gate_module
 from actors.training.admission_gate import AdmissionGate, MonitorAway
 from launcher.base.messages import Cause, ServerInfo, ServerState

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.rollout.live_rollouts import Stopped
+from actors.rollout.rollout_engine import Stopped
 from actors.training.run_position import RunPosition
 from launcher.base.disk_faults import DiskFault, Refusal
 from launcher.base.errors import RolloutError, TrainerError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from actors.model.update_stats import LogprobDistance
-from actors.rollout.live_rollouts import Stopped
+from actors.rollout.rollout_engine import Stopped
 from actors.training import run_position
 from actors.training.admission_gate import AdmissionGate
 from actors.training.step_loop import gradients_of

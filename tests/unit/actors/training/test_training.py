@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.rollout.live_rollouts import Stopped
+from actors.rollout.rollout_engine import Stopped
 from actors.supervision.trainer_handle import waits_for
 from actors.training import training as training_module
 from actors.training.run_position import RunPosition
