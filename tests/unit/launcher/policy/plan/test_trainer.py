@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from launcher.base.messages import Cause, ServerState
 from launcher.policy.actions import (
     Halt,
@@ -137,6 +139,14 @@ def test_a_restore_that_failed_a_moment_ago_is_tried_again_later():
     empty = trainer(is_loaded=False, is_paused=True)
     made = decide(observed(trainer=empty, not_before={(RestoreTrainer, ""): NOW + 2.0}))
     assert (made.actions, made.attempts, made.wake_at) == ((), (), NOW + 2.0)
+
+
+@pytest.mark.parametrize(("failed", "rungs"), [({}, []), ({(RestoreTrainer, ""): NOW - 1.0}, [Rung.RETRY])])
+def test_a_load_is_counted_as_a_repair_only_after_one_that_failed(failed, rungs):
+    """Each trainer that starts loads its state: counted too, sound starts would use up the tries of a broken one."""
+    made = decide(observed(trainer=trainer(is_loaded=False, is_paused=True), not_before=failed))
+    assert kinds(made) == [RestoreTrainer]
+    assert [one.rung for one in made.attempts] == rungs
 
 
 ASKED = RestoreTrainer(global_step=19, reason="a person asked", restore_count=1)
