@@ -175,6 +175,18 @@ def test_one_that_died_after_its_answer_is_not_brought_back(trials):
     assert trial.pool.servers() == (DEAD,)
 
 
+def test_at_its_end_no_weights_are_on_their_way_any_more_and_no_connection_is_open(trials):
+    trial, ended = trials(right), []
+
+    async def end():
+        ended.append(not trial._servers.client._session.closed)  # what is still sent needs the connections
+
+    trial.publisher.close = end
+    trial.thread.call(trial._servers.close())
+    assert ended == [True]
+    assert trial._servers.client._session.closed
+
+
 def test_weights_that_a_disk_refuses_are_waited_for_until_there_is_room_for_them(tmp_path):
     def export(folder):
         if is_full:
