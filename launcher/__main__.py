@@ -49,6 +49,7 @@ from launcher.config.compose import (
     REPOSITORY,
     as_hydra_takes,
     find_own_presets,
+    keys_to_fit,
     presets,
     refuse_bare_preset,
     register,
@@ -222,17 +223,20 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
                 "-m without a trial: the values of one key are none", "glob() names groups of presets only"
             )
         if any("dry_run=true" in one.lower() for one in combinations[0]):
-            return _show_plans(combinations, read)
+            return _show_plans(combinations, read, compose)
         return run_sweep(combinations, read, command)
     except LauncherError as error:
         return _refuse(error)
 
 
-def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
+def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial, compose: Compose) -> int:
     """Of each trial that is possible; the exit code is that of a wrong command where one is not."""
     _, candidates = candidates_of(combinations, read)
     possible = [(one.config, one.trial.overrides) for one in candidates if one.config is not None]
-    shown = [_show_plan(config, find_hardware(), overrides, is_trial=True) for config, overrides in possible]
+    shown = [
+        _show_plan(config, find_hardware(), overrides, keys_to_fit(compose(overrides)), is_trial=True)
+        for config, overrides in possible
+    ]
     refused = [_refuse(one.refusal) for one in candidates if one.refusal is not None]
     return max([*shown, *refused], default=0)
 
@@ -242,13 +246,15 @@ def _run_composed(composed: DictConfig) -> int:
         of_hydra = HydraConfig.get()
         overrides = list(map(str, OmegaConf.to_container(of_hydra.overrides.task) or ()))  # as typed: not resolved
         preset = [f"conf={name}" for group, name in of_hydra.runtime.choices.items() if group == "conf"]
-        return launch(to_run_config(composed, [*preset, *overrides]), overrides)
+        config = to_run_config(composed, [*preset, *overrides])
+        return launch(config, overrides, keys_to_fit(composed))
     except LauncherError as error:
         return _refuse(error)
 
 
-def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
-    """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line."""
+def launch(config: RunConfig, overrides: Sequence[str] = (), marked: Sequence[str] = ()) -> int:
+    """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line;
+    `marked`: the settings to fit."""
     check(config)
     if sys.stderr.isatty():  # else the screen stays empty for seconds; in a file nobody waits for the plan
         print("reading the model, the data and this machine …", file=sys.stderr, flush=True)
@@ -261,9 +267,9 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
             print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
     if config.dry_run:
-        return _show_plan(config, hardware, overrides)
+        return _show_plan(config, hardware, overrides, marked)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
-    config, note = fit(config, hardware, shape, keys_of(overrides))
+    config, note = fit(config, hardware, shape, keys_of(overrides), marked)
     checks = check_node()
     plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
     plan = noted(plan, unknown_of_node(checks))
@@ -304,12 +310,14 @@ def keys_of(overrides: Sequence[str]) -> set[str]:
     return {override.partition("=")[0].lstrip("+~") for override in overrides}
 
 
-def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str], *, is_trial: bool = False) -> int:
+def _show_plan(
+    config: RunConfig, found: Hardware, overrides: Sequence[str], marked: Sequence[str], *, is_trial: bool = False
+) -> int:
     """Of data that is here, each record is read, one answer scored, and each prompt measured where the tokenizer is
     here too; the exit code is that of a wrong command where they can't be used."""
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
     checks = check_node()
-    config, note = fit(config, planned, shape, keys_of(overrides))
+    config, note = fit(config, planned, shape, keys_of(overrides), marked)
     with as_far_as_it_is_read():
         plan = make_plan(config, planned, shape)
         if not is_trial:  # whose plan does not know of the GPUs that other trials take

@@ -45,6 +45,8 @@ python -m launcher conf=arithmetic_cpu total_train_steps=20 actor.optimizer.lr=1
 - A default `as <key>` follows that setting until it gets a value of its own. *required* means that a preset or the
   command line must give a value.
 - Times are in seconds; `run.walltime` also takes Slurm's forms.
+- `${{fitted:0.6}}` in a preset marks a memory setting that is
+  [fitted to the GPU](gpu.md#memory-settings-are-fitted-to-the-card), with its value where it can't be.
 - `${{repo:path}}` in a preset is a path below the folder that holds the `launcher` package. Relative paths start from
   the folder in which the command is given.
 - To train without held-out data, leave all of `valid_dataset` out.

@@ -51,14 +51,18 @@ PATHS = (
 """Each a file or folder, or a name; as are those of the data sets."""
 RESOLVERS = (
     "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder, ${oc.env:NAME} an "
-    "environment variable"
+    "environment variable, ${fitted:value} a memory setting's value where it can't be fitted to the GPU"
 )
+FITTED = "fitted"
+"""The resolver that marks a preset's value: what is typed in its place is told from it."""
 
 
 @functools.cache
 def register() -> None:
-    """Make the defaults and the resolver `${repo:…}` (a path below the repository's root) known to Hydra."""
+    """Make the defaults known to Hydra, and the resolvers `${repo:…}` (a path below the repository's root) and
+    `${fitted:…}`."""
     OmegaConf.register_new_resolver("repo", _below_repository, replace=True)
+    OmegaConf.register_new_resolver(FITTED, lambda value: value, replace=True)
     # A held-out data set is a section like any other here, so that `valid_dataset.path=…` can be given where the
     # preset has none: Hydra can't override below a section that is null.
     ConfigStore.instance().store(name="schema", node=default_values(RunConfig))
@@ -195,6 +199,12 @@ def to_run_config(composed: DictConfig, overrides: Sequence[str] = ()) -> RunCon
     refuse([_with_place(key, one, overrides) for key, one in causes.items()])
     assert config is not None, "pydantic refused nothing, and made nothing"
     return _completed(config)
+
+
+def keys_to_fit(composed: DictConfig) -> list[str]:
+    """The settings that are marked with `${fitted:…}`, of what `to_run_config` takes."""
+    raw = OmegaConf.to_container(composed)
+    return [key for key in known_keys() if str(value_of(raw, key)).startswith(f"${{{FITTED}:")]
 
 
 def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Finds the memory settings that fill the GPUs that are there (`hardware=auto`), by planning with one after the other.
+"""Finds the memory settings that fill the GPUs that are there, by planning with one after the other: of a preset those
+that it marks with `${fitted:…}`, with `hardware=auto` all.
 
 Pure. What the figures rest on is `memory_estimate`, of which nothing was measured on a GPU: a tenth of each stays free.
 """
@@ -33,34 +34,51 @@ WITHOUT_CHECKPOINTING = 4096
 
 
 def fit(
-    config: RunConfig, hardware: Hardware, shape: ModelShape | None, typed: Collection[str] = ()
+    config: RunConfig,
+    hardware: Hardware,
+    shape: ModelShape | None,
+    typed: Collection[str] = (),
+    marked: Collection[str] = (),
 ) -> tuple[RunConfig, str]:
-    """The configuration with what was found, and the sentence about it; "" where `hardware.auto` is not set.
+    """The configuration with what was found, and the sentence about it; "" where nothing was to be fitted.
 
-    Settings of `FITTED` that were `typed` on the command line stay as they are.
+    With `hardware.auto` all of `FITTED` that was not `typed` on the command line, else what is `marked`. Marked
+    settings keep their values where the model's sizes are unknown, or nothing fits: the pre-flight judges these.
 
-    Raises ConfigError where the model's sizes are unknown, ResourceError where nothing fits.
+    Raises ConfigError where another setting is marked and, with `hardware.auto`, where the model's sizes are unknown;
+    with it ResourceError where nothing fits.
     """
-    if not config.hardware.auto:
+    if strange := sorted(set(marked) - set(FITTED)):
+        raise ConfigError(f"{some_of(strange)}: ${{fitted:…}} is for {some_of(FITTED)}", "give the value alone")
+    is_asked = config.hardware.auto
+    free = [key for key in FITTED if (key not in typed if is_asked else key in marked)]
+    if not (is_asked or free):
         return config, ""
+    kept = f"as the preset has it: {some_of(free)}"
     if shape is None:
+        unknown = f"the sizes of {config.actor.path} are unknown until it is on this machine"
+        if not is_asked:
+            return config, f"not fitted, {unknown}; {kept}"
         raise ConfigError(
-            f"hardware=auto: the sizes of {config.actor.path} are unknown until it is on this machine",
+            f"hardware=auto: {unknown}",
             "download it first, or leave hardware=auto out and set what the preset sets",
         )
     plan = make_plan(config, hardware, shape)
     if "cuda" not in plan.devices or plan.shortage is not None:
-        return config, "hardware=auto: no GPU is used, nothing was changed" if plan.shortage is None else ""
-    typed = [key for key in FITTED if key in typed]
-    free = [key for key in FITTED if key not in typed]
+        is_told = is_asked and plan.shortage is None
+        return config, "hardware=auto: no GPU is used, nothing was changed" if is_told else ""
+    typed = [key for key in FITTED if key not in free]
     prompts = config.rollout.max_concurrent_rollouts if CONCURRENCY in typed else config.train_dataset.batch_size
     # CUDA graphs take memory too: for all of a step's prompts or, where nothing fits beside these, for an eighth.
     fewer = prompts if CONCURRENCY in typed else max(1, prompts // 8)
     for at_once in dict.fromkeys((prompts, fewer)):
         if (found := _search(with_values(config, {CONCURRENCY: at_once}), hardware, shape, prompts, typed)) is not None:
             values = ", ".join(f"{key}={as_typed(value_of(found, key))}" for key in free)
-            kept = f"; {some_of(typed)} as typed" if typed else ""
-            return found, f"hardware=auto: {values}{kept}; a tenth of each GPU stays free"
+            as_typed_too = f"; {some_of(typed)} as typed" if typed else ""
+            name = "hardware=auto" if is_asked else "fitted"
+            return found, f"{name}: {values}{as_typed_too}; a tenth of each GPU stays free"
+    if not is_asked:
+        return config, f"not fitted, no values leave a tenth of each GPU free; {kept}"
     raise ResourceError(
         f"hardware=auto: {config.actor.path} with sequences of {_longest(config, shape):,} tokens does not fit GPUs of "
         f"{gpu_memory(hardware) / GIB:.1f} GiB, with a tenth of each left free, whatever {some_of(free)} are",

@@ -221,6 +221,33 @@ def test_settings_are_found_for_a_card_and_what_was_typed_stays(command):
     assert "take more or larger GPUs (actor.dp_size), " in err
 
 
+@pytest.mark.slow
+def test_a_presets_memory_settings_are_fitted_and_what_is_typed_anywhere_stays(command, tmp_path):
+    """A preset of one's own counts as typed, whether it has the value that the preset below it has or another."""
+    code, out, _ = command("conf=gsm8k_h200", "dry_run=true", "hardware.gpu_memory_gib=79")
+    assert (code, "note: fitted: sglang.mem_fraction_static=" in out, "as typed" in out) == (0, True, False)
+    own = "# @package _global_\ndefaults: [gsm8k_h200, _self_]\nsglang: {mem_fraction_static: 0.6}\n"
+    (tmp_path / "mine.yaml").write_text(own)
+    code, out, _ = command("conf=mine", "dry_run=true", "actor.gradient_checkpointing=true")
+    assert code == 0
+    assert "note: fitted: rollout.max_concurrent_rollouts=" in out
+    assert "; sglang.mem_fraction_static, actor.gradient_checkpointing as typed; a tenth" in out
+    assert command("init", "fresh.yaml", "conf=gsm8k_h200")[0] == 0
+    code, out, _ = command("conf=fresh", "dry_run=true")
+    assert (code, "note: fitted: sglang.mem_fraction_static=" in out) == (0, True)
+    code, out, _ = command("conf=gsm8k_h200", "dry_run=true", "actor.path=Qwen/Qwen9-1B")
+    assert (
+        "note: not fitted, the sizes of Qwen/Qwen9-1B are unknown until it is on this machine; as the preset has "
+        in out
+    )
+
+
+@pytest.mark.slow
+def test_a_sweeps_plans_are_fitted_as_its_trials_are(command):
+    code, out, _ = command("-m", "conf=gsm8k_h200", "dry_run=true", "seed=1,2")
+    assert (code, out.count("note: fitted: sglang.mem_fraction_static=")) == (0, 2)
+
+
 def test_what_could_not_be_found_out_of_a_gpu_is_a_note_of_the_plan(command, gpus):
     gpus(gpus=1, silent="0")
     code, out, _ = command("conf=arithmetic_cpu", "dry_run=true", QUICK)

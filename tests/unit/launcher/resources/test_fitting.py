@@ -1,4 +1,4 @@
-"""`hardware=auto`: what it finds fits, whatever the card; what was typed stays; what can't fit is refused."""
+"""What is found for a card fits it; what was typed stays; what can't fit is refused with `hardware=auto`, else kept."""
 
 import copy
 from dataclasses import replace
@@ -7,6 +7,7 @@ import pytest
 
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.checkpoints.model_shape import KNOWN_SHAPES, known_shape
+from launcher.config.settings import value_of
 from launcher.resources.config_checks import check
 from launcher.resources.fitting import FITTED, MICRO_BATCH, SPARE, fit
 from launcher.resources.gpus import Gpu
@@ -112,7 +113,40 @@ def test_unknown_sizes_are_no_reason_to_guess():
         fit(AUTO, machine(139), None)
 
 
+ONE = composed("conf=gsm8k_h200")
+
+
+def test_a_preset_is_fitted_without_a_word_of_the_command_line():
+    shape = known_shape("Qwen/Qwen2.5-1.5B")
+    asked, found = fit(AUTO, machine(139), shape)[0], fit(ONE, machine(139), shape, marked=FITTED)
+    assert {key: value_of(found[0], key) for key in FITTED} == {key: value_of(asked, key) for key in FITTED}
+    assert found[1].startswith("fitted: sglang.mem_fraction_static=")
+    one, note = fit(ONE, machine(139), shape, marked=[key for key in FITTED if key != MICRO_BATCH])
+    assert one.actor.mb_spec.max_tokens_per_mb == ONE.actor.mb_spec.max_tokens_per_mb
+    assert f"; {MICRO_BATCH} as typed; " in note
+
+
+@pytest.mark.parametrize(
+    ("gib", "name", "why"),
+    [
+        (139, "Qwen/Qwen9", "the sizes of Qwen/Qwen2.5-1.5B-Instruct are unknown until it is on this machine"),
+        (23.5, "Qwen/Qwen2.5-1.5B", "no values leave a tenth of each GPU free"),
+    ],
+)
+def test_a_preset_that_can_not_be_fitted_keeps_its_values_and_says_why(gib, name, why):
+    """The pre-flight judges them, as it did before presets were fitted."""
+    found, note = fit(ONE, machine(gib), known_shape(name), marked=FITTED)
+    assert found == ONE
+    assert note.startswith(f"not fitted, {why}; as the preset has it: sglang.mem_fraction_static, ")
+
+
+def test_no_other_setting_is_fitted():
+    with pytest.raises(ConfigError, match=r"^gconfig\.n_samples: \$\{fitted:…\} is for sglang\.mem_fraction_static, "):
+        fit(ONE, machine(139), None, marked=["gconfig.n_samples", MICRO_BATCH])
+
+
 def test_a_shortage_of_gpus_keeps_its_own_message():
     none = replace(machine(139), gpus=(), no_gpu="NVML finds no driver")
     found = fit(AUTO, none, known_shape("Qwen/Qwen2.5-1.5B"))
     assert found == (AUTO, "")
+    assert fit(ONE, none, known_shape("Qwen/Qwen2.5-1.5B"), marked=FITTED) == (ONE, "")
