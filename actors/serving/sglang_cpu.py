@@ -9,7 +9,7 @@ lacks on a machine without CUDA, and makes it start in a fifth of the time and d
 - Decode attention is computed for all requests in one call (`batched_decode.py`).
 - Scheduler and detokenizer are forked from this process, with everything imported, instead of spawned, while this
   process has a single thread.
-- With `--orders` it is the host of an actor: it imports everything, and servers are forked of it (`server_host.py`).
+- With `--orders` it is the host of an actor: it imports everything, and servers are forked of it (`ServerHost`).
 
 Measured on two cores, 0.4 M parameters. From command to first token: 46 → 9 s of processor time, nearly all of it
 imports; 42 → 10 s on the clock at load 3, 85 → 21 s at load 6. A generated token: 285 → 200 µs of the scheduler's

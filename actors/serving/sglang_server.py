@@ -30,8 +30,14 @@ from actors.cluster.node_identity import listening_address, this_node
 from actors.cluster.server_gpus import ServerGpus
 from actors.processes.long_poll import hold_answer
 from actors.serving.group_address import group_address
-from actors.serving.server_host import ServerHost
-from actors.serving.server_incarnation import LaunchOrder, ReadinessProof, ServerIncarnation, ServerSpec, exit_words
+from actors.serving.server_incarnation import (
+    LaunchOrder,
+    ReadinessProof,
+    ServerHost,
+    ServerIncarnation,
+    ServerSpec,
+    exit_words,
+)
 from actors.serving.server_report import ServerReport, ServerWork, verdict_on
 from actors.serving.server_watch import ServerWatch
 from actors.serving.sglang_client import SGLangClient

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.processes.process_tree import Process
-from actors.serving.server_host import ServerHost
-from actors.serving.server_incarnation import ServerSpec
+from actors.serving.server_incarnation import ServerHost, ServerSpec
 from actors.serving.sglang_client import Sampling, SGLangClient
 from actors.serving.sglang_server import SGLangProcess
 from launcher.config.schema import GenerationConfig, SGLangConfig

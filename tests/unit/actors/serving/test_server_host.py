@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 
 from actors.processes.process_tree import bearing, identify
-from actors.serving.server_host import ServerHost
-from actors.serving.server_incarnation import ServerSpec
+from actors.serving.server_incarnation import ServerHost, ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
