@@ -17,6 +17,8 @@ pytestmark = pytest.mark.timeout(900)
 
 PROGRAM = ROOT / "tests" / "programs" / "ranked_trainer.py"
 RANKS, STEPS = 2, 60
+FAULTS = [(8, 1, signal.SIGKILL), (18, 0, signal.SIGKILL), (28, 1, signal.SIGSTOP), (38, 0, signal.SIGSTOP)]
+"""The step in which each is done, to which rank."""
 SETTINGS = (
     *("trainer.metrics=log.jsonl", "trainer.checkpoints='out/step-*'", "trainer.checkpoint_file=state.json"),
     *("trainer.resume='--resume *'", "+trainer.env.OMP_NUM_THREADS=1", "health.trainer_silence_s=3"),
@@ -41,11 +43,13 @@ def undisturbed():
     return weight
 
 
-def test_whichever_rank_is_killed_or_stopped_all_are_begun_again_and_no_step_is_lost(tmp_path):
+@pytest.mark.parametrize(
+    "faults", [FAULTS[::3], pytest.param(FAULTS, marks=pytest.mark.long)], ids=["one of each", "each of both"]
+)
+def test_whichever_rank_is_killed_or_stopped_all_are_begun_again_and_no_step_is_lost(tmp_path, faults):
     shutil.copy(PROGRAM, tmp_path)
     torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node {RANKS}"
     command = f"{torchrun} {PROGRAM.name} --steps {STEPS} --metrics log.jsonl"
-    faults = [(8, 1, signal.SIGKILL), (18, 0, signal.SIGKILL), (28, 1, signal.SIGSTOP), (38, 0, signal.SIGSTOP)]
     with ForeignRun(tmp_path, command, *SETTINGS) as run:
         for number, (step, rank, how) in enumerate(faults, 1):
             run.wait_steps(step)
@@ -55,7 +59,8 @@ def test_whichever_rank_is_killed_or_stopped_all_are_begun_again_and_no_step_is_
             assert not {*before} & {*run.tree()}, "nothing of the tree before is left"
         assert run.wait_end() == 0, run.said()
         assert run.tree() == []
-    assert run.incidents() == [("trainer_crash", True)] * 2 + [("trainer_hang", True)] * 2
+    causes = {signal.SIGKILL: "trainer_crash", signal.SIGSTOP: "trainer_hang"}
+    assert run.incidents() == [(causes[how], True) for *_, how in faults]
     assert run.steps() == list(range(1, STEPS + 1))
     state = json.loads((tmp_path / "out" / f"step-{STEPS}" / "state.json").read_text())
     assert state["weight"] == undisturbed()
