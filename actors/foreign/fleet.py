@@ -106,7 +106,7 @@ class FleetObserver(ClusterObserver):
 
     def _handle_of(self, trainer: Any, log: Path) -> TrainerHandle:
         health = self._config.health
-        return DoorHandle(
+        self._door = DoorHandle(
             trainer,
             next_step=self._next_step,
             hung_after_s=health.supervisor_silence_s,
@@ -115,6 +115,7 @@ class FleetObserver(ClusterObserver):
             health=health,
             log=log,
         )
+        return self._door
 
     def incident(self, now: float) -> Incident | None:
         return None
@@ -125,7 +126,7 @@ class FleetObserver(ClusterObserver):
 
     async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
         seen = await super().look(is_stopped=is_stopped, with_checkpoints=with_checkpoints)
-        return dataclasses.replace(seen, disk=None, door_silent_s=self.trainer.silent_s)
+        return dataclasses.replace(seen, disk=None, door_silent_s=self._door.silent_s)
 
     def _trainer_ended(self, reason: str) -> None:
         self._history.event("door.died", subject=DOOR, reason=reason)
