@@ -258,9 +258,10 @@ class Learner:
         self._copy = None
 
     def write_state(
-        self, folder: Path, random: Mapping[str, Tensor], *, has_masters: bool, is_copy: bool
+        self, folder: Path, random: Mapping[str, Tensor], *, has_masters: bool, is_copy: bool, is_durable: bool
     ) -> WrittenPart:
-        """This rank's part of TENSORS_FILE. `has_masters`: without the float32 weights. Raises OSError."""
+        """This rank's part of TENSORS_FILE. `has_masters`: without the float32 weights. `is_durable`: as of
+        `overwrite_tensors`. Raises OSError."""
         with stream_of_its_own(self._device):
             pieces = self._copied() if is_copy else self._state_pieces()
             if has_masters:
@@ -269,9 +270,11 @@ class Learner:
             if self._device.type == "cuda" and self._buffer is None:
                 self._buffer = DoubleBuffer()
             buffer = None if is_copy else self._buffer
-            return overwrite_tensors(folder / TENSORS_FILE, pieces, rank=self._group.rank, buffer=buffer)
+            return overwrite_tensors(
+                folder / TENSORS_FILE, pieces, rank=self._group.rank, buffer=buffer, is_durable=is_durable
+            )
 
-    def write_weights(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> WrittenPart:
+    def write_weights(self, folder: Path, dtype: torch.dtype, *, is_copy: bool, is_durable: bool) -> WrittenPart:
         """This rank's part of WEIGHTS_FILE. Raises OSError."""
         with stream_of_its_own(self._device):
             copied = self._copied() if is_copy else {}
@@ -279,12 +282,14 @@ class Learner:
                 name: copied.get(f"{MASTER}{name}", TensorRows.of(own)).cast(dtype)
                 for name, own in self._weights.items()
             }
-            return model_folder.write_weights(folder / WEIGHTS_FILE, pieces, rank=self._group.rank)
+            return model_folder.write_weights(
+                folder / WEIGHTS_FILE, pieces, rank=self._group.rank, is_durable=is_durable
+            )
 
     def write_adapter(self, folder: Path) -> WrittenPart:
-        """This rank's part of ADAPTER_FILE. Raises OSError."""
+        """This rank's part of ADAPTER_FILE, which is always a checkpoint's. Raises OSError."""
         pieces = {stored_name(name): TensorRows.of(factor) for name, factor in self.parameters.items()}
-        return model_folder.write_weights(folder / ADAPTER_FILE, pieces, rank=self._group.rank)
+        return model_folder.write_weights(folder / ADAPTER_FILE, pieces, rank=self._group.rank, is_durable=True)
 
     def _state_pieces(self) -> dict[str, TensorRows]:
         """What learns and what the optimizer keeps; they share memory with both."""

@@ -164,9 +164,12 @@ def write_side_files(folder: Path, side_files: Mapping[str, bytes], *, dtype: to
         (folder / name).write_bytes(_with_dtype(content, dtype) if name == "config.json" else content)
 
 
-def write_weights(file: Path, pieces: Mapping[str, TensorRows], *, rank: int = 0) -> WrittenPart:
-    """This rank's part of a model's weights, for transformers and SGLang to load. Raises OSError."""
-    return overwrite_tensors(file, pieces, rank=rank, notes={"format": "pt"})
+def write_weights(
+    file: Path, pieces: Mapping[str, TensorRows], *, rank: int = 0, is_durable: bool = False
+) -> WrittenPart:
+    """This rank's part of a model's weights, for transformers and SGLang to load. `is_durable`: as of
+    `overwrite_tensors`. Raises OSError."""
+    return overwrite_tensors(file, pieces, rank=rank, notes={"format": "pt"}, is_durable=is_durable)
 
 
 def _with_dtype(config: bytes, dtype: torch.dtype) -> bytes:

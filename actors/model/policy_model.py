@@ -141,6 +141,7 @@ class PolicyModel:
         self._stats: UpdateStats | None = None
         self._minibatches: list[Batch] = []
         self._groups: Sequence[RolloutGroup] = ()
+        self._share_folders = False  # whether the ranks were seen to write into the same one
         self.policy_version = 0
         self.largest_micro_batch = 0  # of all so far, tokens, padding included
 
@@ -266,44 +267,57 @@ class PolicyModel:
         yield from self._learner.weights(dtype) if self._ranks.size == 1 else self._order("gather_weights", dtype)
 
     def export(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write a complete Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
-        self._write_model(folder, dtype, is_copy=False)
+        """Write a complete Hugging Face folder into the existing `folder`, for servers to load.
+
+        Raises OSError, also where the ranks are seen to write into different folders.
+        """
+        parts = self._write_model(folder, dtype, is_copy=False, is_durable=False)
+        if len(parts) > 1 and not self._share_folders:
+            # Once: what each has written is read again, which costs about a second for each GB; what servers answer
+            # is compared with the ranks' own log-probs at each step.
+            record_of(folder / WEIGHTS_FILE, parts)
+            self._share_folders = True
 
     def save(self, folder: Path, state: TrainingState | None = None) -> dict[str, Sequence[WrittenPart]]:
         """Write a complete Hugging Face folder and `state` into `folder`, which may exist. None: the present state.
 
         Returns what each rank wrote of each file that they share, for the checkpoint store to compare. With a state,
-        any thread's. Raises CheckpointError. Not atomic and not synced:
-        that is the checkpoint store's.
+        any thread's. Raises CheckpointError. Not atomic and not synced, but for what ranks of other nodes wrote: that
+        is the checkpoint store's.
         """
         state = state or self.training_state()
         exact = self._dtype == torch.float32 and not self._actor.use_lora
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            written = {WEIGHTS_FILE: self._write_model(folder, self._dtype, is_copy=state.is_copy)}
+            weights = self._write_model(folder, self._dtype, is_copy=state.is_copy, is_durable=True)
+            written = {WEIGHTS_FILE: weights}
             if self._actor.use_lora:
                 lora.write_adapter_config(folder, self._actor)
                 written[ADAPTER_FILE] = self._ask_each("write_adapter", folder)
             self._write_facts(folder, state, has_masters=exact)
             written[TENSORS_FILE] = self._ask_each(
-                "write_state", folder, state.random, has_masters=exact, is_copy=state.is_copy
+                "write_state", folder, state.random, has_masters=exact, is_copy=state.is_copy, is_durable=True
             )
         except OSError as error:
             raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
         return written
 
-    def _write_model(self, folder: Path, dtype: torch.dtype, *, is_copy: bool) -> Sequence[WrittenPart]:
+    def _write_model(
+        self, folder: Path, dtype: torch.dtype, *, is_copy: bool, is_durable: bool
+    ) -> Sequence[WrittenPart]:
         model_folder.write_side_files(folder, self._side_files, dtype=dtype)
         if self._actor.use_lora:  # the sum of model and adapters is made of whole tensors
             pieces = {name: TensorRows.of(weight) for name, weight in self.named_weights(dtype)}
             return [model_folder.write_weights(folder / WEIGHTS_FILE, pieces)]
-        return self._ask_each("write_weights", folder, dtype, is_copy=is_copy)
+        return self._ask_each("write_weights", folder, dtype, is_copy=is_copy, is_durable=is_durable)
 
     def write_state(self, folder: Path, state: TrainingState) -> dict[str, FileRecord]:
         """Write the two files of `state` over what `folder` has of them. Any thread's, until the next `step_ahead` or
         `commit`. Raises OSError."""
         facts = self._write_facts(folder, state, has_masters=False)
-        parts = self._ask_each("write_state", folder, state.random, has_masters=False, is_copy=state.is_copy)
+        parts = self._ask_each(
+            "write_state", folder, state.random, has_masters=False, is_copy=state.is_copy, is_durable=False
+        )
         # of several ranks none has seen all of the file: it is read again
         tensors = record_of(folder / TENSORS_FILE, parts) if len(parts) > 1 else parts[0].as_file
         return {FACTS_FILE: facts, TENSORS_FILE: tensors}

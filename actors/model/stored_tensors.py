@@ -170,11 +170,13 @@ def overwrite_tensors(
     rank: int = 0,
     notes: Mapping[str, str] | None = None,
     buffer: DoubleBuffer | None = None,
+    is_durable: bool = False,
 ) -> WrittenPart:
     """Write a safetensors file over what `path` holds, without freeing its memory first. Raises OSError.
 
     Each rank calls it with the same names, in any order: it writes its own rows, the first one also the header and
-    what all have. `buffer`: through which what lies on a GPU comes.
+    what all have. `buffer`: through which what lies on a GPU comes. `is_durable`: it is on the disk on return, but for
+    the first rank's own, which is synced with the file.
 
     Not atomic: a manifest marks it as complete. safetensors' own writer copies each tensor and makes a new file,
     whose pages the kernel clears before they are written.
@@ -193,6 +195,8 @@ def overwrite_tensors(
             stretches.append((begin, at + len(data)))
         if rank == 0:
             os.ftruncate(fd, len(head) + sum(piece.whole_bytes for _, piece in ordered))
+        elif is_durable:
+            os.fsync(fd)  # the first rank's sync reaches nothing that the memory of another node holds back
     finally:
         os.close(fd)
     return WrittenPart(stretches=tuple(stretches), checksum=f"{XXH3}:{digest.hexdigest()}")

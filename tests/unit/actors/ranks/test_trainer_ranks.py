@@ -27,14 +27,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError
+from safetensors.torch import load_file
 
+from actors.model import stored_tensors
 from actors.model.micro_batches import SampledSequence, deal
 from actors.model.policy_model import PolicyModel
 from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
+from actors.model.stored_tensors import TensorRows, overwrite_tensors
 from actors.ranks.rank_controller import said
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
-from launcher.checkpoints.manifest import ADAPTER_FILE, FACTS_FILE, TENSORS_FILE
+from launcher.checkpoints.manifest import ADAPTER_FILE, FACTS_FILE, TENSORS_FILE, WEIGHTS_FILE
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.rank_pair import ADDRESS, Pair
@@ -381,6 +384,53 @@ def test_a_checkpoint_without_the_rows_of_a_rank_is_not_committed(folder, make_t
         with pytest.raises(CheckpointError, match=r"trainer rank 1 wrote is not in .*safetensors"):
             store.commit(staged, written=written, **facts | {"global_step": 2})
     assert [one.global_step for one in store.list()] == [1]
+
+
+@pytest.mark.slow
+def test_weights_without_the_rows_of_a_rank_are_not_published(folder, make_two, tmp_path):
+    """Zeros lay in their place, and servers loaded them."""
+    two = make_two(folder)
+    shared, there, elsewhere = (tmp_path / name for name in ("shared", "there", "elsewhere"))
+    for one in (shared, there, elsewhere):
+        one.mkdir()
+    step(two, 0)
+    in_one_folder = two._ranks.ask_each
+    lead_astray(two, elsewhere)
+    with pytest.raises(OSError, match=r"trainer rank 1 wrote is not in .*safetensors"):
+        two.export(there, torch.float32)
+    two._ranks.ask_each = in_one_folder
+    two.export(shared, torch.float32)
+    assert apart(load_file(shared / WEIGHTS_FILE), weights(two)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_rank_syncs_what_it_wrote_of_a_checkpoint_and_of_nothing_else(folder, make_two, tmp_path, lora):
+    """What the memory of its node held back was committed."""
+    two, asked = make_two(folder, use_lora=lora), []
+    ask_each = two._ranks.ask_each
+    two._ranks.ask_each = lambda part, order, *given, **named: (
+        asked.append((order, named.get("is_durable"))) or ask_each(part, order, *given, **named)
+    )
+    for name in ("model", "state", "published"):
+        (tmp_path / name).mkdir()
+    two.save(tmp_path / "model")
+    assert asked == [("write_adapter" if lora else "write_weights", None if lora else True), ("write_state", True)]
+    asked.clear()
+    two.write_state(tmp_path / "state", two.training_state())
+    two.export(tmp_path / "published", torch.float32)
+    assert [durable for _, durable in asked] == [False] * (1 if lora else 2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_durable", "synced"), [(0, True, False), (0, False, False), (1, True, True), (1, False, False)]
+)
+def test_what_is_synced_of_a_file_by_whom(tmp_path, monkeypatch, rank, is_durable, synced):
+    path, found = tmp_path / "tensors", []
+    monkeypatch.setattr(stored_tensors.os, "fsync", lambda fd: found.append(path.read_bytes()))
+    rows = TensorRows(tensor=torch.ones(1, 2), dtype=torch.float32, shape=(2, 2), first_row=rank, is_whole=False)
+    overwrite_tensors(path, {"weight": rows}, rank=rank, is_durable=is_durable)
+    assert found == ([path.read_bytes()] if synced else []), "all of it, once"
 
 
 @pytest.mark.slow
