@@ -250,7 +250,7 @@ class Chart {
     this.series.forEach((one, at) => {
       const value = plot.data[at + 1][idx];
       if (one.kind !== "edge" && value !== null && value !== undefined) parts.push(`${one.label} ${number(value)}`);
-      else if (one.kind === "sparse" && value === null) parts.push(`${one.label}: not computed`);
+      else if (one.kind === "sparse" && value === null) parts.push(`${one.label}: no value`);
     });
     for (const run of this.isReward ? this.runs : []) {
       for (const [step, back, reason] of run.restores) {
