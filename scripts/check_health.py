@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.errors import UsageError
+from launcher.base.findings import Severity
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser, server_url
 from scripts.ending import ended, print_json
 from scripts.health.disk_check import check_checkpoints, check_disk
-from scripts.health.findings import Checked, CheckResult, first_line, is_healthy, run_checks
+from scripts.health.findings import Checked, first_line, is_healthy, run_checks
 from scripts.health.log_check import check_logs
 from scripts.health.machine_check import check_gpus, check_memory
 from scripts.health.run_check import Subject, check_run, find_subject
@@ -41,11 +42,11 @@ CHECKS = {
     "checkpoints": check_checkpoints,
 }
 COLOURS = {
-    CheckResult.OK: "green",
-    CheckResult.NOTE: "cyan",
-    CheckResult.ABSENT: "dim",
-    CheckResult.UNKNOWN: "bold yellow",
-    CheckResult.BAD: "bold red",
+    Severity.OK: "green",
+    Severity.NOTE: "cyan",
+    Severity.ABSENT: "dim",
+    Severity.UNKNOWN: "bold yellow",
+    Severity.BAD: "bold red",
 }
 
 

@@ -24,6 +24,11 @@ class Severity(enum.StrEnum):
     GPU = "runs on a GPU"
     BAD = "bad"
 
+    @property
+    def stops(self) -> bool:
+        """Whether it keeps anything from going on; what could not be seen does."""
+        return self not in (Severity.OK, Severity.NOTE, Severity.ABSENT)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -39,8 +44,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Whether it keeps anything from going on; what could not be seen does."""
-        return self.level not in (Severity.OK, Severity.NOTE, Severity.ABSENT)
+        return self.level.stops
 
     def error(self) -> ResourceError:
         return ResourceError(str(self), self.hint)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from launcher.base.disk_faults import DiskFault, fault_of_room
 from launcher.base.durable import room
 from launcher.base.errors import LauncherError
+from launcher.base.findings import Severity
 from launcher.base.messages import Cause
 from launcher.base.wording import counted
 from launcher.checkpoints.checkpoint_catalog import find_problem
@@ -20,7 +21,7 @@ from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer, read_settings
 from scripts.checkpoints.choosing import read_catalog
 from scripts.health.areal_run import check_areal_checkpoints
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, Checked, CheckResult
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, Checked
 from scripts.health.machine_check import GIB
 from scripts.health.run_check import Subject
 
@@ -99,7 +100,7 @@ def check_checkpoints(subject: Subject) -> list[Checked]:
     return [Checked("checkpoints", "checkpoints", verdict, text, facts), *damaged]
 
 
-def _verdict(checkpoint: Checkpoint) -> CheckResult:
+def _verdict(checkpoint: Checkpoint) -> Severity:
     """Of one that isn't complete by its manifest. Without a manifest it is another program's, and may be good."""
     return NOTE if checkpoint.state is CheckpointState.UNVERIFIED else BAD
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import queue
 import threading
 import time
@@ -10,20 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.base.errors import LauncherError
+from launcher.base.findings import Severity
 
-
-class CheckResult(enum.StrEnum):
-    """OK, NOTE and ABSENT (nothing there that could be ill) are healthy. What could not be seen is UNKNOWN, which is
-    not."""
-
-    OK = "ok"
-    NOTE = "note"
-    ABSENT = "absent"
-    UNKNOWN = "unknown"
-    BAD = "bad"
-
-
-OK, NOTE, ABSENT, UNKNOWN, BAD = CheckResult
+OK, NOTE, ABSENT = Severity.OK, Severity.NOTE, Severity.ABSENT
+UNKNOWN, BAD = Severity.UNKNOWN, Severity.BAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +21,7 @@ class Checked:
 
     check: str
     subject: str
-    verdict: CheckResult
+    verdict: Severity
     said: str
     facts: Mapping[str, object] = field(default_factory=dict)
 
@@ -41,7 +30,8 @@ Check = Callable[[], list[Checked]]
 
 
 def is_healthy(findings: Iterable[Checked]) -> bool:
-    return all(finding.verdict in (OK, NOTE, ABSENT) for finding in findings)
+    """What could not be seen is not."""
+    return not any(finding.verdict.stops for finding in findings)
 
 
 def first_line(run: str, state: str, findings: Sequence[Checked]) -> str:

@@ -15,10 +15,11 @@ import psutil
 import pynvml
 
 from actors.processes.process_tree import descendants
+from launcher.base.findings import Severity
 from launcher.base.wording import counted
 from launcher.resources.gpus import UnreadableGpu, handle_of, nvml
 from launcher.resources.hardware import HOST_MEMORY, find_hardware, memory_in_use, oom_kills
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked, CheckResult
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked
 from scripts.health.recorded_run import RecordedRun
 from scripts.health.run_check import Subject
 
@@ -54,7 +55,7 @@ def judge_kills(
     until = now if is_live else view.ended_at
     own = [kill for kill in kills or () if kill[1] in own_pids and kill[0] >= view.started_at]  # pids are used again
     others = [kill for kill in kills or () if view.started_at <= kill[0] <= until]
-    verdict: CheckResult = OK
+    verdict: Severity = OK
     text = "none while it ran" if kills is not None or not count else "none of this run's processes died"
     may_have_lost = view.deaths > 0 or not has_all_pids
     text += f" ({count} since boot)" if count else ""

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import bearing
+from launcher.base.findings import Severity
 from launcher.base.messages import Health, Verdict
 from launcher.base.rollouts import mean_of
 from launcher.checkpoints.areal_log import read_servers
 from launcher.config.supervision import RewardHealthConfig
-from launcher.policy.reward_health import Level, judge_zeros
+from launcher.policy.reward_health import judge_zeros
 from launcher.reporting.current_status import CurrentStatus, RunHealth
 from launcher.run_files.run_ends import GONE
 from launcher.run_files.run_paths import RunPaths
@@ -33,7 +34,7 @@ from scripts.health.areal_run import (
     read_areal,
     trial_of_logs,
 )
-from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked, CheckResult
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run
 from scripts.run_processes import STOPPED, NotLive, RunProcesses, find_run, find_servers, is_live, seen_to_write, state
 
@@ -177,9 +178,10 @@ def judge_run(
     elif steps.rewards:
         last = steps.rewards[-LAST_STEPS:]
         text = f"mean of {mean_of([one.mean for one in last]):.3f} over the last {len(last)} steps"
-        zeros = judge_zeros(steps.rewards, _zero_limits(view), restored_step=view.restored_step)
-        is_sound = rewards is not None or zeros.level is Level.SOUND
-        findings.append(Checked("run", "reward", OK if is_sound else BAD, text if is_sound else zeros.reason, facts))
+        wrong = ""
+        if rewards is None:  # else the run has judged them itself
+            wrong = judge_zeros(steps.rewards, _zero_limits(view), restored_step=view.restored_step).reason
+        findings.append(Checked("run", "reward", BAD if wrong else OK, wrong or text, facts))
     return findings
 
 
@@ -203,7 +205,7 @@ def _done(steps: LastSteps) -> int:
     return 0 if steps.last_step is None else steps.last_step + 1
 
 
-def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> tuple[CheckResult, str]:
+def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> tuple[Severity, str]:
     if view.status and not is_live:
         return OK if view.status == "FINISHED" else BAD, f"{view.status}: {view.reason}"
     if is_live is False:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from actors.serving.server_watch import PROBE_PROMPT, PROBE_SAMPLING
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
+from launcher.base.findings import Severity
 from launcher.base.messages import Health, ServerState
 from launcher.reporting.current_status import RunHealth, ServerHealth
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked, CheckResult
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked
 from scripts.health.run_check import RESULTS, SHARE_OF_DEADLINE, Subject
 
 RUNNING = "sglang:num_running_reqs"
@@ -50,7 +51,7 @@ def judge_server(server: ServerHealth, health: RunHealth, *, is_leaving: bool = 
     return Checked("servers", server.name, result, text, dataclasses.asdict(server) | {"age_s": age_s})
 
 
-def _verdict(server: ServerHealth, *, is_leaving: bool) -> tuple[CheckResult, str]:
+def _verdict(server: ServerHealth, *, is_leaving: bool) -> tuple[Severity, str]:
     verdict, weights = server.verdict, ""
     if server.weight_version is not None:
         weights = f"weight_version {server.weight_version}"
@@ -88,7 +89,7 @@ class Answered:
 
 def judge_answer(seen: Answered) -> Checked:
     """One that is busy with other requests may keep this one waiting: whether it is healthy is not known then."""
-    result: CheckResult = BAD
+    result: Severity = BAD
     text = seen.failure or "no answer"
     if seen.generated_s is not None:
         result, text = OK, f"a token in {seen.generated_s:.2f} s, weight_version {seen.weight_version}"
