@@ -3,6 +3,8 @@
 
 const RUNS = ["--r0", "--r1", "--r2", "--r3"];
 const KEYS = ["--r0", "--k1", "--k2", "--k3", "--k4", "--k5"];
+// Figures of every n-th step: a line goes over the steps between, which have none.
+const SPARSE = new Set(["grpo_actor/entropy/avg"]);
 const MEAN_OVER = 10;
 const WINDOWS_ACROSS = 50;
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800];
@@ -89,7 +91,7 @@ class Chart {
           if (!thinned) columns.push({ label: `${label} of a step`, color, kind: "dot", values: found.mean });
           columns.push({ label: `${label}, mean of the last steps`, color, kind: "line", values: mean });
         } else {
-          columns.push({ label, color, dash, kind: isSparse(found.mean) ? "sparse" : "line", values: found.mean });
+          columns.push({ label, color, dash, kind: SPARSE.has(key) ? "sparse" : "line", values: found.mean });
         }
       });
       if (columns.length) add(run.curves.x, columns);
@@ -324,11 +326,6 @@ function shortName(key, keys) {
   let common = 0;
   while (parts.every((one) => one.length > common + 1 && one[common] === parts[0][common])) common += 1;
   return key.split("/").slice(common).join("/");
-}
-
-// A figure of every n-th step, as the entropy: a line over the steps between, which have none.
-function isSparse(values) {
-  return values.filter((value) => value !== null).length * 2 <= values.length;
 }
 
 function runningMean(values, width, steps) {

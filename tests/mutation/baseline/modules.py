@@ -33,7 +33,7 @@ CHOSEN: dict[str, str] = {
     "actors/reward": "reward_pool user_process known_answers recorded_answers",
     "actors/rollout": "server_pool rollout_engine rollout_stream",
     "actors/serving": "completions sglang_server sglang_command server_watch",
-    "actors/supervision": "coordinator action_executor cluster_observer trainer_signs",
+    "actors/supervision": "coordinator action_executor cluster_observer trainer_handle",
     "actors/training": "step_loop step_memory admission_gate",
     "actors/weights": "weight_publisher weight_consistency_check servers weight_transports",
     "scripts": "run_control list_checkpoints",

@@ -212,6 +212,7 @@ def test_the_committed_base_line_is_readable_and_small():
     assert sum(file.stat().st_size for file in files) < 2**20
     measured = json.loads(command.MUTANTS.read_text())
     assert {*measured["modules"]} | {*measured["unfinished"]} == {*in_turn()}
+    assert [path for path in in_turn() if not (REPOSITORY / path).is_file()] == []
     named = (*measured["modules"], *measured["unfinished"])  # of a room that was written anew, none is measured yet
     assert {path.rpartition("/")[0] for path in named} == {*CHOSEN}, "each room is represented"
     assert [*measured["modules"]] == sorted(measured["modules"])
