@@ -140,10 +140,10 @@ def test_the_token_pool_s_example_is_large_enough(settings, given):
             ["sglang.gpu_fraction=0.5", "actor.gpu_fraction=0.5"],
         ),
         (
-            [*ON_GPU, *OWN_GPUS, "sglang.tp_size=2"],
+            [*ON_GPU, *OWN_GPUS, "sglang.tp_size=2"],  # a server has its GPUs on one node
             1,
-            "or join a cluster with more nodes (cluster.address, cluster.n_nodes)",
-            CLUSTER,
+            "lower sglang.tp_size, or take larger nodes",
+            ["sglang.tp_size=1"],
         ),
         (
             [*ON_GPU, *OWN_GPUS, "actor.weight_update_mode=xccl"],
