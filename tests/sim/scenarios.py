@@ -288,9 +288,8 @@ def once_at(step_of_fall, to):
     return learns
 
 
-BACK = (
+BACK = (  # whether the gate's rejections begin the incident before the alarm does is a matter of which process is first
     f"health.{Cause.REWARD_COLLAPSE}",
-    "incident.began",
     "checkpoint.condemning",
     "checkpoint.condemned",
     "trainer.restored",
