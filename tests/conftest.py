@@ -33,7 +33,7 @@ settings.register_profile("shared machine", deadline=None, suppress_health_check
 settings.load_profile("shared machine")  # how fast examples are drawn and tried says how busy the machine is
 
 TESTS = Path(__file__).parent
-SYSTEM = (TESTS / "ray", TESTS / "e2e", TESTS / "chaos")
+SYSTEM = (TESTS / "ray", TESTS / "chaos", TESTS / "e2e")
 """Folders of tests that start whole runs, and are slow but for those marked `quick`."""
 UNIT = TESTS / "unit"
 UNIT_TIMEOUT_S = 60
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config, items):
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     runs_slow = config.getoption("--all") or config.getoption("--long")
     if config.getoption("--ends-at"):  # what is left out then is a few whole runs, and not all that is cheap
-        items.sort(key=lambda item: any(item.path.is_relative_to(folder) for folder in SYSTEM))
+        items.sort(key=lambda item: [item.path.is_relative_to(folder) for folder in reversed(SYSTEM)])
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in SYSTEM) and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)

@@ -24,7 +24,7 @@ MOMENTS = [
 QUICK = ("trainer_and_server_at_once",)
 SLOW = ("nothing", "all_servers_are_killed", "the_judge_breaks", "the_policy_collapses")
 """Scenarios of each tier; --long has all."""
-LOOKED_AT = {"quick": 2, "slow": 20, "slow and long": 4}
+LOOKED_AT = {"quick": 2, "slow": 8, "slow and long": 3}
 """Moments of a kind that each tier looks at, spread over the run; --long looks at all."""
 
 

@@ -30,7 +30,8 @@ from tests.sim.simulated_run import findings_of, settings
 from tests.support.mortal import Death
 
 DRAWN = 5
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 30))]
+TIERS = {range(4): [], range(4, 12): [pytest.mark.slow], range(12, 30): [pytest.mark.long]}
+SEEDS = [pytest.param(seed, marks=marks) for seeds, marks in TIERS.items() for seed in seeds]
 ADMITTED = Admission(admitted=True, reason="planted")
 
 
