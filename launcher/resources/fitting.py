@@ -2,11 +2,17 @@
 that it marks with `${fitted:…}`, with `hardware=auto` all.
 
 Pure. What the figures rest on is `memory_estimate`, of which nothing was measured on a GPU: a tenth of each stays free.
+
+Marked settings are fitted to the card as if nobody else used it. Fitted to what is free at that second, the same
+command would have other values at each start: a resumed run would train on other micro-batches, and what the run has
+learnt about memory, which is kept for its settings (`memory_history`), would not be found again. What is really free is
+judged by the pre-flight, which refuses the run where it is too little. `hardware=auto` takes what is free now.
 """
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +23,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.settings import as_typed, value_of, with_values
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
-from launcher.resources.run_plan import gpu_memory, make_plan
+from launcher.resources.run_plan import HELD_BY_OTHERS, gpu_memory, make_plan
 
 FRACTION = "sglang.mem_fraction_static"
 CONCURRENCY = "rollout.max_concurrent_rollouts"
@@ -42,8 +48,9 @@ def fit(
 ) -> tuple[RunConfig, str]:
     """The configuration with what was found, and the sentence about it; "" where nothing was to be fitted.
 
-    With `hardware.auto` all of `FITTED` that was not `typed` on the command line, else what is `marked`. Marked
-    settings keep their values where the model's sizes are unknown, or nothing fits: the pre-flight judges these.
+    With `hardware.auto` all of `FITTED` that was not `typed` on the command line, to what is free; else what is
+    `marked`, to the card as if nobody else used it. Marked settings keep their values where the model's sizes are
+    unknown, or nothing fits: the pre-flight judges these.
 
     Raises ConfigError where another setting is marked and, with `hardware.auto`, where the model's sizes are unknown;
     with it ResourceError where nothing fits.
@@ -63,20 +70,23 @@ def fit(
             f"hardware=auto: {unknown}",
             "download it first, or leave hardware=auto out and set what the preset sets",
         )
+    hardware = hardware if is_asked else _unshared(hardware)
     plan = make_plan(config, hardware, shape)
     if "cuda" not in plan.devices or plan.shortage is not None:
         is_told = is_asked and plan.shortage is None
         return config, "hardware=auto: no GPU is used, nothing was changed" if is_told else ""
     typed = [key for key in FITTED if key not in free]
-    prompts = config.rollout.max_concurrent_rollouts if CONCURRENCY in typed else config.train_dataset.batch_size
-    # CUDA graphs take memory too: for all of a step's prompts or, where nothing fits beside these, for an eighth.
+    prompts = config.rollout.max_concurrent_rollouts if CONCURRENCY in typed else _most_in_flight(config)
+    # CUDA graphs take memory too: for all prompts of a step or, where nothing fits beside these, for an eighth.
     fewer = prompts if CONCURRENCY in typed else max(1, prompts // 8)
     for at_once in dict.fromkeys((prompts, fewer)):
         if (found := _search(with_values(config, {CONCURRENCY: at_once}), hardware, shape, prompts, typed)) is not None:
             values = ", ".join(f"{key}={as_typed(value_of(found, key))}" for key in free)
             as_typed_too = f"; {some_of(typed)} as typed" if typed else ""
             name = "hardware=auto" if is_asked else "fitted"
-            return found, f"{name}: {values}{as_typed_too}; a tenth of each GPU stays free"
+            left = "a tenth of each GPU stays free"
+            of_what = "" if is_asked else f", where others hold at most {HELD_BY_OTHERS // GIB} GiB of it"
+            return found, f"{name}: {values}{as_typed_too}; {left}{of_what}"
     if not is_asked:
         return config, f"not fitted, no values leave a tenth of each GPU free; {kept}"
     raise ResourceError(
@@ -85,6 +95,18 @@ def fit(
         f"{f'leave {some_of(typed)} to hardware=auto, or ' if typed else ''}take more or larger GPUs (actor.dp_size), "
         "shorter sequences (train_dataset.max_length, gconfig.max_new_tokens) or a smaller model (actor.path)",
     )
+
+
+def _unshared(hardware: Hardware) -> Hardware:
+    """With GPUs of which nobody holds more than the driver keeps."""
+    gpus = tuple(dataclasses.replace(gpu, free=max(0, gpu.memory - HELD_BY_OTHERS)) for gpu in hardware.gpus)
+    return dataclasses.replace(hardware, gpus=gpus)
+
+
+def _most_in_flight(config: RunConfig) -> int:
+    """Prompts of the batch that a step waits for, and of those that are made ahead of it. With
+    `actor.dynamic_sampling` others take the place of those that are left out: that makes no more at once."""
+    return config.train_dataset.batch_size * (1 + config.rollout.max_head_offpolicyness)
 
 
 def _search(

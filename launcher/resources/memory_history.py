@@ -1,7 +1,7 @@
 """Keeps for the next attempt which settings had to be lowered on this host because memory ran out.
 
-One file for each host, device, model and set of memory settings as the user wrote them: whoever changes one of these
-starts from scratch. To forget, delete the file, or set memory.remember=false.
+One file for each host, device, model and set of memory settings as they were fitted or written: whoever changes one of
+these starts from scratch. To forget, delete the file, or set memory.remember=false.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ SETTINGS = (
     *("actor.gradient_checkpointing", "actor.kl_ctl", "actor.kl_loss_coef", "actor.entropy_coeff"),
     *("actor.ppo_n_minibatches", "actor.use_lora", "actor.lora_rank", "train_dataset.max_length"),
 )
-"""What memory depends on, as the user wrote it."""
+"""What memory depends on, as it was fitted or written."""
 
 
 def _parse(content: Mapping[str, object]) -> RememberedSettings:

@@ -13,7 +13,7 @@ from launcher.resources.fitting import FITTED, MICRO_BATCH, SPARE, fit
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
-from launcher.resources.run_plan import lacks, make_plan
+from launcher.resources.run_plan import HELD_BY_OTHERS, lacks, make_plan
 from tests.support.composed import composed
 
 AUTO = composed("conf=gsm8k_h200", "hardware=auto")
@@ -150,3 +150,30 @@ def test_a_shortage_of_gpus_keeps_its_own_message():
     found = fit(AUTO, none, known_shape("Qwen/Qwen2.5-1.5B"))
     assert found == (AUTO, "")
     assert fit(ONE, none, known_shape("Qwen/Qwen2.5-1.5B"), marked=FITTED) == (ONE, "")
+
+
+def test_what_others_hold_of_a_card_at_a_start_changes_no_marked_setting():
+    """A resume would train on other micro-batches, and what was learnt about memory would not be found again."""
+    shape, card = known_shape("Qwen/Qwen2.5-1.5B"), machine(79)
+    alone = fit(ONE, card, shape, marked=FITTED)
+    shared = replace(card, gpus=(replace(card.gpus[0], free=card.gpus[0].memory - HELD_BY_OTHERS - 3 * GIB),))
+    assert fit(ONE, shared, shape, marked=FITTED) == alone
+    asked = [fit(AUTO, one, shape)[0] for one in (card, shared)]
+    assert asked[0] != asked[1], "hardware=auto takes what is free now"
+
+
+def test_a_marked_setting_leaves_what_counts_as_nobodys():
+    shape, card = known_shape("Qwen/Qwen2.5-1.5B"), machine(79)
+    found, _ = fit(ONE, card, shape, marked=FITTED)
+    usual = replace(card, gpus=(replace(card.gpus[0], free=card.gpus[0].memory - HELD_BY_OTHERS),))
+    (gpu,) = (place for place in make_plan(found, usual, shape).places if place.gpu is not None)
+    assert gpu.headroom >= SPARE * gpu.capacity
+
+
+def test_batches_that_are_made_ahead_are_in_flight_too():
+    """Of a large card, which has room for more than one batch."""
+    shape, ahead = known_shape("Qwen/Qwen2.5-0.5B"), copy.deepcopy(ONE)
+    ahead.rollout.max_head_offpolicyness = 1
+    found = [fit(one, machine(280), shape, marked=FITTED)[0] for one in (ONE, ahead)]
+    size = ONE.train_dataset.batch_size
+    assert [one.rollout.max_concurrent_rollouts for one in found] == [size, 2 * size]
