@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -203,8 +203,16 @@ def to_run_config(composed: DictConfig, overrides: Sequence[str] = ()) -> RunCon
 
 def keys_to_fit(composed: DictConfig) -> list[str]:
     """The settings that are marked with `${fitted:…}`, of what `to_run_config` takes."""
-    raw = OmegaConf.to_container(composed)
-    return [key for key in known_keys() if str(value_of(raw, key)).startswith(f"${{{FITTED}:")]
+    return list(_marked(cast("dict[str, Any]", OmegaConf.to_container(composed)), ""))
+
+
+def _marked(section: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Over what is written, not over the settings that there are: a section may be one word, as `${saver}`."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _marked(value, f"{prefix}{name}.")
+        elif isinstance(value, str) and value.startswith(f"${{{FITTED}:"):
+            yield f"{prefix}{name}"
 
 
 def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from launcher.base.errors import ConfigError
-from launcher.config.compose import REPOSITORY, compose, presets
+from launcher.config.compose import REPOSITORY, compose, keys_to_fit, presets
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, with_values
 from launcher.resources.config_checks import check, find_problems
@@ -265,3 +266,11 @@ def test_both_sides_of_each_kind_of_limit(key, inside, outside, said):
 
 def test_the_page_of_settings_is_what_the_schema_says():
     assert PAGE.read_text() == page(), "run: python -m scripts.document_settings"
+
+
+@pytest.mark.parametrize("section", ["${saver}", "???"])
+def test_marks_are_found_beside_a_section_that_is_one_word(section):
+    """It was a traceback."""
+    marked = {"sglang": {"mem_fraction_static": "${fitted:0.6}", "dtype": "bfloat16"}, "seed": "${fitted:1}"}
+    composed = OmegaConf.create({"evaluator": section, "actor": {"path": "${sglang.dtype}"}, **marked})
+    assert keys_to_fit(composed) == ["sglang.mem_fraction_static", "seed"]
