@@ -206,7 +206,7 @@ def options_of_each_trial(arguments: Sequence[str]) -> list[str]:
 
 
 def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, command: Sequence[str]) -> int:
-    def read(overrides: Sequence[str]) -> RunConfig:
+    def read(overrides: Sequence[str]) -> tuple[RunConfig, Sequence[str]]:
         try:
             composed = compose(overrides)
         except Exception as error:  # as in main
@@ -215,7 +215,7 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
         check(config)
         if config.trainer.adapter != OWN:
             raise ConfigError(f"trainer.adapter={config.trainer.adapter} with -m", "start each run by itself")
-        return config
+        return config, keys_to_fit(composed)
 
     try:
         if not combinations:
@@ -223,19 +223,19 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
                 "-m without a trial: the values of one key are none", "glob() names groups of presets only"
             )
         if any("dry_run=true" in one.lower() for one in combinations[0]):
-            return _show_plans(combinations, read, compose)
+            return _show_plans(combinations, read)
         return run_sweep(combinations, read, command)
     except LauncherError as error:
         return _refuse(error)
 
 
-def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial, compose: Compose) -> int:
+def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
     """Of each trial that is possible; the exit code is that of a wrong command where one is not."""
     _, candidates = candidates_of(combinations, read)
-    possible = [(one.config, one.trial.overrides) for one in candidates if one.config is not None]
     shown = [
-        _show_plan(config, find_hardware(), overrides, keys_to_fit(compose(overrides)), is_trial=True)
-        for config, overrides in possible
+        _show_plan(one.config, find_hardware(), one.trial.overrides, one.marked, is_trial=True)
+        for one in candidates
+        if one.config is not None
     ]
     refused = [_refuse(one.refusal) for one in candidates if one.refusal is not None]
     return max([*shown, *refused], default=0)

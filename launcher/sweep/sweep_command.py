@@ -17,6 +17,7 @@ from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.file_lock import file_held
 from launcher.base.messages import TerminalStatus
 from launcher.config.schema import RunConfig
+from launcher.config.settings import as_typed, value_of
 from launcher.reporting.terminal_text import console_of_width
 from launcher.resources.hardware import find_hardware
 from launcher.resources.missing_files import find_shape
@@ -28,8 +29,8 @@ from launcher.sweep.sweep_trials import Sweep, plan_sweep
 from launcher.sweep.trial_capacity import find_capacity
 from launcher.sweep.trial_results import TrialResult, TrialStatus
 
-ReadTrial = Callable[[Sequence[str]], RunConfig]
-"""Overrides → checked settings. Raises LauncherError."""
+ReadTrial = Callable[[Sequence[str]], tuple[RunConfig, Sequence[str]]]
+"""Overrides → checked settings, and those that the preset marks as to be fitted. Raises LauncherError."""
 
 FILE_WIDTH = 160
 """Of a table that goes into a file, which has no edge to keep to."""
@@ -70,11 +71,17 @@ def candidates_of(combinations: Sequence[Sequence[str]], read: ReadTrial) -> tup
     """Each trial with its settings, or with what is wrong with them: found before anything is started."""
     sweep = plan_sweep(combinations)
     found = []
-    for trial in sweep.trials:
+    for planned in sweep.trials:
+        trial = planned
         try:
-            found.append(TrialCandidate(trial=trial, config=read(trial.overrides)))
+            config, marked = read(trial.overrides)
         except LauncherError as error:
             found.append(TrialCandidate(trial=trial, config=None, refusal=error))
+            continue
+        if sweep.is_over_memory and not config.hardware.auto:
+            # Fitted to each trial's own value, they would differ too, and the table would compare more than was swept.
+            trial, marked = trial.with_typed({key: as_typed(value_of(config, key)) for key in marked}), ()
+        found.append(TrialCandidate(trial=trial, config=config, marked=tuple(marked)))
     return sweep, found
 
 

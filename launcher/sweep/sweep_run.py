@@ -35,11 +35,12 @@ END_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCandidate:
-    """A trial and its settings, or why they can't be used."""
+    """A trial and its settings, or why they can't be used. `marked`: the settings that its run fits."""
 
     trial: SweepTrial
     config: RunConfig | None
     refusal: LauncherError | None = None
+    marked: tuple[str, ...] = ()
 
     @property
     def settings(self) -> RunConfig:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.policy.memory_backoff import KINDS
 from launcher.resources.memory_history import SETTINGS
@@ -39,6 +39,10 @@ class SweepTrial:
     name: str
     settings: Mapping[str, str]
     overrides: tuple[str, ...]
+
+    def with_typed(self, values: Mapping[str, str]) -> SweepTrial:
+        """The trial with these settings as if typed; its name stays."""
+        return replace(self, overrides=(*self.overrides, *(f"{key}={value}" for key, value in values.items())))
 
     def __str__(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.settings.items()) or self.name

@@ -14,10 +14,13 @@ from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, RunPaths
+from launcher.sweep.sweep_command import candidates_of
 from launcher.sweep.sweep_run import is_held, visible_gpus
 from launcher.sweep.sweep_trials import SweepTrial, plan_sweep
 from launcher.sweep.trial_capacity import find_capacity
 from launcher.sweep.trial_results import TrialStatus, result_of, settled
+from tests.support.composed import composed
+from tests.support.preflight_parts import changed
 
 GIB = 2**30
 PRESET = "conf=arithmetic_cpu"
@@ -150,3 +153,23 @@ def test_a_run_that_lives_is_seen_without_a_trace(tmp_path):
     with RunLock(paths):
         assert is_held(paths)
     assert not is_held(paths)
+
+
+@pytest.mark.parametrize(
+    ("swept", "more", "kept"),
+    [
+        (ROLLOUTS, {}, ["sglang.mem_fraction_static=0.6", "actor.gradient_checkpointing=true"]),
+        ("seed", {}, []),
+        (ROLLOUTS, {"hardware__auto": True}, []),
+    ],
+)
+def test_in_a_sweep_over_memory_what_is_not_swept_has_the_presets_values_in_each_trial(swept, more, kept):
+    """Fitted to each trial's own value it would differ too."""
+    marked = ["sglang.mem_fraction_static", "actor.gradient_checkpointing"]
+    config = changed(composed("conf=gsm8k_h200"), **more)
+    combinations = [[PRESET, f"{swept}={n}"] for n in (8, 16)]
+    sweep, candidates = candidates_of(combinations, lambda overrides: (config, marked))
+    for planned, one in zip(sweep.trials, candidates, strict=True):
+        assert one.trial.name == planned.name
+        assert one.trial.overrides == (*planned.overrides, *kept)
+        assert one.marked == (() if kept else tuple(marked))
