@@ -145,9 +145,12 @@ def allocator_variables(config: RunConfig, environment: Mapping[str, str] = os.e
     """torch's segments of a trainer's GPU memory grow, so that micro-batches of other lengths leave fewer holes.
 
     Not where new weights go as tensors: CUDA IPC can't share memory of such a segment (torch 2.11, "Tensors allocated
-    with expandable_segments:True cannot be shared"). Not over what a person has set.
+    with expandable_segments:True cannot be shared"). Not over what a person has set: on a cluster that the
+    run joins, its processes have the environment in which each node's Ray was started, which can't be seen from here.
     """
-    if config.actor.weight_update_mode == "tensor" or not {ALLOCATOR, ITS_OLD_NAME}.isdisjoint(environment):
+    is_seen = config.cluster.address == "local"
+    is_chosen = not {ALLOCATOR, ITS_OLD_NAME}.isdisjoint(environment)
+    if config.actor.weight_update_mode == "tensor" or not is_seen or is_chosen:
         return {}
     return {ALLOCATOR: "expandable_segments:True"}
 

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.cluster import placement_group as module
 from actors.cluster.placement_group import ALLOCATOR, ITS_OLD_NAME, RunPlacement, allocator_variables
-from launcher.resources.placement import place
+from launcher.resources.placement import NodeResources, place
 from tests.support.composed import composed
 from tests.support.preflight_parts import changed
 
@@ -36,6 +37,20 @@ def test_segments_grow_unless_tensors_are_shared_or_a_person_chose(mode, environ
     assert allocator_variables(changed(ON_ONE_GPU, actor__weight_update_mode=mode), environment) == expected
 
 
+def test_on_a_cluster_that_the_run_joins_the_nodes_choose():
+    """What a person has set where a node's Ray was started can't be seen from here."""
+    assert allocator_variables(changed(ON_ONE_GPU, cluster__address="auto"), {}) == {}
+
+
+def test_what_a_run_has_booked_sets_them(monkeypatch):
+    for name in (ALLOCATOR, ITS_OLD_NAME):
+        monkeypatch.delenv(name, raising=False)
+    node = NodeResources(name="here", gpus=1.0, cpus=64.0)
+    monkeypatch.setattr(module, "cluster_nodes", lambda config: (node,))
+    monkeypatch.setattr(module, "placement_group", lambda bundles, strategy: SimpleNamespace(wait=lambda within: True))
+    assert variables(RunPlacement.book(ON_ONE_GPU).options("trainer")) == GROWS
+
+
 @pytest.mark.parametrize(
     ("mode", "device", "expected"), [("disk", "cuda", GROWS), ("tensor", "cuda", {}), ("disk", "cpu", {})]
 )
@@ -50,7 +65,7 @@ def test_a_trainer_on_a_gpu_has_the_variables_in_both_its_actors_and_a_server_ha
 
 
 def test_each_further_rank_has_them_too():
-    config = composed("conf=gsm8k_h200_cluster")
+    config = changed(composed("conf=gsm8k_h200_cluster"), cluster__address="local")
     placed = placement(changed(config, actor__weight_update_mode="xccl"), "cuda")
     ranks = placed.further_ranks()
     assert [variables(one) for one in ranks] == [GROWS] * (config.actor.dp_size - 1)
