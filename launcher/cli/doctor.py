@@ -93,9 +93,12 @@ def _show(node: str, checks: Sequence[Finding]) -> None:
     console.print(table)
     stopped = {stops: [check.subject for check in checks if check.level is stops] for stops in Severity}
     on_cpu, on_gpu = stopped[Severity.BAD], [*stopped[Severity.BAD], *stopped[Severity.GPU]]
-    for what, because in (("a run on the CPU", on_cpu), ("a run on a GPU", on_gpu)):
-        console.print(f"{what} can't start: {', '.join(dict.fromkeys(because))}" if because else f"{what} can start")
-    if unknown := stopped[Severity.UNKNOWN]:
+    unknown = stopped[Severity.UNKNOWN]
+    limit = ", as far as is known" if unknown else ""  # what is not known is of GPUs alone
+    for what, because, limited in (("a run on the CPU", on_cpu, ""), ("a run on a GPU", on_gpu, limit)):
+        no = f"{what} can't start: {', '.join(dict.fromkeys(because))}"
+        console.print(no if because else f"{what} can start{limited}")
+    if unknown:
         console.print(f"not known: {', '.join(dict.fromkeys(unknown))}")
     for stops in (Severity.SHARED, Severity.SEVERAL):
         if stopped[stops] and not on_gpu:

@@ -52,6 +52,11 @@ def test_with_an_old_driver_only_the_cpu_is_left(nvml_library):
         (Severity.SHARED, doctor.GPU_AND_CPU, "but not runs that share a GPU: x"),
         (Severity.OK, doctor.GPU_AND_CPU, "a run on a GPU can start"),
         (Severity.UNKNOWN, doctor.GPU_AND_CPU, "not known: x"),
+        (
+            Severity.UNKNOWN,
+            doctor.GPU_AND_CPU,
+            "a run on the CPU can start\na run on a GPU can start, as far as is known\n",
+        ),
     ],
 )
 def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said):
