@@ -38,8 +38,10 @@ from launcher.base.errors import (
     UnsupportedSetting,
 )
 from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.findings import Finding
 from launcher.base.messages import TerminalStatus
 from launcher.base.rollouts import Prompt
+from launcher.checkpoints.model_shape import ModelShape
 from launcher.cli import doctor, keeper, new_preset
 from launcher.cli.interrupts import Interrupts
 from launcher.config import hydra_plugin
@@ -272,7 +274,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = (), marked: Sequence[st
     config, note = fit(config, hardware, shape, keys_of(overrides), marked)
     checks = check_node()
     plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
-    plan = noted(plan, unknown_of_node(checks))
+    plan = noted(plan, unknown_of_node(config, checks))
     preflight(config, hardware, plan, checks)
     with as_far_as_it_is_read():
         show(config, plan, console_of_width(WIDTH))
@@ -315,16 +317,16 @@ def _show_plan(
 ) -> int:
     """Of data that is here, each record is read, one answer scored, and each prompt measured where the tokenizer is
     here too; the exit code is that of a wrong command where they can't be used."""
-    shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
+    composed, shape, planned = config, find_shape(config), planned_hardware(config, found)
     checks = check_node()
-    config, note = fit(config, planned, shape, keys_of(overrides), marked)
+    config, note = fit(composed, planned, shape, keys_of(overrides), marked)
     with as_far_as_it_is_read():
         plan = make_plan(config, planned, shape)
         if not is_trial:  # whose plan does not know of the GPUs that other trials take
             plan = noted(plan, recommend_server(config, planned, plan))
-        plan = noted(noted(with_standby_trainer(config, planned, plan), note), unknown_of_node(checks))
+        plan = noted(noted(with_standby_trainer(config, planned, plan), note), unknown_of_node(config, checks))
         show(config, plan, console_of_width(WIDTH))
-    all_missing = find_missing(config, judged, make_plan(config, judged, shape), checks)
+    all_missing = _find_missing_here(composed, of_the_run(composed, found), shape, overrides, marked, checks)
     for missing in all_missing:
         if not isinstance(missing, NOWHERE):
             print(f"missing here: {missing}", file=sys.stderr)
@@ -367,6 +369,25 @@ def _show_plan(
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return 0
+
+
+def _find_missing_here(
+    composed: RunConfig,
+    hardware: Hardware,
+    shape: ModelShape | None,
+    overrides: Sequence[str],
+    marked: Sequence[str],
+    checks: Sequence[Finding],
+) -> list[LauncherError]:
+    """What the command lacks without `dry_run`: it would be fitted to this hardware, not to what was planned for."""
+    told: list[LauncherError] = []
+    try:
+        here, _ = fit(composed, hardware, shape, keys_of(overrides), marked)
+        plan = make_plan(here, hardware, shape)
+    except LauncherError as error:  # hardware=auto, and nothing fits: of the GPUs' memory all is told
+        here, told, plan = composed, [error], make_plan(composed, hardware, shape)
+        plan = replace(plan, places=tuple(one for one in plan.places if one.gpu is None))
+    return [*told, *find_missing(here, hardware, plan, checks)]
 
 
 def _refuse(error: LauncherError) -> int:

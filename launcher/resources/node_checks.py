@@ -79,8 +79,11 @@ def missing_on_node(config: RunConfig, devices: Sequence[str], checks: Sequence[
     return (check.error() for check in checks if check.level in stops)
 
 
-def unknown_of_node(checks: Sequence[Finding]) -> str:
-    """What could not be found out, in one line; "" where all was. It stops no run."""
+def unknown_of_node(config: RunConfig, checks: Sequence[Finding]) -> str:
+    """What could not be found out of this machine, in one line; "" where all was, and where the run is to be on a
+    cluster that it joins: this machine may have no part in it. It stops no run."""
+    if config.cluster.address != "local":
+        return ""
     return "; ".join(str(check) for check in checks if check.level is Severity.UNKNOWN)
 
 

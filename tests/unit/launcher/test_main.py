@@ -255,6 +255,30 @@ def test_what_could_not_be_found_out_of_a_gpu_is_a_note_of_the_plan(command, gpu
     assert (code, "note: GPU 0: not known: MIG mode (Unknown Error), " in out) == (0, True)
 
 
+def test_what_this_machine_does_not_tell_is_no_note_of_a_run_on_a_cluster_that_it_joins(command, gpus):
+    gpus(gpus=1, silent="0")
+    code, out, _ = command("conf=arithmetic_cpu", "dry_run=true", "cluster.address=auto", QUICK)
+    assert (code, "plan of " in out, "MIG mode" in out) == (0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("gib", "words", "short"),
+    [
+        (79, (), ""),
+        (79, ("hardware=auto", "hardware.gpu_memory_gib=139"), ""),
+        (11, ("hardware=auto", "hardware.gpu_memory_gib=139"), "hardware=auto: Qwen/Qwen2.5-1.5B-Instruct with "),
+        (11, (), "memory: GPU 0"),
+    ],
+)
+def test_this_machine_is_judged_with_what_the_command_would_be_fitted_to_here(command, gpus, gib, words, short):
+    """The values that fill a larger card, for which the preset is planned, were judged against the smaller one here."""
+    gpus(gpus=1, memory_gib=gib)
+    _, out, err = command("conf=gsm8k_h200", "dry_run=true", *words)
+    assert "planned for " in out
+    told = [line for line in err.splitlines() if "GPU" in line and ("memory: " in line or "does not fit" in line)]
+    assert [line.startswith(f"missing here: {short}") for line in told] == [True] * bool(short)
+
+
 def test_notes_are_said(command):
     _, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK, "total_train_steps=3", "recover.freq_steps=4")
     assert "note: recover.freq_steps=4 is never due in total_train_steps=3" in err
