@@ -102,7 +102,8 @@ class RecipeConfig:
         False, "leave completions cut at the length limit out of the loss; their rewards still count in the means"
     )
     entropy_coeff: float = setting(0.0, "weight of the entropy, which is subtracted from the loss", NATURAL)
-    # 5: a diagnosis compares the 30 steps before a fall with the 10 after it, and needs five and two with the figure
+    # 5: a diagnosis compares the 30 steps before a fall with the 10 after it, and needs five and two with the figure,
+    # which it has where ten steps follow a fall: two take 6 to 10 steps
     entropy_freq_steps: int | None = setting(
         5,
         "number of steps from one that computes the entropy to the next, where the loss does without (it takes time); "
