@@ -41,7 +41,10 @@ SERVES = Verdict(health=Health.HEALTHY, reason="it is always there: Ray restarts
 
 class DoorHandle(TrainerHandle):
     """The door, as the Coordinator sees its trainer: it holds weights, gives them to servers, and is never ordered to
-    step. One that hangs is ended, and Ray restarts it. `silent_s`: for how long it has been asked in vain."""
+    step. One that hangs is ended, and Ray restarts it; one that never answered gets more time, it may be starting.
+    `silent_s`: for how long it has been asked in vain."""
+
+    of = "the door"
 
     def __init__(self, actor: Any, *, next_step: Callable[[], int], hung_after_s: float, **parts: Any) -> None:
         super().__init__(actor, **parts)
@@ -64,7 +67,7 @@ class DoorHandle(TrainerHandle):
         now = time.monotonic()
         self.silent_s += min(now - self._turned_at, LONGEST_TURN_S)
         self._turned_at = now
-        if self.probe.unanswered * ANSWER_S >= self._hung_after_s and self.view.pid:
+        if self.probe.unanswered * ANSWER_S >= self._hung_after_s * (1 if self.view.pid else 4):
             self.probe.unanswered = 0
             self._ended("it answers nobody: it is ended")
             self.probe.tasks.start(asyncio.to_thread(ray.kill, self.actor, no_restart=False))
@@ -126,7 +129,11 @@ class FleetObserver(ClusterObserver):
 
     async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
         seen = await super().look(is_stopped=is_stopped, with_checkpoints=with_checkpoints)
-        return dataclasses.replace(seen, disk=None, door_silent_s=self._door.silent_s)
+        if seen.disk is not None and time.monotonic() - seen.disk.first < self._config.disk.patience_s:
+            self._door.silent_s = 0.0  # the disk may keep it from answering: it counts from when that is well again
+        return dataclasses.replace(
+            seen, disk=None, door_silent_s=self._door.silent_s, door_error=self._door.probe.error
+        )
 
     def _trainer_ended(self, reason: str) -> None:
         self._history.event("door.died", subject=DOOR, reason=reason)

@@ -237,6 +237,7 @@ class ClusterObserver:
             evals=view.evals,
             rejections=view.rejections,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
+            monitor_error="" if self.monitor is None else self.monitor.error,
             disk=self.disks.trouble(now, stepped_at=self._stepped_at, patient=view.is_saving and view.is_running),
             standby_trainer=StandbyTrainer.NONE if self.standby is None else self.standby.state,
         )

@@ -73,6 +73,11 @@ class MonitorHandle:
         """It has answered lately: that it names no incident says that there is none."""
         return self._fresh() is not None
 
+    @property
+    def error(self) -> str:
+        """Why the last question has no answer; "" where it has one."""
+        return self._probe.error
+
     def verdict(self, name: str, generation: int) -> Verdict | None:
         """On one incarnation of one server; doubt of its weights is one too. None where nothing is known."""
         report = self._fresh()

@@ -264,6 +264,9 @@ async def read_log(said: Callable[[], str]) -> str:
 class TrainerHandle:
     """`ended` is called with the reason why a process ended. `actor` changes when `standby` takes over."""
 
+    of = "the trainer"
+    """As errors of its calls name it."""
+
     def __init__(
         self,
         actor: Any,
@@ -309,7 +312,7 @@ class TrainerHandle:
     async def _ask_view(self) -> tuple[Any, TrainerView, int]:
         """With the size of its log before it was asked: up to there all is well, if the answer shows that."""
         log_bytes, actor = await self._log_size(), self.actor
-        return actor, await answer(actor.view.remote(), within_s=ANSWER_S, of="the trainer"), log_bytes
+        return actor, await answer(actor.view.remote(), within_s=ANSWER_S, of=self.of), log_bytes
 
     async def _log_size(self) -> int:
         """Read on a thread, since a disk may stall; then it is the size that was known."""
@@ -505,7 +508,7 @@ class TrainerHandle:
     async def call(self, method: str, *arguments: Any, within_s: float | None = None) -> Any:
         """Have its actor (actors/training/trainer.py) carry out `method`, by default within ANSWER_S."""
         within_s = ANSWER_S if within_s is None else within_s
-        return await call_method(self.actor, method, *arguments, within_s=within_s, of="the trainer")
+        return await call_method(self.actor, method, *arguments, within_s=within_s, of=self.of)
 
     async def _within_load_s(self, method: str, *arguments: Any) -> Any:
         """An answer of what keeps it busy: past the deadline it hangs, however busy it claims to be."""
@@ -551,7 +554,7 @@ class TrainerHandle:
     async def _wait_run(self, actor: Any, running: Any) -> None:
         """However it ends, the view shows how; this only shows when."""
         try:
-            await answer(running, within_s=float("inf"), of="the trainer")
+            await answer(running, within_s=float("inf"), of=self.of)
         except LauncherError as error:  # Ray reports why it ended a process
             if actor is self.actor:
                 self._note_end(find_trainer_cause(str(error.__cause__).splitlines(), None))

@@ -151,7 +151,8 @@ class Observed:
     `asked_restore`: what a person asked for, until it is done. `ending`: the status with which the run is being shut
     down. `reinstate_after`: as of that halt, until it is done.
     `is_stopped`: nothing of it is left running. `monitor_silent_s`, `door_silent_s`: for how long the HealthMonitor, or
-    the door of a command, has been asked in vain. `fleet`: the servers that there are to be, None: those that there
+    the door of a command, has been asked in vain; `monitor_error`, `door_error`: why the last question has no answer.
+    `fleet`: the servers that there are to be, None: those that there
     are. `newcomers`: those that have not served yet; that one of them has no weights is no incident. `disk`: what
     keeps the run from writing.
     `standby_trainer`: NONE where there is none. `report_every`: of how many steps the trainer reports one.
@@ -169,7 +170,9 @@ class Observed:
     evals: tuple[EvalReport, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     monitor_silent_s: float = 0.0
+    monitor_error: str = ""
     door_silent_s: float = 0.0
+    door_error: str = ""
     disk: DiskTrouble | None = None
     standby_trainer: StandbyTrainer = StandbyTrainer.NONE
     report_every: int = 1

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from launcher.base.errors import StateError
 from launcher.base.messages import Cause, Health, Incident, Overrides, ServerState, TerminalStatus
+from launcher.base.wording import in_one_line
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.actions import (
@@ -73,6 +74,8 @@ NOT_OF_THE_TRAINER = frozenset({Rung.RETRY, Rung.SERVER})
 NOT_OF_A_SERVER = frozenset({Rung.RESTORE})
 """What no weights cause must throw no step away (P12), and what they do is another attempt's: it loads a checkpoint."""
 UNDECIDED = (LoadWeights, AdmitServer)
+LONGEST_ERROR = 300
+"""Characters, in a reason: an actor may have failed with a whole log."""
 STARTED = frozenset({ServerState.STALE, ServerState.READY})
 
 CHANGING = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.REPAIRING, RunState.RESTORING})
@@ -100,10 +103,10 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         return _wait_for_disk(seen, seen.disk, config, now)
     if seen.monitor_silent_s > config.health.monitor_silence_s:
         # No step is taken without its answer, and Ray has restarted it each time: this would never end.
-        return _end(seen, _halt_for_silence("HealthMonitor", seen.monitor_silent_s))
+        return _end(seen, _halt_for_silence("HealthMonitor", seen.monitor_silent_s, seen.monitor_error))
     if seen.door_silent_s > config.health.monitor_silence_s:
         # The command's requests wait for it however long it takes, and meanwhile no server is repaired.
-        return _end(seen, _halt_for_silence("door of the trainer's servers", seen.door_silent_s))
+        return _end(seen, _halt_for_silence("door of the trainer's servers", seen.door_silent_s, seen.door_error))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
     reconcile_trainer(builder)
     reconcile_servers(builder)
@@ -126,8 +129,11 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     )
 
 
-def _halt_for_silence(who: str, silent_s: float) -> Halt:
-    reason = f"the {who} has answered nobody for {silent_s:.0f} s, more than health.monitor_silence_s"
+def _halt_for_silence(who: str, silent_s: float, error: str) -> Halt:
+    reason = (
+        f"the Coordinator's questions to the {who} have had no usable answer for {silent_s:.0f} s, more than "
+        f"health.monitor_silence_s; the last: {in_one_line(error, longest=LONGEST_ERROR)}"
+    )
     return Halt(reason=f"{reason}; see ray.log in the run's logs", may_pass=True)
 
 

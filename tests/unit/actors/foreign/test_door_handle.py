@@ -13,6 +13,7 @@ from actors.supervision import trainer_handle
 from launcher.base.messages import TrainerView
 from launcher.config.supervision import HealthConfig
 from tests.support.fake_actors import FakeActor, never
+from tests.support.worlds.door import until
 
 
 class Silent:
@@ -64,6 +65,18 @@ async def test_a_door_that_never_answers_is_silent_for_as_long_as_it_is_asked(mo
     await door.handle.close()
     assert door.killed == [False] * hangs, "Ray starts it again"
     assert door.died == ["it answers nobody: it is ended"] * hangs
+
+
+async def test_one_that_never_answered_is_ended_too_only_later(monkeypatch, tmp_path):
+    """A Coordinator that began beside a hung door never ended it."""
+    door = Silent(monkeypatch, tmp_path, times=map(float, range(1, 10)))
+    await door.ask(7)
+    assert door.died == [], "it may be starting"
+    await door.ask()
+    assert door.died == ["it answers nobody: it is ended"]
+    await until(lambda: door.killed)
+    await door.handle.close()
+    assert door.killed == [False]
 
 
 async def test_a_pause_of_the_coordinator_is_no_silence_of_the_door(monkeypatch, tmp_path):

@@ -170,10 +170,11 @@ def test_a_monitor_that_never_answers_ends_the_run_and_one_that_is_away_does_not
     its command waited."""
     patience = CONFIG.health.monitor_silence_s
     assert decide(observed(**{f"{who}_silent_s": patience})).actions == ()
-    (halt,) = decide(observed(**{f"{who}_silent_s": patience + 1})).actions
+    silent = {f"{who}_silent_s": patience + 1, f"{who}_error": "the door failed: OSError(98)\nat"}
+    (halt,) = decide(observed(**silent)).actions
     assert (type(halt), halt.word) == (Halt, TerminalStatus.ERRORED)
-    assert f"the {named} has answered nobody for " in halt.reason
-    assert "health.monitor_silence_s" in halt.reason
+    said = f"the Coordinator's questions to the {named} have had no usable answer for {patience + 1:.0f} s, more than "
+    assert halt.reason.startswith(f"{said}health.monitor_silence_s; the last: the door failed: OSError(98) at; ")
 
 
 def test_a_hold_before_the_first_step_is_paused_as_soon_as_there_could_be_one():
