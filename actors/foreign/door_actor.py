@@ -100,7 +100,7 @@ class DoorActor:
         """Another incarnation of the trainer begins: nothing of the one before is paused. `from_first`: it begins with
         the model's own weights, and so must the servers."""
         made = await self._begun()
-        made.kept.note(paused="")
+        await made.kept.note_in_turn(paused="")
         await made.requests.resume()
         if from_first and made.servers.version > 0:
             self._tasks.start(self._give_first_weights(made))

@@ -145,7 +145,7 @@ class DoorHttp:
             await web.SockSite(self._runner, listener).start()
             bound = listener.getsockname()[1]
             self.addresses.append(f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}")
-        self._kept.note(ports=[int(address.rpartition(":")[2]) for address in self.addresses])
+        await self._kept.note_in_turn(ports=[int(address.rpartition(":")[2]) for address in self.addresses])
 
     async def close(self) -> None:
         if self._runner is not None:
@@ -180,7 +180,10 @@ class DoorHttp:
             return _json({"error": {"message": f"not JSON: {error}"}}, HTTPStatus.BAD_REQUEST)
         if not isinstance(asked, dict):
             return _json({"error": {"message": "not a JSON object"}}, HTTPStatus.BAD_REQUEST)
-        return await handle(asked, body)
+        if path not in ORDERS:
+            return await handle(asked, body)
+        # An order is carried out also where its client has gone: else a pause might be written down and not in force.
+        return await asyncio.shield(asyncio.ensure_future(handle(asked, body)))
 
     def _handlers(self) -> dict[str, Callable[[dict[str, object], bytes], Awaitable[Reply]]]:
         return {
@@ -192,23 +195,21 @@ class DoorHttp:
 
     async def _pause(self, asked: dict[str, object], _: bytes) -> Reply:
         mode = str(asked.get("mode") or "abort")
-        self._kept.note(paused=mode)
+        await self._kept.note_in_turn(paused=mode)  # a door that replaces this one is paused too
         await self._requests.pause(aborts=mode == "abort")
         return _json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, *_: object) -> Reply:
-        self._kept.note(paused="")
+        await self._kept.note_in_turn(paused="")
         await self._requests.resume()
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update(self, asked: dict[str, object], _: bytes) -> Reply:
-        """Answered when a server holds the weights, however often one is lost meanwhile. The update goes on where its
-        client has gone: another one asks again."""
+        """Answered when a server holds the weights, however often one is lost meanwhile."""
         if asked.get("abort_all_requests"):
             self._requests.note_abort()
-        updating = asyncio.ensure_future(self._servers.update(Path(str(asked.get("model_path", "")))))
         try:
-            await asyncio.shield(updating)
+            await self._servers.update(Path(str(asked.get("model_path", ""))))
         except WeightsRefused as error:
             return _json({"success": False, "message": error.message, "num_paused_requests": 0}, HTTPStatus.BAD_REQUEST)
         return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})

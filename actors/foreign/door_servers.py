@@ -61,7 +61,7 @@ class DoorServers(Servers):
                     self.waits_for = error.message
             await self.pool.until_served(self.newest)
             self.waits_for = ""
-            self.serves()
+            await self.serves()
 
     async def _take(self, source: Path) -> int:
         """A disk that refuses the files is waited for: an error would end the trainer.
@@ -85,9 +85,10 @@ class DoorServers(Servers):
         """The version that a request is answered by, whenever a server is found for it."""
         return self.version
 
-    def serves(self) -> None:
+    async def serves(self) -> None:
         """A server has answered once: the door counts as healthy from now on."""
-        self._kept.note(serves=True)
+        if not self._kept.state.serves:
+            await self._kept.note_in_turn(serves=True)
 
     # ── what the Coordinator orders; as of the trainer ──
 
@@ -103,7 +104,7 @@ class DoorServers(Servers):
 
     async def admit(self, server: ServerInfo) -> float | None:
         distance = await super().admit(dataclasses.replace(server, lineage=LINEAGE))
-        self.serves()
+        await self.serves()
         return distance
 
     async def compare(self, server: ServerInfo, answer: Completion) -> GoldenComparison:

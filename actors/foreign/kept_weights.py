@@ -7,9 +7,11 @@ writes into the files that it gave before.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import threading
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -47,6 +49,8 @@ class KeptWeights:
         self._source = root
         self.folders = WeightFolders(root, self._fill, keeps=True)
         self.state = self._read()
+        self._writing = threading.Lock()  # else a version that is taken on a thread undoes a pause of that moment
+        self._turn = asyncio.Lock()  # it wakes in the order of arrival, and `_writing` does not
 
     def _read(self) -> DoorState:
         try:
@@ -56,10 +60,16 @@ class KeptWeights:
 
     def note(self, **changes: object) -> None:
         """Raises OSError. A crash of the machine ends the run's attempt, and what this is for."""
-        made = replace(self.state, **changes)  # type: ignore[arg-type]
-        if made != self.state:
-            replace_file(self._root / STATE, json.dumps(asdict(made)).encode(), durable=False)
-            self.state = made
+        with self._writing:
+            made = replace(self.state, **changes)  # type: ignore[arg-type]
+            if made != self.state:
+                replace_file(self._root / STATE, json.dumps(asdict(made)).encode(), durable=False)
+                self.state = made
+
+    async def note_in_turn(self, **changes: object) -> None:
+        """`note` on a thread, since a disk may stall; in the order of the calls. Raises OSError."""
+        async with self._turn:
+            await asyncio.to_thread(self.note, **changes)
 
     @property
     def newest(self) -> PublishedWeights | None:

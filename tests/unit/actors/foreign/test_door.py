@@ -1,13 +1,14 @@
 """The door over HTTP, with servers of this process that are lost at any time: its client sees no error."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import orjson
 import pytest
 
-from actors.foreign import door_requests
+from actors.foreign import door_requests, kept_weights
 from actors.foreign.door_http import DoorHttp
 from actors.foreign.door_requests import DoorRequests
 from actors.foreign.door_servers import DoorServers
@@ -233,6 +234,36 @@ async def test_a_pause_that_aborts_nothing_cuts_what_runs_and_it_is_continued_af
         assert door.requests.counts.continued == 1, "what had arrived was not generated again"
 
 
+async def test_a_disk_that_stalls_delays_the_order_that_is_written_down_and_nobody_else(tmp_path, monkeypatch):
+    """The door answered nothing meanwhile, and the Coordinator took it for hung."""
+    disk, write, began = threading.Event(), kept_weights.replace_file, []
+
+    def stalled(path, data, **how):
+        began.append(path)
+        disk.wait(scaled(20.0))
+        write(path, data, **how)
+
+    async with Door(tmp_path) as door, CountingServer() as server:
+        await door.serve(server)
+        monkeypatch.setattr(kept_weights, "replace_file", stalled)
+        orders = []
+        for order in ("pause", "continue", "pause"):
+            orders.append(asyncio.create_task(door.post(f"/{order}_generation", {})))
+            await until(lambda: began)
+            await door.work_off()
+            assert not any(order.done() for order in orders)
+        orders[0].cancel()  # its client goes away, and the order stays
+        await asyncio.gather(orders[0], return_exceptions=True)
+        await door.work_off()
+        assert len(began) == 1
+        disk.set()
+        assert [(await order)[0] for order in orders[1:]] == [200, 200]
+        assert door.kept.state.paused == "abort", "in the order in which they came"
+        held = door.generate()
+        assert await door.holds(held)
+        held.cancel()
+
+
 async def test_a_server_is_admitted_although_the_trainer_ends_all_requests_meanwhile(tmp_path):
     async with Door(tmp_path) as door, CountingServer(token_s=0.02) as server:
         admitting = asyncio.create_task(door.servers.admit(server.info()))
@@ -393,7 +424,7 @@ async def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tm
         async with door.session.get(health) as response:
             assert response.status == 503, "no server has answered yet"
         await door.serve(server)
-        door.servers.serves()
+        await door.servers.serves()
         assert await door.generate(tokens=501) == (400, {"error": {"message": "too many"}})
         status, told = await door.post("/init_weights_update_group", {})
         assert status == 400
@@ -521,7 +552,7 @@ async def test_orders_wait_for_no_room_that_requests_hold_which_wait_for_them(tm
     monkeypatch.setattr("actors.foreign.door_http.MOST_BYTES", 10)
     async with Door(tmp_path) as door, CountingServer() as server:
         await door.serve(server)
-        door.servers.serves()
+        await door.servers.serves()
         assert (await door.post("/pause_generation", {"mode": "in_place"}))[0] == 200
         asked = [door.generate(), door.generate()]
         await until(lambda: door.http._budget._waiting)
