@@ -170,7 +170,7 @@ class _DoorRequest(ServerRequest):
         self._door = door
         self._refusals = 0
         self._refusal: Reply | None = None
-        self._at_fault: ServerInfo | None = None  # that gave no answer which the client could be told instead
+        self._at_fault: ServerInfo | None = None  # that answered with something that is none
         self._has_moved = False
 
     async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
@@ -180,8 +180,9 @@ class _DoorRequest(ServerRequest):
         except RequestFailed as failure:
             if (status := NO_ANSWER.get(failure.kind)) is not None:
                 said = {"error": {"message": f"{server.name}: {failure.message}"}}
-                self._refusal, self._at_fault = Reply(body=orjson.dumps(said), status=status), server
-                self.avoid = server.name
+                self._refusal, self.avoid = Reply(body=orjson.dumps(said), status=status), server.name
+                if failure.kind == "malformed":  # a late one may only be busy, or the client's time short
+                    self._at_fault = server
             raise
 
     @abstractmethod

@@ -489,7 +489,7 @@ async def test_an_answer_that_is_none_at_every_try_is_told_and_counts_against_it
 
 
 @pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
-async def test_an_answer_that_is_late_at_every_try_is_told_and_counts_against_its_server(tmp_path, monkeypatch, more):
+async def test_an_answer_that_is_late_at_every_try_is_told_and_its_server_goes_on(tmp_path, monkeypatch, more):
     monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
     async with Door(tmp_path, request_timeout=0.2) as door, CountingServer(token_s=3600.0) as server:
         await door.serve(server)
@@ -499,7 +499,7 @@ async def test_an_answer_that_is_late_at_every_try_is_told_and_counts_against_it
         assert said["error"]["message"].startswith("server-0: POST http://127.0.0.1:")
         assert said["error"]["message"].endswith("/generate: no answer within 0.2 s")
         assert len(server.bodies) == 4
-        assert [one.state for one in door.servers.pool.servers()] == [ServerState.STALE]
+        assert [one.state for one in door.servers.pool.servers()] == [ServerState.READY], "it may only be busy"
 
 
 @pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
