@@ -81,6 +81,7 @@ class TrainerWatch:
         self._evidence: TrainerEvidence | None = None
         self._step_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._step, self._step_at = -1, 0.0
+        self._is_publishing = self._has_published = False
 
     def look(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
         """`heard_at`: when it gave `view`. `is_asked`: another answer has been asked for and has not come."""
@@ -89,6 +90,9 @@ class TrainerWatch:
             self._incarnation, self._evidence = (view.node, view.pid), None
             self._step_s.clear()
             self._step = -1
+            self._is_publishing = self._has_published = False
+        was_publishing, self._is_publishing = self._is_publishing, view.phase == "publish"
+        self._has_published |= was_publishing and not self._is_publishing
         self._time_steps(view, now)
         state, cpu_s = process_state(view.pid) if is_here(view.node) else (None, 0.0)
         look = TrainerLook(
@@ -100,7 +104,9 @@ class TrainerWatch:
             progress=view.progress,
             waits_for=waits_for(view),
             median_step_s=median(self._step_s) if self._step_s else None,
-            is_at_one_thing=view.phase == "checkpoint" or (view.phase == "publish" and bool(view.loading)),
+            # The first publication of a process reads again what several ranks have written (PolicyModel.export).
+            is_at_one_thing=view.phase == "checkpoint"
+            or (self._is_publishing and (bool(view.loading) or not self._has_published)),
         )
         evidence = self._evidence
         self._evidence = (

@@ -27,8 +27,8 @@ class TrainerLook:
     last answer; `ping_waits`: another has been asked for. `progress`: any number that changes while it gets on
     (phases entered, completions received, micro-batches done). `waits_for`: what it waits for by order or for want
     of a server, "" where it has work; meanwhile it owes no progress. `median_step_s`: of its own steps.
-    `is_at_one_thing`: a checkpoint, or weights on their way to servers, which no step before may have had and which
-    shows no progress until it is done.
+    `is_at_one_thing`: a checkpoint, the first weights that its process publishes, or weights on their way to servers,
+    which no step before may have had and which shows no progress until it is done.
     """
 
     at: float
