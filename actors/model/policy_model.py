@@ -269,13 +269,16 @@ class PolicyModel:
     def export(self, folder: Path, dtype: torch.dtype) -> None:
         """Write a complete Hugging Face folder into the existing `folder`, for servers to load.
 
-        Raises OSError, also where the ranks are seen to write into different folders.
+        Raises OSError; TrainerError where the ranks are seen to write into different folders.
         """
         parts = self._write_model(folder, dtype, is_copy=False, is_durable=False)
         if len(parts) > 1 and not self._share_folders:
-            # Once: what each has written is read again, which costs about a second for each GB; what servers answer
-            # is compared with the ranks' own log-probs at each step.
-            record_of(folder / WEIGHTS_FILE, parts)
+            # Once: what each has written is read again, which takes as long as the file system needs for it (not
+            # measured); what servers answer is compared with the ranks' own log-probs at each step.
+            try:
+                record_of(folder / WEIGHTS_FILE, parts)
+            except OSError as error:  # it would pass for a full disk, and sound servers would be restarted for it
+                raise TrainerError(str(error), "each trainer rank's node must see the same cluster.fileroot") from error
             self._share_folders = True
 
     def save(self, folder: Path, state: TrainingState | None = None) -> dict[str, Sequence[WrittenPart]]:

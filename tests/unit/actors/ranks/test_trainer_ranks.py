@@ -35,6 +35,7 @@ from actors.model.policy_model import PolicyModel
 from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
 from actors.model.stored_tensors import TensorRows, overwrite_tensors
 from actors.ranks.rank_controller import said
+from actors.weights.weight_folders import WeightFolders
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.checkpoints.manifest import ADAPTER_FILE, FACTS_FILE, TENSORS_FILE, WEIGHTS_FILE
@@ -396,11 +397,38 @@ def test_weights_without_the_rows_of_a_rank_are_not_published(folder, make_two, 
     step(two, 0)
     in_one_folder = two._ranks.ask_each
     lead_astray(two, elsewhere)
-    with pytest.raises(OSError, match=r"trainer rank 1 wrote is not in .*safetensors"):
+    with pytest.raises(TrainerError, match=r"trainer rank 1 wrote is not in .*safetensors"):
         two.export(there, torch.float32)
     two._ranks.ask_each = in_one_folder
     two.export(shared, torch.float32)
     assert apart(load_file(shared / WEIGHTS_FILE), weights(two)) == 0
+
+
+def test_folders_that_ranks_do_not_share_pass_for_no_full_disk(tmp_path):
+    """Room was asked for, and sound servers were restarted for it."""
+    shared, elsewhere = tmp_path / "weights", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pieces = [
+        {
+            "weight": TensorRows(
+                tensor=torch.ones(1, 2), dtype=torch.float32, shape=(2, 2), first_row=rank, is_whole=False
+            )
+        }
+        for rank in (0, 1)
+    ]
+
+    class Apart(PolicyModel):
+        def __init__(self):
+            self._share_folders = False
+
+        def _write_model(self, folder, dtype, **how):
+            folders = (folder, elsewhere)
+            return [overwrite_tensors(folders[rank] / WEIGHTS_FILE, pieces[rank], rank=rank) for rank in (0, 1)]
+
+    folders = WeightFolders(shared, lambda folder: Apart().export(folder, torch.float32))
+    with pytest.raises(TrainerError, match="trainer rank 1 wrote is not in ") as raised:
+        folders.write(1)
+    assert "must see the same cluster.fileroot" in str(raised.value)
 
 
 @pytest.mark.slow
@@ -420,6 +448,26 @@ def test_a_rank_syncs_what_it_wrote_of_a_checkpoint_and_of_nothing_else(folder, 
     two.write_state(tmp_path / "state", two.training_state())
     two.export(tmp_path / "published", torch.float32)
     assert [durable for _, durable in asked] == [False] * (1 if lora else 2)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_each_file_of_a_checkpoint_that_a_further_rank_writes_a_part_of_is_synced(folder, tmp_path, monkeypatch, lora):
+    """As if this process were rank 1: what a further rank writes, rank 0 can't sync for it."""
+    model, synced = one_rank(folder, use_lora=lora), []
+    monkeypatch.setattr(model._learner._group, "rank", 1)
+    monkeypatch.setattr(stored_tensors.os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink()))
+    for name in ("model", "state", "published"):
+        (tmp_path / name).mkdir()
+    model.save(tmp_path / "model")
+    shared = {ADAPTER_FILE if lora else WEIGHTS_FILE, TENSORS_FILE}
+    of_parts = [path for path in synced if path.suffix in (".safetensors", ".tensors")]
+    assert sorted(of_parts) == sorted(tmp_path / "model" / name for name in shared)
+    synced.clear()
+    model._learner.write_state(
+        tmp_path / "state", model.training_state().random, has_masters=False, is_copy=False, is_durable=False
+    )
+    model.export(tmp_path / "published", torch.float32)
+    assert synced == []
 
 
 @pytest.mark.parametrize(
