@@ -13,6 +13,7 @@ was under way at most, however long the writing takes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -35,6 +36,8 @@ from launcher.run_files.run_paths import RunPaths
 MIB = 2**20
 LONGEST_REASON = 300
 """Characters: torch reports where in its source an allocation failed, with a trace."""
+
+log = logging.getLogger("states")
 
 
 class StepMemory:
@@ -111,8 +114,12 @@ class StepMemory:
     def _failed(self, step: int, error: Exception) -> None:
         """Recorded once, until it works again. A half-written state has no manifest."""
         if not self._has_failed:
-            said = error.strerror if isinstance(error, OSError) and error.strerror else error
-            why = in_one_line(said, longest=LONGEST_REASON) or type(error).__name__
+            if isinstance(error, OSError | MemoryError):
+                said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            else:  # torch's want of memory, or a defect: "'weight'" alone would not tell a KeyError
+                said = f"{type(error).__name__}: {error}"
+                log.error("state.failed global_step=%d", step, exc_info=error)
+            why = in_one_line(said, longest=LONGEST_REASON)
             reason = f"the state after the step can't be kept in {self._states.root}: {why}"
             self._journal.record("state.failed", subject="trainer", reason=reason, global_step=step)
         self._has_failed = True

@@ -5,7 +5,8 @@ import errno
 import json
 import os
 from pathlib import Path
-from unittest.mock import patch
+from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -14,13 +15,16 @@ from actors.data.prompt_queue import PromptQueue
 from actors.model import learner
 from actors.training import checkpointing
 from actors.training.checkpointing import Checkpointer
+from actors.training.step_memory import StepMemory
 from actors.training.step_records import StepRecords
-from launcher.base.errors import CheckpointError, DataError, DiskError
+from launcher.base.errors import CheckpointError, DataError, DiskError, TrainerError
 from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints, manifest
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.verification import Verification, verify
+from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, current_lines, read_lines
+from launcher.run_files.run_paths import RunPaths
 from tests.support.worlds.training import Trial, identical
 
 
@@ -208,8 +212,11 @@ ALLOCATOR = "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: 
     [
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
         (MemoryError(), "MemoryError"),
-        (RuntimeError(f"{ALLOCATOR} allocate 8 bytes.\nframe #0: c10"), f"{ALLOCATOR} allocate 8 bytes. frame #0: c10"),
-        (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory."),
+        (
+            RuntimeError(f"{ALLOCATOR} allocate 8 bytes.\nframe #0: c10"),
+            f"RuntimeError: {ALLOCATOR} allocate 8 bytes. frame #0: c10",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), "OutOfMemoryError: CUDA out of memory."),
     ],
     ids=["disk", "Python's memory", "torch's memory", "a GPU's memory"],
 )
@@ -233,6 +240,47 @@ def test_a_state_that_can_not_be_written_costs_one_event_until_it_can_again(tmp_
     assert all(event["reason"].endswith(f": {said}") for event in events)
     assert [report.global_step for report in trial.reports] == list(range(6))
     assert newest(trial).global_step == 4
+
+
+class Unwritable:
+    """In the place of a Checkpointer, with a model whose state can't be written."""
+
+    def __init__(self, root, error):
+        config = RunConfig(experiment_name="kept")
+        config.cluster.fileroot = str(root)
+        self.paths = RunPaths.of(config)
+        self.paths.prepare()
+        journal = Journal(self.paths.events, 1)
+        self._memory = StepMemory(config, self.paths, journal)
+        self._model = Mock(**{"state_bytes.return_value": 1, "write_state.side_effect": error})
+        self._newest = None
+        self.recorded = []
+
+    def keep(self):
+        state = SimpleNamespace(training=None, name=SimpleNamespace(global_step=3))
+        Checkpointer._keep(self, state, lambda: self.recorded.append(3))
+
+    def reasons(self):
+        return [line["reason"] for line in read_lines(self.paths.events) if line["event"] == "state.failed"]
+
+
+def test_a_defect_while_a_state_is_written_is_named_by_its_kind_and_its_trace_is_logged(tmp_path, caplog):
+    """It passed for want of memory, as "'weight'"."""
+    trial = Unwritable(tmp_path, KeyError("weight"))
+    trial.keep()
+    trial.keep()
+    (reason,) = trial.reasons()
+    assert reason.endswith(": KeyError: 'weight'")
+    (logged,) = (one for one in caplog.records if one.name == "states")
+    assert logged.exc_info[1].args == ("weight",)
+    assert trial.recorded == [3, 3], "the step was taken all the same"
+
+
+def test_a_rank_that_is_lost_while_a_state_is_written_is_not_the_state_s_failure(tmp_path):
+    trial = Unwritable(tmp_path, TrainerError("trainer rank 1 is lost"))
+    with pytest.raises(TrainerError, match="rank 1 is lost"):
+        trial.keep()
+    assert (trial.recorded, trial.reasons()) == ([], [])
 
 
 @pytest.mark.slow
