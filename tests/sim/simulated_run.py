@@ -10,6 +10,7 @@ moment of the virtual clock (virtual_time.py). After the run the project's own a
 
 import asyncio
 import dataclasses
+import shutil
 import types
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from actors.training import training as training_module
 from actors.training.training import Training, TrainingParts
 from actors.weights import servers as servers_module
 from launcher.base.messages import Cause, TerminalStatus
+from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.config.schema import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RunConfig
 from launcher.run_files.journal import Journal, plain, read_lines
 from launcher.run_files.run_keys import ServerKeys
@@ -127,6 +129,13 @@ def findings_of(run, ends=TerminalStatus.FINISHED):
     return (*found.doubts, *([] if found.counts == whole else [found.counts]), *run.truth.breaches)
 
 
+def forget_in_memory(paths):
+    """On a virtual clock each run begins at the same time: the states that one left were those of the next one at its
+    path, which took them up."""
+    for kind in ("state", "weights"):
+        shutil.rmtree(memory_folder(paths, kind), ignore_errors=True)
+
+
 def settings(folder, epochs):
     """Of a run of 12 prompts, three steps an epoch. Of supervision all is as it is for every user (P10)."""
     data = folder / "data.jsonl"
@@ -169,6 +178,7 @@ class Simulator:
         asyncio.set_event_loop(loop)
         config = settings(folder, epochs)
         config.sglang.n_servers = servers
+        forget_in_memory(RunPaths.of(config))
         with self._monkeypatch.context() as patch:
             use_virtual_time(patch, loop)
             run = SimulatedRun(folder, loop, None, config, servers=servers, death=death, mortal_from=mortal_from)
@@ -194,4 +204,5 @@ class Simulator:
                 loop.run_until_complete(asyncio.sleep(0.1))
                 asyncio.set_event_loop(None)
                 loop.close()
+                forget_in_memory(run.paths)
         return run
