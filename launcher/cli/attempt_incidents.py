@@ -15,7 +15,7 @@ from launcher.base.messages import Cause
 from launcher.policy.incident_policy import CLUSTER, DRIVER, RUN
 from launcher.policy.next_attempt import BeginAgain
 from launcher.run_files.journal import Journal, Record, read_lines
-from launcher.run_files.run_memory import OF_A_COMMAND, ONLY_NEWEST, MemoryFile, RunMemory, memory_file
+from launcher.run_files.run_memory import OF_A_COMMAND, MemoryFile, RunMemory, keep_command_event, memory_file
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.line_values import as_integer
 from launcher.run_log.run_log import RunLog
@@ -32,15 +32,12 @@ def begin_memory(paths: RunPaths, attempt: int, *, has_command: bool = False) ->
     """For the Coordinator of an attempt; returns what must be said of it, "" where nothing. Raises StorageError,
     JournalError."""
     file, log = memory_file(paths), RunLog()
-    of_a_command: dict[object, Record] = {}  # as RunMemory.keep_event thins them
-    for number, line in enumerate(read_lines(paths.events)):  # a week has more of them than a driver should hold
+    of_a_command: list[dict[str, Any]] = []
+    for line in read_lines(paths.events):  # one after the other: a week has more of them than a driver should hold
         if log.take_event(line) and has_command and line["event"] in OF_A_COMMAND:
-            key = line["event"] if line["event"] in ONLY_NEWEST else number
-            of_a_command.pop(key, None)  # else it would keep the place of the older one
-            of_a_command[key] = line
-    kept = of_a_command.values() if has_command else None
+            keep_command_event(of_a_command, line)
     try:
-        why = file.begin(attempt, last_incident=log.last_incident, of_a_command=kept)
+        why = file.begin(attempt, last_incident=log.last_incident, of_a_command=of_a_command if has_command else None)
     except OSError as error:
         raise _unwritable(file, error) from error
     return why and f"{why}; a new one is begun, and incidents that an earlier attempt left open stay open"

@@ -187,11 +187,8 @@ class RunMemory:
         """For the incident that it belongs to, and for what is to be known of a command."""
         if isinstance(number := line.get("incident"), int):
             self.incidents.keep(number, line)
-        name = line.get("event")
-        if self.command_events is not None and name in OF_A_COMMAND:
-            if name in ONLY_NEWEST:
-                self.command_events = [one for one in self.command_events if one.get("event") != name]
-            self.command_events.append(_plain_line(line))
+        if self.command_events is not None and line.get("event") in OF_A_COMMAND:
+            keep_command_event(self.command_events, line)
 
     def catch_up(self, events: Iterable[Line], *, is_here: bool) -> None:
         """What the journal has, and this memory not yet: it is written behind the journal, and a kill came between the
@@ -235,6 +232,13 @@ class RunMemory:
         self.attempts = [dataclasses.replace(one, at=one.at + seconds) for one in self.attempts]
         opened = self.incidents.open
         self.incidents.open = {n: dataclasses.replace(one, since=one.since + seconds) for n, one in opened.items()}
+
+
+def keep_command_event(kept: list[dict[str, Any]], line: Line) -> None:
+    """Adds a line that is OF_A_COMMAND. It takes the place of an older one where only the newest counts."""
+    if (name := line["event"]) in ONLY_NEWEST:
+        kept[:] = [one for one in kept if one["event"] != name]
+    kept.append(_plain_line(line))
 
 
 def _plain_line(line: Line) -> dict[str, Any]:
