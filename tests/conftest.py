@@ -122,6 +122,16 @@ def _signals_as_before():
 
 
 @pytest.fixture(autouse=True)
+def _environment_as_before():
+    """A tool that hides the GPUs from its own process hid them from the Ray cluster of a later test."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _same_random_numbers():
     """Else what a test draws hangs on the tests that ran before it, and one day in twenty it fails, or sees nothing."""
     random.seed(0)

@@ -243,7 +243,7 @@ def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
     code, said = tool("--yes")
     assert code == 2
     assert "--command 'python -m launcher" in said
-    assert "config.yaml" in said
+    assert "events.jsonl does not say it" in said
     became, _ = tool("--yes", "--command", f"python -m launcher {' '.join(SETTINGS[:-1])} cluster.fileroot=run/root")
     assert became[0] == str(folder.parent)
     assert became[-1] == "cluster.fileroot=run/root"
