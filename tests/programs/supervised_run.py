@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -143,8 +143,7 @@ class SupervisedRun:
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # As Ctrl-C: the run saves and ends where a signal has ended pytest, which then leaves no block.
-                preexec_fn=end_with(os.getpid(), signal.SIGINT, code=130),  # noqa: PLW1509 - it calls the kernel alone
+                preexec_fn=_ended_with(os.getpid()),  # noqa: PLW1509 - it calls the kernel alone
             )
         return self
 
@@ -298,6 +297,17 @@ class SupervisedRun:
             behind = f"were lost after step {found.loss_known_until}, of the newest complete checkpoint"
             not_known = [what for what in found.not_known if not (was_killed and what.endswith(behind))]
             assert (not_known, found.steps) == ([], self.steps)
+
+
+def _ended_with(parent: int) -> Callable[[], None]:
+    """As by Ctrl-C the run saves and ends where a signal has ended pytest, which then leaves no block."""
+    tie = end_with(parent, signal.SIGINT, code=130)
+
+    def begin() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores it
+        tie()
+
+    return begin
 
 
 def command_of(process: psutil.Process) -> str:

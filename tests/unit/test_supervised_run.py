@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 import psutil
 import pytest
@@ -17,8 +18,7 @@ from pathlib import Path
 from tests.programs.supervised_run import SupervisedRun
 
 run = SupervisedRun(Path(sys.argv[1]), steps=1, servers=1)
-waits = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); time.sleep(3600)"
-run._command = [sys.executable, "-c", waits]
+run._command = [sys.executable, "-c", "import time; time.sleep(3600)"]
 with run:
     print(run.process.pid, flush=True)
     sys.stdin.read()
@@ -29,7 +29,14 @@ with run:
 def test_a_run_ends_with_the_test_run_that_a_signal_ended(tmp_path):
     """Its block was never left: Ray and servers stayed until somebody found them."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    ignores = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as where a shell has started it in the background
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=ignores,  # noqa: PLW1509
+    ) as holder:
         run = psutil.Process(int(holder.stdout.readline()))
         try:
             holder.send_signal(signal.SIGTERM)

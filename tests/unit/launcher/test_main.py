@@ -1,5 +1,6 @@
 """The command: what a user types and reads, and the exit code. Nothing here starts a run."""
 
+import copy
 import json
 import logging
 import os
@@ -9,9 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from launcher.__main__ import main, options_of_each_trial, ordered_arguments
 from launcher.cli import keeper
+from launcher.config.compose import register
 from tests.support.worlds.command import PYTHONPATH, QUICK
 
 
@@ -23,6 +26,8 @@ def command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    register()  # a process that runs one command forgets the presets of its folder with it
+    monkeypatch.setattr(ConfigStore.instance(), "repo", copy.deepcopy(ConfigStore.instance().repo))
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["launcher", *arguments])
@@ -368,8 +373,8 @@ def test_a_preset_of_the_users_own(command, tmp_path):
     folder = tmp_path / "mine/conf"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("# @package _global_\ndefaults: [/conf/arithmetic_cpu]\nexperiment_name: mine\n")
-    code, out, _ = command("--config-dir", str(tmp_path / "mine"), "conf=mine", "dry_run=true", QUICK)
-    assert code == 0
+    code, out, err = command("--config-dir", str(tmp_path / "mine"), "conf=mine", "dry_run=true", QUICK)
+    assert (code, err) == (0, "")
     assert "plan of mine/trial0" in out
 
 
