@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -19,6 +20,7 @@ from actors.processes.loop_thread import LoopThread
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.rollout_engine import LiveRollouts, RolloutEngine
 from actors.serving.group_address import group_address
+from actors.training.step_memory import LONGEST_REASON
 from actors.weights.group_transport import GroupTransport
 from actors.weights.servers import Servers
 from actors.weights.weight_consistency_check import GREEDY, SOON_S, GoldenComparison, logprob_distance
@@ -30,12 +32,20 @@ from launcher.base.durable import refusal_of
 from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerInfo, ServerKey
 from launcher.base.rollouts import Completion
+from launcher.base.wording import in_one_line
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.checkpoints.model_files import vocabulary_of
 from launcher.config.schema import RunConfig
+from launcher.policy.exit_cause import find_trainer_cause
+from launcher.policy.restart_budget import wait_s
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """As the Coordinator finds it of a trainer that ends with this error."""
+    return find_trainer_cause(f"{type(error).__name__}: {error}".splitlines(), None).ran_out is not None
 
 
 class PolicyServers(Servers):
@@ -244,12 +254,33 @@ class TrainingServers:
         self._thread.call(self.pool.limit(max_concurrent * self._config.gconfig.n_samples))
 
     def publish(self, version: int) -> None:
-        """Where no server takes them, the loop waits for one: the Coordinator repairs servers."""
+        """Where no server takes them, the loop waits for one: the Coordinator repairs servers.
+
+        Where memory is wanting to make them ready no server is at fault, and the restart of a sound one would not
+        help: it is tried again, `restart.retry` times. Then that is raised, and the trainer begins anew with less.
+        """
+        settings = self._config.restart
+        for tries in range(settings.retry):
+            try:
+                self._publish_once(version)
+                return
+            except Exception as error:
+                if self._model.lost or not is_out_of_memory(error):
+                    raise
+                reason = f"weight version {version} was not made ready for the servers: {type(error).__name__}: {error}"
+                self._refused(in_one_line(reason, longest=LONGEST_REASON), version)
+            time.sleep(wait_s(tries, settings))  # outside the handler, whose traceback holds what was allocated
+        self._publish_once(version)
+
+    def _publish_once(self, version: int) -> None:
         try:
             self._thread.call(self._servers.publish(version))
         except WeightsRefused as error:
             self._note_refusal(error)
-            self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
+            self._refused(error.message, version)
+
+    def _refused(self, reason: str, version: int) -> None:
+        self._journal.record("weights.refused", subject="trainer", reason=reason, policy_version=version)
 
     def _note_refusal(self, error: WeightsRefused) -> None:
         """For the Coordinator, where no server is at fault but the folder that they read from. The run waits for as

@@ -45,11 +45,12 @@ class WeightFolders:
             self.newest_bytes = sum(file.stat().st_size for file in staged.iterdir())
             return staged.rename(folder)
         except OSError as error:
-            shutil.rmtree(staged, ignore_errors=True)
             raise WeightsRefused(
                 f"weight version {version} can't be written to {folder}: {error.strerror or error}",
                 f"make room in the file system of {self._root.parent}",
             ) from error
+        finally:  # whatever the error: half a folder takes memory, of which there may be too little
+            shutil.rmtree(staged, ignore_errors=True)
 
     def have(self, version: int) -> Path:
         """The folder of a version, written where it doesn't exist yet. Raises WeightsRefused."""

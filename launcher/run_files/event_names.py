@@ -84,7 +84,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "eval.done": "held-out accuracy at a policy version; of several data sets each (`by_dataset`: sampled, greedy)",
     "data.left_out": "records that the data set has, and the run does not use",
     "rollouts.cut": "nearly all completions of the first step were cut at `gconfig.max_new_tokens`",
-    "weights.refused": "a server refused new weights",
+    "weights.refused": "no server took new weights, or memory was wanting to make them ready",
     "weights.by_files": "weights as tensors or over a group failed twice in a row: files for a while",
     "weights.fast_again": "they were taken as tensors or over a group again",
     "checkpoint.committed": "a checkpoint is complete and on the disk",

@@ -9,16 +9,20 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from actors.processes.loop_thread import LoopThread
+from actors.rollout.server_pool import ServerPool
 from actors.training.training_servers import TrainingServers
 from actors.weights.servers import Servers
 from actors.weights.weight_consistency_check import GREEDY, GoldenComparison
-from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_folders import FolderTransport, WeightFolders
+from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Completion
 from launcher.config.schema import RunConfig
+from launcher.config.supervision import RestartConfig
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
 
@@ -205,3 +209,120 @@ def test_weights_that_a_disk_refuses_are_waited_for_until_there_is_room_for_them
         folders.write(2)
     TrainingServers._note_refusal(trainer, refused.value)
     assert (trainer.refusal.path, trainer.refusal.needed) == (str(tmp_path), 5000)
+
+
+# ── want of memory while weights are published ──
+
+
+class Publishing:
+    """A trainer with one server, which takes whatever folder it is sent. `export` writes the weights into a folder."""
+
+    def __init__(self, tmp_path, export, lost=""):
+        config = RunConfig(experiment_name="publish", restart=RestartConfig(wait_initial_s=0.01))
+        self.thread = LoopThread("rollouts")
+        self.pool = self.thread.call(self._pool())
+        self.root, self.events = tmp_path / "weights", []
+        folders = WeightFolders(self.root, export)
+        publisher = WeightPublisher(self.pool, FolderTransport(self, folders, timeout_s=1.0), lineage=1)
+        servers = SimpleNamespace(publish=publisher.publish, folders=folders)
+        self.trainer = SimpleNamespace(
+            _config=config,
+            _thread=self.thread,
+            _servers=servers,
+            _model=SimpleNamespace(lost=lost),
+            _journal=SimpleNamespace(record=lambda event, **facts: self.events.append((event, facts["reason"]))),
+            refusal=None,
+        )
+        for name in ("_publish_once", "_refused", "_note_refusal"):
+            setattr(self.trainer, name, partial(getattr(TrainingServers, name), self.trainer))
+
+    async def _pool(self):
+        async def probe(url):
+            return None
+
+        pool = ServerPool(probe)
+        await pool.update([dataclasses.replace(STALE, state=ServerState.READY)])
+        return pool
+
+    async def update_weights_from_disk(self, url, *, path, weight_version, timeout_s):
+        pass
+
+    def publish(self, version):
+        TrainingServers.publish(self.trainer, version)
+
+    @property
+    def held(self):
+        return self.pool.servers()[0].weight_version
+
+
+@pytest.fixture
+def publishing(tmp_path):
+    made = []
+
+    def make(export, **how):
+        made.append(Publishing(tmp_path, export, **how))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.thread.close()
+
+
+class Export:
+    """Fails so often with `error`, half way through its file."""
+
+    def __init__(self, error, times):
+        self.error, self.times, self.tries = error, times, 0
+
+    def __call__(self, folder):
+        self.tries += 1
+        (folder / "model.safetensors").write_bytes(b"half")
+        if self.tries <= self.times:
+            raise self.error
+
+
+CPU_ALLOCATION = (
+    "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "2147483648 bytes. Error code 12 (Cannot allocate memory)"
+)
+WANTS = [
+    MemoryError(),
+    RuntimeError(CPU_ALLOCATION),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+]
+
+
+@pytest.mark.parametrize("error", WANTS, ids=lambda error: type(error).__name__)
+def test_want_of_memory_costs_a_publication_another_try_and_not_the_trainer(publishing, error):
+    """A publication that a moment's want of memory met ended the trainer, which began anew with less memory."""
+    export = Export(error, times=2)
+    trainer = publishing(export)
+    trainer.publish(8)
+    assert (trainer.held, export.tries) == (8, 3)
+    assert [event for event, _ in trainer.events] == ["weights.refused"] * 2
+    assert type(error).__name__ in trainer.events[0][1]
+
+
+def test_want_of_memory_that_lasts_ends_the_trainer_which_begins_with_less(publishing):
+    export = Export(MemoryError(), times=99)
+    trainer = publishing(export)
+    with pytest.raises(MemoryError):
+        trainer.publish(8)
+    retries = trainer.trainer._config.restart.retry
+    assert export.tries == 1 + retries
+    assert len(trainer.events) == retries
+    assert list(trainer.root.iterdir()) == [], "half a folder in memory would be in the way of the next trainer"
+
+
+def test_another_error_is_no_want_of_memory(publishing):
+    export = Export(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), times=1)
+    with pytest.raises(RuntimeError, match="shapes"):
+        publishing(export).publish(8)
+    assert export.tries == 1
+
+
+def test_lost_ranks_publish_nothing_again(publishing):
+    export = Export(torch.OutOfMemoryError("CUDA out of memory."), times=1)
+    with pytest.raises(torch.OutOfMemoryError):
+        publishing(export, lost="trainer rank 0 failed: gather_weights").publish(8)
+    assert export.tries == 1
