@@ -296,8 +296,8 @@ class ServerPool:
         self._is_paused = True
 
     async def resume(self) -> None:
+        self._is_paused = False  # at once, as `pause`: one that comes while this waits to wake others would be undone
         async with self._changed:
-            self._is_paused = False
             self._changed.notify_all()
 
     def has_other(self, name: str) -> bool:

@@ -264,6 +264,24 @@ async def test_a_disk_that_stalls_delays_the_order_that_is_written_down_and_nobo
         held.cancel()
 
 
+async def test_a_pause_that_comes_while_the_door_resumes_is_in_force(tmp_path):
+    """The end of the pause before undid it, and the door's file said that it was paused."""
+    async with Door(tmp_path) as door, CountingServer() as server:
+        await door.serve(server)
+        await door.post("/pause_generation", {})
+        async with door.servers.pool._changed:  # as one of many requests that have just been woken
+            ending = asyncio.create_task(door.post("/continue_generation", {}))
+            await until(lambda: door.kept.state.paused == "")
+            pausing = asyncio.create_task(door.post("/pause_generation", {}))
+            await until(lambda: door.kept.state.paused == "abort")
+            await door.work_off()
+            assert not ending.done()
+        assert [(await ending)[0], (await pausing)[0]] == [200, 200]
+        held = door.generate()
+        assert await door.holds(held)
+        held.cancel()
+
+
 async def test_a_server_is_admitted_although_the_trainer_ends_all_requests_meanwhile(tmp_path):
     async with Door(tmp_path) as door, CountingServer(token_s=0.02) as server:
         admitting = asyncio.create_task(door.servers.admit(server.info()))
