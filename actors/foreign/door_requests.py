@@ -28,7 +28,7 @@ from actors.rollout.request_loop import NOBODY_THERE, RequestLoop, Told
 from actors.rollout.server_pool import ServerRequest
 from actors.serving.completions import DONE, END, PREFIX, malformed, refusal
 from actors.serving.sglang_client import RequestFailed
-from launcher.base.messages import ServerInfo
+from launcher.base.messages import ServerInfo, ServerKey
 from launcher.config.schema import RolloutConfig
 
 JSON = "application/json"
@@ -164,7 +164,7 @@ class DoorRequests:
 class _DoorRequest(ServerRequest):
     """A lost server is nothing that the trainer sees: it is asked again for ever. What servers answer with an error,
     not as it should be, or not in time, is asked `rollout.request_retries` times more, and then the last error is the
-    answer."""
+    answer. So is what a server breaks off that has broken it off before and has generated since: it is not lost."""
 
     def __init__(self, door: DoorRequests) -> None:
         self._door = door
@@ -172,13 +172,18 @@ class _DoorRequest(ServerRequest):
         self._refusal: Reply | None = None
         self._at_fault: ServerInfo | None = None  # that answered with something that is none
         self._has_moved = False
+        self._broken_by: set[ServerKey] = set()  # since the last tokens
 
     async def send(self, server: ServerInfo, heard: Callable[[], None]) -> None:
         """Raises RefusedByServer too."""
         try:
             await self._exchange(server, heard)
         except RequestFailed as failure:
-            if (status := NO_ANSWER.get(failure.kind)) is not None:
+            status = NO_ANSWER.get(failure.kind)
+            if failure.kind in NOBODY_THERE:
+                status = HTTPStatus.BAD_GATEWAY if server.key in self._broken_by else None
+                self._broken_by.add(server.key)
+            if status is not None:
                 said = {"error": {"message": f"{server.name}: {failure.message}"}}
                 self._refusal, self.avoid = Reply(body=orjson.dumps(said), status=status), server.name
                 if failure.kind == "malformed":  # a late one may only be busy, or the client's time short
@@ -193,6 +198,7 @@ class _DoorRequest(ServerRequest):
         """Tokens have come: what failed before them does not count."""
         self._refusals = 0
         self._has_moved = False
+        self._broken_by.clear()
 
     def _refuse(self, server: ServerInfo, reply: Reply) -> NoReturn:
         """Raises RequestFailed where another server may say something else, RefusedByServer where it would not."""

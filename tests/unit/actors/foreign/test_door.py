@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 
 from actors.foreign import door_requests, kept_weights
 from actors.foreign.door_http import DoorHttp
@@ -413,6 +414,48 @@ async def test_only_the_first_connection_that_breaks_before_a_token_is_not_waite
     request.note_tokens()
     await request.failed(lost)
     assert waited == [door_requests.AGAIN_S] * 2
+
+
+class CuttingServer(CountingServer):
+    """It breaks off every answer of more than one token: the pool's probe is answered. `door`: what hears of another
+    incarnation at each of the first `deaths`; with `deaths` None none ends."""
+
+    door, deaths, cut = None, None, 0
+
+    async def generate(self, request, body):
+        if body["sampling_params"]["max_new_tokens"] == 1 or self.cut == self.deaths:
+            return await super().generate(request, body)
+        self.cut += 1
+        if self.deaths is not None:
+            self.generation += 1
+            await self.door.serve(self)
+        request.transport.abort()
+        return web.Response()
+
+
+@pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
+async def test_a_living_server_that_breaks_off_every_answer_is_told_at_last(tmp_path, monkeypatch, more):
+    """It answered each probe, and was asked again for ever: its client waited for its own limit without a word."""
+    monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
+    async with Door(tmp_path) as door, CuttingServer() as server:
+        await door.serve(server)
+        async with asyncio.timeout(scaled(20.0)):
+            status, said = await door.generate(**more)
+        assert status == 502
+        assert said["error"]["message"].startswith("server-0: POST http://127.0.0.1:")
+        assert said["error"]["message"].endswith(("the connection broke off", "the answer broke off"))
+        assert server.cut == 5, "rollout.request_retries more than two: at the first break it may have ended"
+        await until(lambda: not sum(door.servers.pool.in_flight().values()))  # the pool's probe too
+
+
+@pytest.mark.parametrize("more", [{}, {"sampling_params": {"max_new_tokens": 40, "stop": ["no such"]}}])
+async def test_however_often_a_server_is_lost_is_not_the_client_s_to_see(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
+    async with Door(tmp_path) as door, CuttingServer() as server:
+        server.door, server.deaths = door, 9
+        await door.serve(server)
+        assert whole(await door.generate(**more))
+        assert server.cut == 9
 
 
 async def test_one_that_hangs_is_not_waited_for_where_another_can_be_compared_with(tmp_path):
