@@ -16,6 +16,7 @@ import yaml
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import StorageError, UsageError
+from launcher.base.yaml_text import load_yaml
 from launcher.config.compose import CONFIG_FOLDER, presets
 from launcher.config.hydra_arguments import is_plain_text
 from launcher.config.schema import RunConfig
@@ -107,7 +108,7 @@ def text_of(name: str, base: str) -> str:
 
 def values_of(preset: str) -> dict[str, Any]:
     """What a preset and those that it builds on set, as their files have it (`${…}` stays)."""
-    own = yaml.safe_load((CONFIG_FOLDER / "conf" / f"{preset}.yaml").read_text())
+    own = load_yaml((CONFIG_FOLDER / "conf" / f"{preset}.yaml").read_text())
     bases = [one for one in own.pop("defaults", []) if one != "_self_"]
     merged: dict[str, Any] = {}
     for values in (*map(values_of, bases), own):

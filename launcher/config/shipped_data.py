@@ -10,8 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 
-import yaml
-
+from launcher.base.yaml_text import load_yaml
 from launcher.config.compose import CONFIG_FOLDER, REPOSITORY
 from launcher.config.schema import RunConfig
 
@@ -39,7 +38,7 @@ def _training_data() -> Mapping[str, frozenset[str]]:
     """The paths of training data, by the path of the held-out data that a preset has beside it."""
     found: dict[str, set[str]] = defaultdict(set)
     for file in (CONFIG_FOLDER / "conf").glob("*.yaml"):
-        settings = yaml.safe_load(file.read_text())
+        settings = load_yaml(file.read_text())
         train, held_out = settings.get("train_dataset", {}).get("path"), settings.get("valid_dataset", {}).get("path")
         if train and held_out:
             found[_resolved(held_out)].add(_resolved(train))

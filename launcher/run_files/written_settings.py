@@ -13,6 +13,7 @@ import yaml
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import StorageError
+from launcher.base.yaml_text import dump_yaml, load_yaml
 from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
 from launcher.config.retired import without_retired
 from launcher.config.schema import RunConfig
@@ -24,7 +25,7 @@ OF_AN_ATTEMPT = re.compile(r"config\.attempt(\d+)\.yaml")
 def read_settings(file: Path) -> Mapping[str, object]:
     """By sections; empty where there are none that can be read."""
     try:
-        loaded = yaml.safe_load(file.read_bytes())
+        loaded = load_yaml(file.read_bytes())
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
@@ -36,7 +37,7 @@ def read_config(file: Path) -> RunConfig:
     Raises StorageError.
     """
     try:
-        values = yaml.safe_load(file.read_bytes())
+        values = load_yaml(file.read_bytes())
         without_retired(values)  # a file of an earlier version has them
         return _filled(RunConfig, values)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
@@ -55,7 +56,7 @@ def write_settings(config: RunConfig, file: Path) -> None:
 
 
 def settings_text(settings: dict[str, object]) -> str:
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return dump_yaml(settings)
 
 
 def _filled(kind: type[Section], values: Mapping[str, Any]) -> Section:
