@@ -14,8 +14,6 @@ import shutil
 import types
 from pathlib import Path
 
-import yaml
-
 from actors.cluster.node_identity import this_node
 from actors.reward.reward_pool import Score
 from actors.training import training as training_module
@@ -24,10 +22,11 @@ from actors.weights import servers as servers_module
 from launcher.base.messages import Cause, TerminalStatus
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.config.schema import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RunConfig
-from launcher.run_files.journal import Journal, plain, read_lines
+from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_memory import MemoryFile, RunMemory
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import write_settings
 from scripts.check_ledger import audited_facts
 from tests.sim.sim_disks import SimDisks
 from tests.sim.sim_servers import SimClient, SimScorer, SimServer
@@ -41,6 +40,8 @@ ASSETS = Path(__file__).parents[2] / "assets" / "arithmetic"
 PROMPTS, BATCH, SAMPLES, TOKENS = 12, 4, 2, 4
 VIRTUAL_S = 3600.0
 """Virtual seconds; the longest that a run may take."""
+_LOGPROBS: dict[tuple, list[float]] = {}
+"""By weights, prompt and tokens. A run is the same as the one before it up to what befalls it, and asks the same."""
 
 
 class SimulatedRun:
@@ -52,7 +53,7 @@ class SimulatedRun:
         self.paths = RunPaths.of(config)
         self.paths.prepare()
         ServerKeys.make(self.paths.keys)
-        self.paths.config.write_text(yaml.safe_dump(plain(dataclasses.asdict(config))))
+        write_settings(config, self.paths.config)
         self.parts = parts
         self.death = death or Death()
         self.mortal_from = mortal_from
@@ -87,7 +88,11 @@ class SimulatedRun:
         return Score(value=sum(one in "56789" for one in text) / max(len(text), 1))
 
     def logprobs(self, prompt, tokens):
-        return self.parts.model.logprobs(prompt, tokens)
+        """Of the trainer's weights."""
+        key = (self.truth.digest_of_trainer(), prompt, tokens)
+        if key not in _LOGPROBS:
+            _LOGPROBS[key] = self.parts.model.logprobs(prompt, tokens)
+        return _LOGPROBS[key]
 
     async def until(self, step):
         """Returns when the trainer has committed so many steps."""

@@ -24,7 +24,7 @@ MOMENTS = [
 QUICK = ("trainer_and_server_at_once",)
 SLOW = ("nothing", "all_servers_are_killed", "the_judge_breaks", "the_policy_collapses")
 """Scenarios of each tier; --long has all."""
-LOOKED_AT = {"quick": 2, "slow": 8, "slow and long": 3}
+LOOKED_AT = {"quick": 2, "slow": 4, "slow and long": 2}
 """Moments of a kind that each tier looks at, spread over the run; --long looks at all."""
 
 
