@@ -169,7 +169,7 @@ def test_a_model_that_is_trained_on_no_machine_is_refused_by_a_dry_run_too(comma
 
 
 @pytest.mark.slow
-def test_a_dry_run_measures_the_prompts(command, tmp_path):
+def test_a_dry_run_reads_the_records_and_measures_the_prompts(command, tmp_path):
     question = {"question": "1+" * 500 + "1=?", "answer": "#### 501"}
     lines = [json.dumps({"question": "1+1=?", "answer": "#### 2"}), json.dumps(question)]
     (tmp_path / "long.jsonl").write_text("\n".join(lines))
@@ -179,6 +179,9 @@ def test_a_dry_run_measures_the_prompts(command, tmp_path):
     code, _, err = command(*asked, "train_dataset.max_length=null")
     assert code == 2
     assert "long.jsonl:2: the prompt ('1+1+1+" in err
+    code, _, err = command(*asked, "train_dataset.answer_key=goal")
+    assert code == 2
+    assert "long.jsonl:1: the record has no goal; its fields are ['answer', 'question']" in err
     code, out, err = command(*asked, "train_dataset.max_length=20")
     assert "\ntrain_dataset: 2 records read; the longest prompt has 13 tokens; the first answer" in out
     assert (code, err) == (0, "note: train_dataset: 1 prompt left out, over train_dataset.max_length\n")
