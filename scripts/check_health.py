@@ -6,24 +6,23 @@ For a live run and for a dead one, of this launcher and of AReaL's own. It chang
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from rich.table import Table
 from rich.text import Text
 
 from launcher.base.errors import UsageError
-from launcher.base.findings import Severity
+from launcher.base.findings import Finding, Severity
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser, server_url
 from scripts.ending import ended, print_json
 from scripts.health.disk_check import check_checkpoints, check_disk
-from scripts.health.findings import Checked, first_line, is_healthy, run_checks
+from scripts.health.findings import first_line, is_healthy, run_checks
 from scripts.health.log_check import check_logs
 from scripts.health.machine_check import check_gpus, check_memory
 from scripts.health.run_check import Subject, check_run, find_subject
@@ -68,7 +67,7 @@ def _check(given: argparse.Namespace) -> int:
             print_json(as_json(paths, subject, findings), indent=1)
         else:
             show(paths, findings)
-    return IS_HEALTHY if is_healthy(findings) else NOT_HEALTHY
+    return IS_HEALTHY if is_healthy(_all(findings)) else NOT_HEALTHY
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,28 +97,37 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Checked]) -> dict[str, object]:
+def as_json(paths: RunPaths, subject: Subject, findings: Mapping[str, Sequence[Finding]]) -> dict[str, object]:
     return {
         "format": "grpo-health/1",
-        "healthy": is_healthy(findings),
+        "healthy": is_healthy(_all(findings)),
         "run": {"experiment_name": paths.experiment_name, "trial_name": paths.trial_name, "logs": str(paths.logs)},
         "is_live": subject.is_live,
         "checked_at": time.time(),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "findings": [
+            {"check": check, "subject": one.subject, "verdict": one.level, "said": one.text, "facts": one.facts}
+            for check, found in findings.items()
+            for one in found
+        ],
     }
 
 
-def show(paths: RunPaths, findings: Sequence[Checked]) -> None:
+def _all(findings: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    return [one for found in findings.values() for one in found]
+
+
+def show(paths: RunPaths, findings: Mapping[str, Sequence[Finding]]) -> None:
     console = console_of_width(WIDTH_OF_A_FILE)
     run = f"{paths.experiment_name} / {paths.trial_name}"
-    state = next((one.said for one in findings if one.check == "run" and one.subject == "state"), "")
-    healthy = is_healthy(findings)
-    console.print(Text(first_line(run, state, findings), style="bold green" if healthy else "bold red"), soft_wrap=True)
+    state = next((one.text for one in findings["run"] if one.subject == "state"), "")
+    first = first_line(run, state, _all(findings))
+    console.print(Text(first, style="bold green" if is_healthy(_all(findings)) else "bold red"), soft_wrap=True)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     for heading in ("check", "of", "is", "what was seen"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("check", "is"))
-    for one in findings:
-        table.add_row(one.check, Text(one.subject), Text(one.verdict, style=COLOURS[one.verdict]), Text(one.said))
+    for check, found in findings.items():
+        for one in found:
+            table.add_row(check, Text(one.subject), Text(one.level, style=COLOURS[one.level]), Text(one.text))
     console.print(table)
 
 

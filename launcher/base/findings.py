@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from launcher.base.errors import ResourceError
 
@@ -11,8 +12,9 @@ from launcher.base.errors import ResourceError
 class Severity(enum.StrEnum):
     """How much a finding stops, as a word of a message.
 
-    ABSENT: nothing is there that could be ill. UNKNOWN: it could not be seen. SEVERAL: only where a server or the
-    trainer is on several GPUs; SHARED: where two processes share one. BAD stops all.
+    ABSENT: nothing is there that could be ill. UNKNOWN: it could not be seen; that stops nothing, and nothing is well
+    by it. SEVERAL: only where a server or the trainer is on several GPUs; SHARED: where two processes share one. BAD
+    stops all.
     """
 
     OK = "ok"
@@ -26,18 +28,20 @@ class Severity(enum.StrEnum):
 
     @property
     def stops(self) -> bool:
-        """Whether it keeps anything from going on; what could not be seen does."""
-        return self not in (Severity.OK, Severity.NOTE, Severity.ABSENT)
+        """Whether it keeps anything from going on."""
+        return self in (Severity.SEVERAL, Severity.SHARED, Severity.GPU, Severity.BAD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """`subject`: what it is about, with the value that was found; `hint`: what to do, "" where nothing has to be."""
+    """`subject`: what it is about, with the value that was found; `hint`: what to do, "" where nothing has to be;
+    `facts`: the figures of the text, for machines."""
 
     subject: str
     text: str
     level: Severity = Severity.OK
     hint: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.text}" if self.text else self.subject

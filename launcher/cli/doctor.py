@@ -106,4 +106,4 @@ def _show(node: str, checks: Sequence[Finding]) -> None:
 
 
 def _mark(check: Finding) -> str:
-    return "missing" if check.stops and check.level is not Severity.UNKNOWN else str(check.level)
+    return "missing" if check.stops else str(check.level)

@@ -11,6 +11,7 @@ from statistics import median
 
 from actors.processes.process_tree import Process, command_line, started_at, stat_fields
 from launcher.base.errors import LauncherError
+from launcher.base.findings import Finding
 from launcher.checkpoints.areal_log import STEP_LINE, StepTable, log_of_steps, read_ends, read_step
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
@@ -20,7 +21,7 @@ from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.areal_processes import YOUNG_S, areal_processes, is_of_this_machine, newest_log
 from scripts.checkpoints.choosing import read_catalog
-from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN
 from scripts.health.log_times import LogTimes
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run_settings
 from scripts.run_processes import STOPPED, state
@@ -147,22 +148,22 @@ def live_of(run: ArealRun) -> bool | None:
     return None if is_young and not is_of_this_machine(run.trial) else False
 
 
-def judge_processes(run: ArealRun, *, is_live: bool | None) -> Checked:
+def judge_processes(run: ArealRun, *, is_live: bool | None) -> Finding:
     shown = ", ".join(f"{run.names[one.pid]} {one.pid}" for one in run.processes)
     facts = {"pids": {str(one.pid): run.names[one.pid] for one in run.processes}}
     if not run.processes:
-        return Checked("run", "processes", OK if is_live is False else UNKNOWN, "none on this machine", facts)
+        return Finding("processes", "none on this machine", OK if is_live is False else UNKNOWN, facts=facts)
     stopped = [one for one in run.processes if state(one) in STOPPED]
     if stopped:
         names = ", ".join(f"{run.names[one.pid]} {one.pid}" for one in stopped)
-        return Checked("run", "processes", BAD, f"stopped, and nothing tells the run so: {names}; of {shown}", facts)
+        return Finding("processes", f"stopped, and nothing tells the run so: {names}; of {shown}", BAD, facts=facts)
     if not {"trainer", OTHER} & set(run.names.values()):
         verdict = BAD if run.steps.last_step is not None else UNKNOWN  # while it starts the servers come first
-        return Checked("run", "processes", verdict, f"no trainer among them: {shown}", facts)
-    return Checked("run", "processes", OK, shown, facts)
+        return Finding("processes", f"no trainer among them: {shown}", verdict, facts=facts)
+    return Finding("processes", shown, OK, facts=facts)
 
 
-def check_areal_checkpoints(run: ArealRun, *, may_be_live: bool) -> list[Checked]:
+def check_areal_checkpoints(run: ArealRun, *, may_be_live: bool) -> list[Finding]:
     """Exports by their names, lengths and headers, AReaL's own recover folder, and the last good one by the logs."""
     catalog = read_catalog(run.trial)
     entries = [one for one in catalog.entries if not one.set_aside_as]
@@ -177,19 +178,19 @@ def check_areal_checkpoints(run: ArealRun, *, may_be_live: bool) -> list[Checked
     seen = f", the last good by its logs of step {good.global_step}" if good else ", none good by its logs"
     verdict = OK if sound else NOTE if may_be_live or catalog.recover_info else BAD
     text = f"{len(sound)} exports complete by their sizes{newest}{seen if entries else ''}"
-    damaged = [Checked("checkpoints", one.path.name, NOTE, one.problem) for one in entries if one.problem]
-    return [Checked("checkpoints", "exports", verdict, text, facts), *damaged, _recovery(catalog, may_be_live)]
+    damaged = [Finding(one.path.name, one.problem, NOTE) for one in entries if one.problem]
+    return [Finding("exports", text, verdict, facts=facts), *damaged, _recovery(catalog, may_be_live)]
 
 
-def _recovery(catalog: CheckpointCatalog, may_be_live: bool) -> Checked:
+def _recovery(catalog: CheckpointCatalog, may_be_live: bool) -> Finding:
     info = catalog.recover_info
     if info is None:
-        return Checked("checkpoints", "recovery", NOTE, "AReaL has no recover_info: it could not resume by itself")
+        return Finding("recovery", "AReaL has no recover_info: it could not resume by itself", NOTE)
     if info.problems:  # a live run may be writing it at this moment
-        return Checked("checkpoints", "recovery", NOTE if may_be_live else BAD, "; ".join(info.problems))
+        return Finding("recovery", "; ".join(info.problems), NOTE if may_be_live else BAD)
     optimizer = "" if info.has_optimizer else ", without an optimizer"
     step = "?" if info.name is None else info.name.global_step
-    return Checked("checkpoints", "recovery", OK, f"AReaL would resume after step {step}{optimizer}")
+    return Finding("recovery", f"AReaL would resume after step {step}{optimizer}", OK)
 
 
 def trial_of_logs(paths: RunPaths) -> TrialFolder:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.base.findings import Finding
 from launcher.reporting.formats import age
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, Checked
+from scripts.health.findings import ABSENT, BAD, NOTE, OK
 from scripts.health.log_times import LogTimes
 from scripts.health.run_check import Subject
 
@@ -43,13 +44,13 @@ class ErrorsSeen:
     last: float | None = None
 
 
-def check_logs(subject: Subject) -> list[Checked]:
+def check_logs(subject: Subject) -> list[Finding]:
     if subject.areal is None and not subject.has_own_servers:
         text = "a run of this launcher watches its servers itself: its logs are not searched"
-        return [Checked("logs", "connections", ABSENT, text)]
+        return [Finding("connections", text, ABSENT)]
     logs = sorted(subject.paths.logs.glob("*.log"))
     if not logs:
-        return [Checked("logs", "connections", ABSENT, "there is no log")]
+        return [Finding("connections", "there is no log", ABSENT)]
     longest = max((log.stat().st_size for log in logs if log.exists()), default=0)
     seen = [errors for log in logs for errors in errors_in(log)]
     return judge_errors(
@@ -59,12 +60,12 @@ def check_logs(subject: Subject) -> list[Checked]:
 
 def judge_errors(
     seen: Sequence[ErrorsSeen], *, now: float, recent_s: float, is_live: bool, is_all: bool = True
-) -> list[Checked]:
+) -> list[Finding]:
     """Recent errors of a live run are bad. Older ones are a note: the run has repaired their cause. `is_all`: the logs
     were read from their beginning."""
     if not seen:
         where = "the logs" if is_all else f"the last {LOG_BYTES // 2**20} MiB of each log"
-        return [Checked("logs", "connections", OK, f"no connection error in {where}")]
+        return [Finding("connections", f"no connection error in {where}", OK)]
     findings = []
     for one in seen:
         when = ", at times that the log does not say, or whose zone is not known"
@@ -73,7 +74,7 @@ def judge_errors(
             when = f", {since}{age(now - one.last)} ago"
         is_recent = is_live and one.last is not None and now - one.last <= recent_s
         text = f"{one.count:,} × {one.kind}{when}"
-        findings.append(Checked("logs", one.log, BAD if is_recent else NOTE, text, dataclasses.asdict(one)))
+        findings.append(Finding(one.log, text, BAD if is_recent else NOTE, facts=dataclasses.asdict(one)))
     return findings
 
 

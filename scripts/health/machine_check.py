@@ -15,11 +15,11 @@ import psutil
 import pynvml
 
 from actors.processes.process_tree import descendants
-from launcher.base.findings import Severity
+from launcher.base.findings import Finding, Severity
 from launcher.base.wording import counted
 from launcher.resources.gpus import UnreadableGpu, handle_of, nvml
 from launcher.resources.hardware import HOST_MEMORY, find_hardware, memory_in_use, oom_kills
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN
 from scripts.health.recorded_run import RecordedRun
 from scripts.health.run_check import Subject
 
@@ -33,11 +33,11 @@ Kill = tuple[float, int, str]
 """Unix time, pid and name of a process that the kernel killed for memory."""
 
 
-def judge_memory(name: str, used: float, limit: float) -> Checked:
+def judge_memory(name: str, used: float, limit: float) -> Finding:
     share = used / limit if limit > 0 else 1.0
     verdict = BAD if share >= MEMORY_BAD else NOTE if share >= MEMORY_NOTE else OK
     text = f"{used / GIB:.1f} of {limit / GIB:.1f} GiB used ({share:.0%})"
-    return Checked("memory", name, verdict, text, {"used_bytes": used, "limit_bytes": limit})
+    return Finding(name, text, verdict, facts={"used_bytes": used, "limit_bytes": limit})
 
 
 def judge_kills(
@@ -49,7 +49,7 @@ def judge_kills(
     is_live: bool,
     now: float,
     has_all_pids: bool = True,
-) -> Checked:
+) -> Finding:
     """`kills`: None where the kernel's log can't be read. `count`: the kernel's own counter since boot. `has_all_pids`
     False: of its processes only those that live are known, and a killed one does not."""
     until = now if is_live else view.ended_at
@@ -77,25 +77,26 @@ def judge_kills(
         deaths = f"the journal has {counted(view.deaths, 'death')} of the run's processes"
         why = deaths if view.deaths else "nobody recorded which of the run's processes ended"
         text = f"{count} since boot; the kernel's log can't be read, and {why}"
-    return Checked("memory", "kills for memory", verdict, text, {"oom_kill": count, "ran_out": view.ran_out})
+    return Finding("kills for memory", text, verdict, facts={"oom_kill": count, "ran_out": view.ran_out})
 
 
-def check_gpus(subject: Subject) -> list[Checked]:
+def check_gpus(subject: Subject) -> list[Finding]:
     hardware = find_hardware()
     if not hardware.gpus:
         wanted = [key for key in ("sglang", "actor") if subject.view.setting(f"{key}.device") == "cuda"]
         text = f"{'.device and '.join(wanted)}.device is cuda, and " if wanted else "no GPU here: "
         verdict = BAD if wanted or hardware.is_unusable else ABSENT
-        return [Checked("gpu", "GPUs", verdict, text + hardware.no_gpu)]
+        return [Finding("GPUs", text + hardware.no_gpu, verdict)]
     own = _own_pids(subject)
     try:
         with nvml() as count:
             return [_gpu(index, handle_of(index), own) for index in range(count)]
     except (pynvml.NVMLError, UnreadableGpu) as error:
-        return [Checked("gpu", "GPUs", BAD, f"NVML can't read them: {error}")]
+        is_lost = isinstance(error, UnreadableGpu) or error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+        return [Finding("GPUs", f"NVML can't read them: {error}", BAD if is_lost else UNKNOWN)]
 
 
-def _gpu(index: int, handle: Any, own: dict[int, str]) -> Checked:
+def _gpu(index: int, handle: Any, own: dict[int, str]) -> Finding:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     holders = [
         {"pid": one.pid, "of": own.get(one.pid, "another"), "bytes": int(one.usedGpuMemory or 0)}
@@ -104,8 +105,8 @@ def _gpu(index: int, handle: Any, own: dict[int, str]) -> Checked:
     finding = judge_memory(f"GPU {index}", float(memory.used), float(memory.total))
     # SGLang takes its share at the start and keeps it: full is how a GPU should be.
     verdict = NOTE if any(one["of"] == "another" for one in holders) else OK
-    text = finding.said + "".join(f"; {one['of']} ({one['pid']}) {one['bytes'] / GIB:.1f} GiB" for one in holders)
-    return Checked("gpu", finding.subject, verdict, text, {**finding.facts, "processes": holders})
+    text = finding.text + "".join(f"; {one['of']} ({one['pid']}) {one['bytes'] / GIB:.1f} GiB" for one in holders)
+    return Finding(finding.subject, text, verdict, facts={**finding.facts, "processes": holders})
 
 
 def _own_pids(subject: Subject) -> dict[int, str]:
@@ -120,14 +121,14 @@ def _own_pids(subject: Subject) -> dict[int, str]:
     return pids
 
 
-def check_memory(subject: Subject) -> list[Checked]:
+def check_memory(subject: Subject) -> list[Finding]:
     own, view = _own_pids(subject), subject.view
     host = judge_memory(HOST_MEMORY, *memory_in_use()[HOST_MEMORY])
     rss: dict[str, int] = {}
     for pid, name in own.items():
         with contextlib.suppress(psutil.Error):  # ended meanwhile
             rss[name] = rss.get(name, 0) + psutil.Process(pid).memory_info().rss
-    text = host.said + "".join(f"; {name} {held / GIB:.1f} GiB" for name, held in sorted(rss.items()))
+    text = host.text + "".join(f"; {name} {held / GIB:.1f} GiB" for name, held in sorted(rss.items()))
     kills = judge_kills(
         view,
         _kernel_kills(),
@@ -137,7 +138,7 @@ def check_memory(subject: Subject) -> list[Checked]:
         is_live=subject.may_be_live,
         now=time.time(),
     )
-    return [dataclasses.replace(host, said=text, facts={**host.facts, "rss_bytes": rss}), kills]
+    return [dataclasses.replace(host, text=text, facts={**host.facts, "rss_bytes": rss}), kills]
 
 
 def _kernel_kills() -> tuple[Kill, ...] | None:

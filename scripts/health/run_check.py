@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import bearing
-from launcher.base.findings import Severity
+from launcher.base.findings import Finding, Severity
 from launcher.base.messages import Health, Verdict
 from launcher.base.rollouts import mean_of
 from launcher.checkpoints.areal_log import read_servers
@@ -34,7 +34,7 @@ from scripts.health.areal_run import (
     read_areal,
     trial_of_logs,
 )
-from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_run
 from scripts.run_processes import STOPPED, NotLive, RunProcesses, find_run, find_servers, is_live, seen_to_write, state
 
@@ -110,16 +110,16 @@ def find_subject(paths: RunPaths, *, timeout_s: float, recent_s: float, extra_se
     )
 
 
-def check_run(subject: Subject) -> list[Checked]:
+def check_run(subject: Subject) -> list[Finding]:
     view = subject.view
     if subject.areal is not None:
         state, *judged = judge_run(view, subject.steps, is_live=subject.is_live, now=time.time())
         if subject.is_live is None:
-            state = dataclasses.replace(state, said=view.state_reason)
+            state = dataclasses.replace(state, text=view.state_reason)
         return [state, *judged, judge_processes(subject.areal, is_live=subject.is_live)]
     steps = subject.steps
     if subject.is_live is False and not view.started_at and steps.last_step is None:
-        return [Checked("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
+        return [Finding("state", f"{subject.paths.logs} has no events.jsonl of a run", UNKNOWN)]
     findings = judge_run(view, steps, is_live=subject.is_live, now=time.time(), health=subject.health)
     is_starting = view.state in ("", "INITIALIZING")
     if subject.may_be_live:
@@ -131,22 +131,22 @@ def check_run(subject: Subject) -> list[Checked]:
     elif subject.is_live is False:
         findings.append(_left_over(subject.paths))
     if view.not_read:
-        findings.append(Checked("run", "files", NOTE, f"not read: {'; '.join(view.not_read)}"))
+        findings.append(Finding("files", f"not read: {'; '.join(view.not_read)}", NOTE))
     return findings
 
 
-def judge_now(now: CurrentStatus | None, *, is_due: bool) -> Checked:
+def judge_now(now: CurrentStatus | None, *, is_due: bool) -> Finding:
     """`is_due`: a run is here that should write it."""
     if now is None:
         text = "it was not seen to be written: the Coordinator or the driver hangs, has ended, or is being replaced"
-        return Checked("run", "now.json", BAD if is_due else UNKNOWN, text)
+        return Finding("now.json", text, BAD if is_due else UNKNOWN)
     facts = {"attempt": now.attempt, "beat": now.beat, "look_age_s": None if now.health is None else now.health.age_s}
-    return Checked("run", "now.json", OK, f"written just now, on {now.host}", facts)
+    return Finding("now.json", f"written just now, on {now.host}", OK, facts=facts)
 
 
 def judge_run(
     view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now: float, health: RunHealth | None = None
-) -> list[Checked]:
+) -> list[Finding]:
     """`health`: as the run judges itself now."""
     since_step_s = None if steps.last_at is None else max(now - steps.last_at, 0.0)
     facts = {
@@ -157,19 +157,20 @@ def judge_run(
         "since_step_s": since_step_s,
         "usual_step_s": steps.usual_step_s,
     }
-    findings = [Checked("run", "state", *_judge_state(view, steps, is_live), facts)]
+    level, text = _judge_state(view, steps, is_live)
+    findings = [Finding("state", text, level, facts=facts)]
     if is_live and since_step_s is not None and steps.usual_step_s is not None and view.state == "RUNNING":
         is_stalled = since_step_s > max(STALL_FACTOR * steps.usual_step_s, STALL_MIN_S)
         text = f"the last step was {since_step_s:.0f} s ago, one usually takes {steps.usual_step_s:.1f} s"
         verdict = BAD if is_stalled else OK
         if steps.last_at is not None and (ahead := steps.last_at - now) > STALL_MIN_S:
             verdict, text = UNKNOWN, f"the last step's time is {ahead:.0f} s ahead of this clock: its age is not known"
-        findings.append(Checked("run", "steps", verdict, text, facts))
+        findings.append(Finding("steps", text, verdict, facts=facts))
     if steps.unread:
-        findings.append(Checked("run", "steps", UNKNOWN, steps.unread, facts))
+        findings.append(Finding("steps", steps.unread, UNKNOWN, facts=facts))
     elif view.status == "FINISHED" and not is_live and view.total_steps and _done(steps) < view.total_steps:
         text = f"all {view.total_steps} are done by its journal, but metrics.jsonl ends after {_done(steps)}"
-        findings.append(Checked("run", "steps", UNKNOWN, text, facts))
+        findings.append(Finding("steps", text, UNKNOWN, facts=facts))
     if health is not None and health.trainer is not None:
         findings.append(_as_judged("trainer", health.trainer))
     rewards = None if health is None else health.rewards
@@ -181,13 +182,13 @@ def judge_run(
         wrong = ""
         if rewards is None:  # else the run has judged them itself
             wrong = judge_zeros(steps.rewards, _zero_limits(view), restored_step=view.restored_step).reason
-        findings.append(Checked("run", "reward", BAD if wrong else OK, wrong or text, facts))
+        findings.append(Finding("reward", wrong or text, BAD if wrong else OK, facts=facts))
     return findings
 
 
-def _as_judged(subject: str, verdict: Verdict) -> Checked:
+def _as_judged(subject: str, verdict: Verdict) -> Finding:
     facts = {"health": verdict.health, "cause": verdict.cause}
-    return Checked("run", subject, RESULTS[verdict.health], verdict.reason, facts)
+    return Finding(subject, verdict.reason, RESULTS[verdict.health], facts=facts)
 
 
 def _zero_limits(view: RecordedRun) -> RewardHealthConfig:
@@ -227,7 +228,7 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
     return BAD, f"{view.state}: {view.state_reason}" if view.state_reason else view.state
 
 
-def _processes(found: RunProcesses, *, is_starting: bool) -> Checked:
+def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
     """Trainer and supervisors, by which a run that does not write is understood; servers have their own check."""
     there = {**found.supervisors, "driver": found.driver}
     if found.trainer is not None:
@@ -236,24 +237,24 @@ def _processes(found: RunProcesses, *, is_starting: bool) -> Checked:
     facts = {"pids": pids}
     if missing := [name for name in (*SUPERVISORS, "trainer") if name not in pids]:
         text = f"no process of {', '.join(missing)}"
-        return Checked("run", "processes", UNKNOWN if is_starting else BAD, text, facts)
+        return Finding("processes", text, UNKNOWN if is_starting else BAD, facts=facts)
     if stopped := [f"{name} {process.pid}" for name, process in there.items() if state(process) in STOPPED]:
-        return Checked("run", "processes", BAD, f"stopped: {', '.join(stopped)}", facts)
-    return Checked("run", "processes", OK, ", ".join(f"{name} {pid}" for name, pid in pids.items()), facts)
+        return Finding("processes", f"stopped: {', '.join(stopped)}", BAD, facts=facts)
+    return Finding("processes", ", ".join(f"{name} {pid}" for name, pid in pids.items()), OK, facts=facts)
 
 
-def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Checked:
+def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Finding:
     """Of another project's trainer: its whole tree, which one actor supervises."""
     pids = sorted(process.pid for process in bearing(mark_of(paths)))
     if not pids:
-        return Checked("run", "processes", UNKNOWN if is_starting else BAD, "the command does not run", {"pids": {}})
+        return Finding("processes", "the command does not run", UNKNOWN if is_starting else BAD, facts={"pids": {}})
     text = f"driver {driver}, the command's {', '.join(map(str, pids))}"
-    return Checked("run", "processes", OK, text, {"pids": {"driver": driver, "command": pids}})
+    return Finding("processes", text, OK, facts={"pids": {"driver": driver, "command": pids}})
 
 
-def _left_over(paths: RunPaths) -> Checked:
+def _left_over(paths: RunPaths) -> Finding:
     pids = {server.name: [process.pid for process in server.tree] for server in find_servers(paths)}
     if not pids:
-        return Checked("run", "processes", OK, "no server of it is left here, as it should be")
+        return Finding("processes", "no server of it is left here, as it should be", OK)
     text = f"no driver is here, but these are still running: {', '.join(f'{n} {p}' for n, p in pids.items())}"
-    return Checked("run", "processes", BAD, text, {"pids": pids})
+    return Finding("processes", text, BAD, facts={"pids": pids})

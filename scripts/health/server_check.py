@@ -15,40 +15,40 @@ from dataclasses import dataclass
 from actors.serving.server_watch import PROBE_PROMPT, PROBE_SAMPLING
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
-from launcher.base.findings import Severity
+from launcher.base.findings import Finding, Severity
 from launcher.base.messages import Health, ServerState
 from launcher.reporting.current_status import RunHealth, ServerHealth
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN
 from scripts.health.run_check import RESULTS, SHARE_OF_DEADLINE, Subject
 
 RUNNING = "sglang:num_running_reqs"
 
 
-def check_servers(subject: Subject) -> list[Checked]:
+def check_servers(subject: Subject) -> list[Finding]:
     asked = asyncio.run(_ask_all(subject.extra_servers, SHARE_OF_DEADLINE * subject.timeout_s))
     if subject.areal is not None and asked:
         return asked
     return [*_recorded(subject), *asked]
 
 
-def _recorded(subject: Subject) -> list[Checked]:
+def _recorded(subject: Subject) -> list[Finding]:
     if not subject.may_be_live:
         text = "the run has ended" if subject.view.status else "no run is seen that has any"
-        return [Checked("servers", "servers", ABSENT, text)]
+        return [Finding("servers", text, ABSENT)]
     if subject.has_own_servers:
-        return [Checked("servers", "servers", ABSENT, "another project's trainer has its own, which are not looked at")]
+        return [Finding("servers", "another project's trainer has its own, which are not looked at", ABSENT)]
     if subject.health is None:
-        return [Checked("servers", "servers", UNKNOWN, "now.json does not say how they are")]
+        return [Finding("servers", "now.json does not say how they are", UNKNOWN)]
     leaving = {name for name, one in subject.view.servers.items() if one.state == "LEAVING"}
     if not subject.health.servers:
-        return [Checked("servers", "servers", UNKNOWN, "now.json names none yet")]
+        return [Finding("servers", "now.json names none yet", UNKNOWN)]
     return [judge_server(one, subject.health, is_leaving=one.name in leaving) for one in subject.health.servers]
 
 
-def judge_server(server: ServerHealth, health: RunHealth, *, is_leaving: bool = False) -> Checked:
+def judge_server(server: ServerHealth, health: RunHealth, *, is_leaving: bool = False) -> Finding:
     age_s = health.age_s + server.silent_s
     result, text = _verdict(server, is_leaving=is_leaving)
-    return Checked("servers", server.name, result, text, dataclasses.asdict(server) | {"age_s": age_s})
+    return Finding(server.name, text, result, facts=dataclasses.asdict(server) | {"age_s": age_s})
 
 
 def _verdict(server: ServerHealth, *, is_leaving: bool) -> tuple[Severity, str]:
@@ -87,7 +87,7 @@ class Answered:
     running: float | None = None
 
 
-def judge_answer(seen: Answered) -> Checked:
+def judge_answer(seen: Answered) -> Finding:
     """One that is busy with other requests may keep this one waiting: whether it is healthy is not known then."""
     result: Severity = BAD
     text = seen.failure or "no answer"
@@ -98,10 +98,10 @@ def judge_answer(seen: Answered) -> Checked:
         text = f"no token for this check, while it reports to be busy, {seen.running:.0f} running: {seen.failure}"
     elif seen.weight_version is not None:
         text = f"it answers and generates nothing: {seen.failure}"
-    return Checked("servers", seen.url, result, text, dataclasses.asdict(seen))
+    return Finding(seen.url, text, result, facts=dataclasses.asdict(seen))
 
 
-async def _ask_all(urls: tuple[str, ...], timeout_s: float) -> list[Checked]:
+async def _ask_all(urls: tuple[str, ...], timeout_s: float) -> list[Finding]:
     """A run's keys are never sent: what answers there may be anybody's."""
     if not urls:
         return []

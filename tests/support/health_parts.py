@@ -13,7 +13,7 @@ def subject_of(paths, **changes):
 
 
 def verdicts(findings):
-    return [finding.verdict for finding in findings]
+    return [finding.level for finding in findings]
 
 
 def verdict(health=Health.HEALTHY, reason="it makes tokens", cause=None):

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from launcher.base.errors import CheckpointError
+from launcher.base.findings import Finding
 from launcher.base.messages import ServerState
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.compose import REPOSITORY
@@ -25,7 +26,7 @@ from launcher.run_log.last_attempt import ServerRecord
 from scripts import check_health, run_processes
 from scripts.health import log_check
 from scripts.health.disk_check import check_checkpoints, check_disk
-from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Checked, run_checks
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, run_checks
 from scripts.health.log_check import check_logs
 from scripts.health.recorded_run import read_view
 from scripts.health.run_check import check_run, find_subject
@@ -40,7 +41,7 @@ from tests.support.worlds.reporting import NOW
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
     hangs = threading.Event()
-    good = [Checked("disk", "d", OK, "fine")]
+    good = [Finding("d", "fine", OK)]
 
     def fails():
         raise CheckpointError("no folder")
@@ -48,15 +49,15 @@ def test_a_check_that_hangs_or_fails_costs_itself_alone():
     checks = {"hangs": lambda: hangs.wait() and [], "fails": fails, "breaks": lambda: 1 / 0, "disk": lambda: good}
     findings = run_checks(checks, timeout_s=(within_s := scaled(2.0)))
     hangs.set()
-    assert [(finding.check, finding.verdict) for finding in findings] == [
-        ("hangs", UNKNOWN),
-        ("fails", UNKNOWN),
-        ("breaks", UNKNOWN),
-        ("disk", OK),
+    assert [(check, verdicts(found)) for check, found in findings.items()] == [
+        ("hangs", [UNKNOWN]),
+        ("fails", [UNKNOWN]),
+        ("breaks", [UNKNOWN]),
+        ("disk", [OK]),
     ]
-    assert f"no answer within {within_s:g} s" in findings[0].said
-    assert findings[1].said == "no folder"
-    assert "ZeroDivisionError" in findings[2].said
+    assert f"no answer within {within_s:g} s" in findings["hangs"][0].text
+    assert findings["fails"][0].text == "no folder"
+    assert "ZeroDivisionError" in findings["breaks"][0].text
 
 
 def fault(url, kind, **more):
@@ -73,24 +74,24 @@ def test_a_server_is_asked_for_one_real_token_and_for_nothing_that_changes_it(pa
     with running("--weight-version", "3") as url:
         subject = subject_of(paths, extra_servers=(url,))
         (_, finding) = check_servers(subject)
-        assert finding.verdict is OK
+        assert finding.level is OK
         assert finding.facts["weight_version"] == 3
         assert set(asked(url)) <= {"/generate", "/model_info", "/metrics/", "/stand_in/state"}
         assert asked(url)["/generate"] == 1
         fault(url, "500")
         (_, finding) = check_servers(subject)
-        assert (finding.verdict, "generates nothing" in finding.said) == (BAD, True)
+        assert (finding.level, "generates nothing" in finding.text) == (BAD, True)
         fault(url, "slow", seconds=60)
         (_, finding) = check_servers(dataclasses.replace(subject, timeout_s=0.5))
-        assert (finding.verdict, "no answer within" in finding.said) == (BAD, True)
+        assert (finding.level, "no answer within" in finding.text) == (BAD, True)
     (_, finding) = check_servers(subject)
-    assert (finding.verdict, "onnect" in finding.said) == (BAD, True)
+    assert (finding.level, "onnect" in finding.text) == (BAD, True)
 
 
 def test_no_server_that_is_named_is_sent_the_run_s_keys(paths):
     with running("--weight-version", "3", keys=ServerKeys.make(paths.keys)) as url:
         (_, other) = check_servers(subject_of(paths, extra_servers=(url,)))
-        assert (other.verdict, "401" in other.said) == (BAD, True)
+        assert (other.level, "401" in other.text) == (BAD, True)
 
 
 def test_the_journal_tells_how_the_servers_of_this_attempt_are(paths):
@@ -125,7 +126,7 @@ def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
     journal.record("server.leaving", subject="server-1", reason="asked by me")
     now = dataclasses.replace(NOW, health=health_of(server("server-0"), server("server-1", ServerState.STOPPED)))
     served, leaving = check_servers(subject_of(paths, is_live=True, now=now))
-    assert (served.verdict, leaving.verdict, leaving.said) == (OK, NOTE, "leaving, as requested")
+    assert (served.level, leaving.level, leaving.text) == (OK, NOTE, "leaving, as requested")
     journal.record("server.left", subject="server-1", reason="asked by me")
     assert list(read_view(paths).servers) == ["server-0"]
     journal.record("server.ready", subject="server-1", url="http://b", pid=20)
@@ -136,11 +137,11 @@ def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
 def test_a_disk_that_went_read_only_is_named(paths, monkeypatch, is_live, verdict):
     """As ext4 does after an error: room there is, and nothing can be saved."""
     subject = dataclasses.replace(subject_of(paths), is_live=is_live)
-    assert not [one for one in check_disk(subject) if "read-only" in one.said]
+    assert not [one for one in check_disk(subject) if "read-only" in one.text]
     mounted = os.statvfs(paths.logs)
     flagged = os.statvfs_result((*mounted[:8], mounted.f_flag | os.ST_RDONLY, *mounted[9:]))
     monkeypatch.setattr(os, "statvfs", lambda folder: flagged)
-    found = {one.subject: one.verdict for one in check_disk(subject) if "read-only" in one.said}
+    found = {one.subject: one.level for one in check_disk(subject) if "read-only" in one.text}
     assert found == {"checkpoints": verdict, "logs": verdict}
 
 
@@ -194,13 +195,13 @@ def save(store, step):
 
 def test_checkpoints_that_are_whole_and_one_that_is_not(paths):
     (none,) = check_checkpoints(subject_of(paths))
-    assert none.verdict is BAD  # nothing to resume from, and nobody makes one
+    assert none.level is BAD  # nothing to resume from, and nobody makes one
     store = CheckpointStore(paths.default_checkpoints)
     save(store, 4)
     newest = save(store, 9)
     (whole,) = check_checkpoints(subject_of(paths))
-    assert (whole.verdict, whole.facts["whole"]) == (OK, [4, 9])
-    assert "2 complete by their sizes, the newest of step 9" in whole.said
+    assert (whole.level, whole.facts["whole"]) == (OK, [4, 9])
+    assert "2 complete by their sizes, the newest of step 9" in whole.text
     for step in range(16):
         append_line(paths.metrics, {"global_step": step, "time": 1.0, "grpo_actor/task_reward/avg": 0.5})
     (judged,) = check_checkpoints(subject_of(paths))
@@ -208,7 +209,7 @@ def test_checkpoints_that_are_whole_and_one_that_is_not(paths):
     (newest.path / "model.safetensors").write_bytes(b"w" * 10)
     summary, torn = check_checkpoints(subject_of(paths))
     assert summary.facts["whole"] == [4]
-    assert (torn.verdict, "model.safetensors" in torn.said) == (BAD, True)
+    assert (torn.level, "model.safetensors" in torn.text) == (BAD, True)
 
 
 def test_checkpoints_of_another_program_are_no_damage(paths):
@@ -231,7 +232,7 @@ def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
     with RunLock(paths, tool="resume_training"):
         subject = find_subject(paths, timeout_s=1, recent_s=1)
         assert subject.is_live is False
-        assert [one.verdict for one in check_run(subject)] == [OK, OK]
+        assert [one.level for one in check_run(subject)] == [OK, OK]
     with RunLock(paths):
         assert find_subject(paths, timeout_s=1, recent_s=1).is_live is True
 
@@ -266,7 +267,7 @@ def of_run(paths, **changes):
 def test_a_live_run_is_as_its_file_says_and_a_process_that_stands_still_or_is_missing_is_named(beats):
     Journal(beats.events, 1).record("run.running", state="RUNNING", reason="nothing to do")
     found = of_run(beats)
-    assert {one.verdict for one in found.values()} == {OK}, found
+    assert {one.level for one in found.values()} == {OK}, found
     assert set(found["processes"].facts["pids"]) == {"driver", "trainer", "health_monitor", "coordinator"}
     assert verdicts(check_servers(subject_of(beats))) == [OK]
     pids = found["processes"].facts["pids"]
@@ -281,9 +282,9 @@ def test_a_live_run_is_as_its_file_says_and_a_process_that_stands_still_or_is_mi
 def seen_bad(paths):
     """What is said of the processes once it is bad."""
     give_up_at = time.monotonic() + scaled(30)
-    while (found := of_run(paths)["processes"]).verdict is not BAD:
+    while (found := of_run(paths)["processes"]).level is not BAD:
         assert time.monotonic() < give_up_at
-    return found.said
+    return found.text
 
 
 @pytest.mark.parametrize("age_s", [-3600.0, 3600.0])
@@ -295,13 +296,13 @@ def test_a_file_that_nobody_writes_is_never_taken_for_health(live, monkeypatch, 
     paths.now.write_bytes(encode(dataclasses.asdict(dataclasses.replace(NOW, health=health_of(server("server-0"))))))
     os.utime(paths.now, (time.time() - age_s,) * 2)
     found = of_run(paths)
-    assert (found["now.json"].verdict, "trainer" in found) == (BAD, False)
+    assert (found["now.json"].level, "trainer" in found) == (BAD, False)
     assert verdicts(check_servers(subject_of(paths))) == [UNKNOWN]
     paths.now.write_bytes(b"[" * 100_000)
-    assert of_run(paths)["now.json"].verdict is BAD
+    assert of_run(paths)["now.json"].level is BAD
     paths.lock.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     subject = subject_of(paths)
-    assert (subject.is_live, of_run(paths)["now.json"].verdict) == (None, UNKNOWN)
+    assert (subject.is_live, of_run(paths)["now.json"].level) == (None, UNKNOWN)
 
 
 @pytest.mark.parametrize("signed", [{"host": "elsewhere"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}])
@@ -313,7 +314,7 @@ def test_a_run_on_another_machine_or_in_another_container_is_live_while_it_write
     assert run_processes.is_live(beats) is None
     subject = subject_of(beats)
     assert (subject.is_live, subject.processes) == (True, None)
-    assert {one.verdict for one in check_run(subject)} == {OK}
+    assert {one.level for one in check_run(subject)} == {OK}
     assert verdicts(check_servers(subject)) == [OK]
 
 
@@ -344,7 +345,7 @@ def test_of_a_dead_run_its_word_counts_and_what_it_left_behind(paths, capsys):
 def test_of_a_run_that_never_was_nothing_is_said_that_nobody_saw(paths):
     """It was said to have ended, and to watch its servers."""
     subject = subject_of(paths)
-    said = [one.said for check in (check_run, check_servers, check_logs) for one in check(subject)]
+    said = [one.text for check in (check_run, check_servers, check_logs) for one in check(subject)]
     assert said == [
         f"{paths.logs} has no events.jsonl of a run",
         "no run is seen that has any",

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
+from launcher.base.findings import Finding
 from launcher.base.messages import Cause, Health, ServerState
 from launcher.policy.reward_health import RewardPoint
 from launcher.run_log.run_log import RunLog
 from scripts.health.disk_check import judge_space
-from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Checked, first_line, is_healthy
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, first_line, is_healthy
 from scripts.health.log_check import ErrorsSeen, judge_errors
 from scripts.health.machine_check import judge_kills, judge_memory
 from scripts.health.recorded_run import LastSteps, RecordedRun, last_steps
@@ -43,7 +44,7 @@ def test_a_run_whose_data_were_used_up_before_the_planned_steps_is_complete():
         {"event": "run.finished", "reason": "the data are used up", "global_step": 9, "attempt": 1, "time": NOW}
     )
     findings = judge_run(RecordedRun.of(log, {}), STEPS, is_live=False, now=NOW)
-    assert findings[0].said == "FINISHED: the data are used up"
+    assert findings[0].text == "FINISHED: the data are used up"
     assert set(verdicts(findings)) == {OK}
 
 
@@ -92,7 +93,7 @@ def test_a_run(change, verdict, said):
     findings = judge_run(view, steps, is_live=is_live, now=NOW)
     worst = next((v for v in (BAD, UNKNOWN) if v in verdicts(findings)), OK)
     assert worst is verdict
-    assert any(said in finding.said for finding in findings)
+    assert any(said in finding.text for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_what_the_trainer_waits_for_is_no_health_until_it_is_over(began, over):
     view = view_of()
     view.take({"event": began, "subject": "trainer", "reason": "no answer", "time": NOW - 1})
     (state, *_) = judge_run(view, STEPS, is_live=True, now=NOW)
-    assert (state.verdict, state.said.endswith("no answer")) == (BAD, True)
+    assert (state.level, state.text.endswith("no answer")) == (BAD, True)
     stepped = dataclasses.replace(STEPS, last_at=NOW - 0.5)
     assert set(verdicts(judge_run(view, stepped, is_live=True, now=NOW))) == {OK}, "who was to say that it is over died"
     view.take({"event": over, "subject": "trainer"})
@@ -115,7 +116,7 @@ def test_steps_that_can_not_be_read_are_not_known(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     steps = last_steps(RunLog(), tmp_path / "metrics.jsonl")
     state, judged = judge_run(view_of(), steps, is_live=True, now=NOW)
-    assert (state.said, judged.verdict, judged.said) == (
+    assert (state.text, judged.level, judged.text) == (
         "RUNNING",
         UNKNOWN,
         "metrics.jsonl can't be read: Is a directory",
@@ -123,10 +124,10 @@ def test_steps_that_can_not_be_read_are_not_known(tmp_path):
     ended = view_of()
     ended.status = "FINISHED"
     _, judged = judge_run(ended, steps, is_live=False, now=NOW)
-    assert (judged.verdict, judged.said) == (UNKNOWN, "metrics.jsonl can't be read: Is a directory")
+    assert (judged.level, judged.text) == (UNKNOWN, "metrics.jsonl can't be read: Is a directory")
     (tmp_path / "metrics.jsonl").rmdir()
     (state,) = judge_run(view_of(), last_steps(RunLog(), tmp_path / "metrics.jsonl"), is_live=True, now=NOW)
-    assert state.said == "RUNNING, 0 of 20 steps are done"
+    assert state.text == "RUNNING, 0 of 20 steps are done"
 
 
 SUSPECT = verdict(Health.SUSPECT, "no token for 4 s")
@@ -152,8 +153,8 @@ NOT_KNOWN = verdict(Health.UNKNOWN, "its actor does not answer")
 )
 def test_a_server_is_as_the_run_sees_it(seen, result, said):
     finding = judge_server(seen, health_of(seen))
-    assert (finding.verdict, finding.said[: len(said)]) == (result, said)
-    assert "None" not in finding.said
+    assert (finding.level, finding.text[: len(said)]) == (result, said)
+    assert "None" not in finding.text
 
 
 def test_how_old_a_server_s_verdict_is_counts_the_silence_of_its_actor():
@@ -176,7 +177,7 @@ SILENT = {"generated_s": None, "failure": "no answer within 4 s"}
 def test_a_server_that_no_run_watches_is_as_it_answers(change, result, said):
     answered = {"weight_version": 7, "generated_s": 0.1, "running": 2.0} | change
     finding = judge_answer(Answered(url="u", **answered))
-    assert (finding.verdict, said in finding.said) == (result, True)
+    assert (finding.level, said in finding.text) == (result, True)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_a_server_that_no_run_watches_is_as_it_answers(change, result, said):
 def test_a_live_run_judges_its_trainer_and_its_rewards_itself(judged, subject, result, said):
     findings = judge_run(view_of(), STEPS, is_live=True, now=NOW, health=health_of(**judged))
     (finding,) = (one for one in findings if one.subject == subject)
-    assert (finding.verdict, finding.said) == (result, said)
+    assert (finding.level, finding.text) == (result, said)
 
 
 def test_memory_and_disk_space():
@@ -200,9 +201,9 @@ def test_memory_and_disk_space():
     spaces = [judge_space("/d", free * GIB, [2 * GIB, 3 * GIB]) for free in (2, 4, 8, 30)]
     assert verdicts(spaces) == [BAD, NOTE, NOTE, OK]
     assert spaces[-1].facts["fits"] == 10
-    assert "room for 10 more checkpoints of 3.00 GiB" in spaces[-1].said
-    assert "room for 1 more checkpoint of" in spaces[1].said
-    assert judge_space("/d", GIB, []).verdict is NOTE
+    assert "room for 10 more checkpoints of 3.00 GiB" in spaces[-1].text
+    assert "room for 1 more checkpoint of" in spaces[1].text
+    assert judge_space("/d", GIB, []).level is NOTE
 
 
 @pytest.mark.parametrize(
@@ -235,8 +236,8 @@ def test_kills_for_memory(change, verdict, said):
     known = {"kills": (), "count": 0, "is_live": True} | change
     view = view_of(ran_out=known.pop("ran_out", []), deaths=known.pop("deaths", 0))
     finding = judge_kills(view, known.pop("kills"), own_pids={7}, now=200.0, **known)
-    assert finding.verdict is verdict
-    assert said in finding.said
+    assert finding.level is verdict
+    assert said in finding.text
 
 
 def test_errors_in_logs_count_while_they_are_young_and_the_run_lives():
@@ -244,19 +245,19 @@ def test_errors_in_logs_count_while_they_are_young_and_the_run_lives():
     assert verdicts(judge_errors(errors, now=1000.0, recent_s=60, is_live=True)) == [BAD]
     assert verdicts(judge_errors(errors, now=1000.0, recent_s=40, is_live=True)) == [NOTE]
     (dead,) = judge_errors(errors, now=1000.0, recent_s=60, is_live=False)
-    assert (dead.verdict, dead.said) == (NOTE, "3 × timed out, from 16 min ago to 50 s ago")
+    assert (dead.level, dead.text) == (NOTE, "3 × timed out, from 16 min ago to 50 s ago")
     (none,) = judge_errors([], now=1000.0, recent_s=60, is_live=True)
-    assert (none.verdict, none.said) == (OK, "no connection error in the logs")
+    assert (none.level, none.text) == (OK, "no connection error in the logs")
     (none,) = judge_errors([], now=1000.0, recent_s=60, is_live=True, is_all=False)
-    assert none.said == "no connection error in the last 32 MiB of each log"
+    assert none.text == "no connection error in the last 32 MiB of each log"
 
 
 def test_unknown_is_never_healthy_and_nothing_there_is():
-    findings = [Checked("gpu", "GPUs", v, v.value) for v in (OK, NOTE, ABSENT)]
+    findings = [Finding("GPUs", v.value, v) for v in (OK, NOTE, ABSENT)]
     assert is_healthy(findings)
     assert first_line("run", "RUNNING", findings) == "HEALTHY      run: RUNNING"
     for result in (UNKNOWN, BAD):
-        ill = [*findings, Checked("c", "server-0", result, "hangs")]
+        ill = [*findings, Finding("server-0", "hangs", result)]
         assert not is_healthy(ill)
         assert first_line("run", "RUNNING", ill) == "NOT HEALTHY  run: server-0: hangs"
 
@@ -265,4 +266,4 @@ def test_a_finished_run_whose_last_rewards_are_0_is_not_healthy():
     view = RecordedRun(status="FINISHED", reason="all steps are done")
     steps = LastSteps(last_step=99, last_at=NOW, usual_step_s=1.0, rewards=rewards(*[0.0] * 10))
     (_, reward) = judge_run(view, steps, is_live=False, now=NOW)
-    assert (reward.verdict, reward.said) == (BAD, "every reward was 0 for 10 steps in a row")
+    assert (reward.level, reward.text) == (BAD, "every reward was 0 for 10 steps in a row")
