@@ -65,7 +65,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.shipped_data import foreign_held_out
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, discard, speak_anywhere, unwritten
 from launcher.resources.config_checks import check, find_notes
-from launcher.resources.fitting import fit
+from launcher.resources.fitting import fit, settings_to_fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
 from launcher.resources.hardware import Hardware, find_hardware, of_the_run, planned_hardware
 from launcher.resources.missing_files import find_shape, model_folder
@@ -213,11 +213,11 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
             composed = compose(overrides)
         except Exception as error:  # as in main
             raise explain(error, overrides) from error
-        config = to_run_config(composed, overrides)
-        check(config)
+        config, marked = to_run_config(composed, overrides), keys_to_fit(composed)
+        check(config, settings_to_fit(config, keys_of(overrides), marked))
         if config.trainer.adapter != OWN:
             raise ConfigError(f"trainer.adapter={config.trainer.adapter} with -m", "start each run by itself")
-        return config, keys_to_fit(composed)
+        return config, marked
 
     try:
         if not combinations:
@@ -257,7 +257,7 @@ def _run_composed(composed: DictConfig) -> int:
 def launch(config: RunConfig, overrides: Sequence[str] = (), marked: Sequence[str] = ()) -> int:
     """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line;
     `marked`: the settings to fit."""
-    check(config)
+    check(config, settings_to_fit(config, keys_of(overrides), marked))
     if sys.stderr.isatty():  # else the screen stays empty for seconds; in a file nobody waits for the plan
         print("reading the model, the data and this machine …", file=sys.stderr, flush=True)
     if config.trainer.adapter != OWN:
@@ -272,6 +272,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = (), marked: Sequence[st
         return _show_plan(config, hardware, overrides, marked)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     config, note = fit(config, hardware, shape, keys_of(overrides), marked)
+    check(config)
     checks = check_node()
     plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
     plan = noted(plan, unknown_of_node(config, checks))
@@ -318,15 +319,19 @@ def _show_plan(
     """Of data that is here, each record is read, one answer scored, and each prompt measured where the tokenizer is
     here too; the exit code is that of a wrong command where they can't be used."""
     composed, shape, planned = config, find_shape(config), planned_hardware(config, found)
-    checks = check_node()
+    checks, here = check_node(), of_the_run(config, found)
     config, note = fit(composed, planned, shape, keys_of(overrides), marked)
+    check(config)
     with as_far_as_it_is_read():
         plan = make_plan(config, planned, shape)
         if not is_trial:  # whose plan does not know of the GPUs that other trials take
             plan = noted(plan, recommend_server(config, planned, plan))
         plan = noted(noted(with_standby_trainer(config, planned, plan), note), unknown_of_node(config, checks))
         show(config, plan, console_of_width(WIDTH))
-    all_missing = _find_missing_here(composed, of_the_run(composed, found), shape, overrides, marked, checks)
+    if here == planned:
+        all_missing: list[LauncherError] = [*find_missing(config, here, plan, checks)]
+    else:
+        all_missing = _find_missing_here(composed, here, shape, overrides, marked, checks)
     for missing in all_missing:
         if not isinstance(missing, NOWHERE):
             print(f"missing here: {missing}", file=sys.stderr)
@@ -379,7 +384,8 @@ def _find_missing_here(
     marked: Sequence[str],
     checks: Sequence[Finding],
 ) -> list[LauncherError]:
-    """What the command lacks without `dry_run`: it would be fitted to this hardware, not to what was planned for."""
+    """What the command lacks without `dry_run`, where the plan is of other hardware than this: it would be fitted to
+    this."""
     told: list[LauncherError] = []
     try:
         here, _ = fit(composed, hardware, shape, keys_of(overrides), marked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from launcher.base.addresses import is_every_interface, url_problem
 from launcher.base.findings import Finding
@@ -40,13 +40,14 @@ LAST_PORT = 65535
 FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
 
 
-def check(config: RunConfig) -> None:
+def check(config: RunConfig, to_fit: Collection[str] = ()) -> None:
     """Raises ConfigError with every problem there is."""
-    refuse(find_problems(config))
+    refuse(find_problems(config, to_fit))
 
 
-def find_problems(config: RunConfig) -> list[Finding]:
-    """Everything that `check` refuses. Contradictions are looked for only among values that are in their range."""
+def find_problems(config: RunConfig, to_fit: Collection[str] = ()) -> list[Finding]:
+    """Everything that `check` refuses. Contradictions are looked for only among values that are in their range, and
+    not of settings whose values are still to be fitted (`fitting`): they are checked again then."""
     if out_of_range := validated(dataclasses.asdict(config))[1]:
         return list(out_of_range.values())
     of_our_trainer = (
@@ -62,7 +63,7 @@ def find_problems(config: RunConfig) -> list[Finding]:
         )
     )
     contradictions = (*_unsupported(config), *of_our_trainer, *find_contradictions(config))
-    listed = [config_problem(key, _given(config, key), allowed) for key, allowed in contradictions]
+    listed = [config_problem(key, _given(config, key), allowed) for key, allowed in contradictions if key not in to_fit]
     return [*listed, *_addresses(config), *_extra_args(config)]
 
 

@@ -39,6 +39,14 @@ WITHOUT_CHECKPOINTING = 4096
 """A smaller micro-batch than this keeps a GPU less busy than computing the activations twice costs."""
 
 
+def settings_to_fit(config: RunConfig, typed: Collection[str], marked: Collection[str]) -> list[str]:
+    """With `hardware.auto` all of `FITTED` that was not `typed` on the command line, else what is `marked`. Raises
+    ConfigError where another setting is marked."""
+    if strange := sorted(set(marked) - set(FITTED)):
+        raise ConfigError(f"{some_of(strange)}: ${{fitted:…}} is for {some_of(FITTED)}", "give the value alone")
+    return [key for key in FITTED if (key not in typed if config.hardware.auto else key in marked)]
+
+
 def fit(
     config: RunConfig,
     hardware: Hardware,
@@ -48,17 +56,13 @@ def fit(
 ) -> tuple[RunConfig, str]:
     """The configuration with what was found, and the sentence about it; "" where nothing was to be fitted.
 
-    With `hardware.auto` all of `FITTED` that was not `typed` on the command line, to what is free; else what is
-    `marked`, to the card as if nobody else used it. Marked settings keep their values where the model's sizes are
-    unknown, or nothing fits: the pre-flight judges these.
+    Fitted are `settings_to_fit`: with `hardware.auto` to what is free, else to the card as if nobody else used it.
+    Marked settings keep their values where the model's sizes are unknown, or nothing fits: the pre-flight judges these.
 
     Raises ConfigError where another setting is marked and, with `hardware.auto`, where the model's sizes are unknown;
     with it ResourceError where nothing fits.
     """
-    if strange := sorted(set(marked) - set(FITTED)):
-        raise ConfigError(f"{some_of(strange)}: ${{fitted:…}} is for {some_of(FITTED)}", "give the value alone")
-    is_asked = config.hardware.auto
-    free = [key for key in FITTED if (key not in typed if is_asked else key in marked)]
+    is_asked, free = config.hardware.auto, settings_to_fit(config, typed, marked)
     if not (is_asked or free):
         return config, ""
     kept = f"as the preset has it: {some_of(free)}"

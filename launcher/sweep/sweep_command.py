@@ -19,6 +19,7 @@ from launcher.base.messages import TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.config.settings import as_typed, value_of
 from launcher.reporting.terminal_text import console_of_width
+from launcher.resources.config_checks import check
 from launcher.resources.hardware import find_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
@@ -75,12 +76,13 @@ def candidates_of(combinations: Sequence[Sequence[str]], read: ReadTrial) -> tup
         trial = planned
         try:
             config, marked = read(trial.overrides)
+            if sweep.is_over_memory and not config.hardware.auto:
+                # Fitted to each trial's own value, they would differ too: the table would compare more than was swept.
+                trial, marked = trial.with_typed({key: as_typed(value_of(config, key)) for key in marked}), ()
+                check(config)
         except LauncherError as error:
             found.append(TrialCandidate(trial=trial, config=None, refusal=error))
             continue
-        if sweep.is_over_memory and not config.hardware.auto:
-            # Fitted to each trial's own value, they would differ too, and the table would compare more than was swept.
-            trial, marked = trial.with_typed({key: as_typed(value_of(config, key)) for key in marked}), ()
         found.append(TrialCandidate(trial=trial, config=config, marked=tuple(marked)))
     return sweep, found
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
+import launcher.__main__
 from launcher.__main__ import main, options_of_each_trial, ordered_arguments
 from launcher.cli import keeper
 from launcher.config.compose import register
+from launcher.resources.fitting import fit
 from tests.support.worlds.command import PYTHONPATH, QUICK
 
 
@@ -255,6 +257,34 @@ def test_a_presets_memory_settings_are_fitted_and_what_is_typed_anywhere_stays(c
 def test_a_sweeps_plans_are_fitted_as_its_trials_are(command):
     code, out, _ = command("-m", "conf=gsm8k_h200", "dry_run=true", "seed=1,2")
     assert (code, out.count("note: fitted: sglang.mem_fraction_static=")) == (0, 2)
+
+
+LONG = ("conf=gsm8k_one_24gb", "gconfig.max_new_tokens=4096", "sglang.context_length=8192")
+"""A completion of it is longer than the preset's micro-batch, in whose place a larger one is fitted."""
+
+
+def test_a_value_in_whose_place_another_is_fitted_is_refused_where_none_is(command):
+    """It was checked before it was fitted, and a run that would have fitted was refused."""
+    code, out, err = command(*LONG, "dry_run=true")
+    assert (code, "note: fitted: " in out, "max_tokens_per_mb" in err) == (0, True, False), err
+    for more in ("actor.path=Qwen/Qwen9-1B", "actor.mb_spec.max_tokens_per_mb=4096"):
+        code, _, err = command(*LONG, more, "dry_run=true")
+        assert (code, "actor.mb_spec.max_tokens_per_mb=4096: at least 4608" in err) == (2, True), err
+
+
+@pytest.mark.parametrize(("swept", "code"), [("seed=1,2", 0), ("sglang.mem_fraction_static=0.2,0.3", 2)])
+def test_a_sweeps_values_are_refused_where_none_are_fitted_in_their_place(command, swept, code):
+    """With memory settings that are swept none is fitted."""
+    assert command("-m", *LONG, swept, "dry_run=true")[0] == code
+
+
+@pytest.mark.parametrize(("more", "count"), [(("hardware.gpu_memory_gib=null",), 1), ((), 2)])
+def test_a_plan_is_fitted_twice_only_for_two_cards(command, gpus, monkeypatch, more, count):
+    gpus(gpus=1, memory_gib=24)
+    fitted = []
+    monkeypatch.setattr(launcher.__main__, "fit", lambda *given: fitted.append(given[1]) or fit(*given))
+    command("conf=gsm8k_one_24gb", "dry_run=true", *more)
+    assert len(fitted) == len(set(fitted)) == count
 
 
 def test_what_could_not_be_found_out_of_a_gpu_is_a_note_of_the_plan(command, gpus):
