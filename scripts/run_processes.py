@@ -31,11 +31,12 @@ from actors.processes.process_tree import (
     stat_fields,
 )
 from actors.serving.server_incarnation import server_mark
-from launcher.base.errors import UsageError
+from launcher.base.errors import LauncherError, UsageError
 from launcher.cli import keeper
 from launcher.reporting.current_status import BEAT_S, CurrentStatus, next_beat
-from launcher.run_files.run_paths import RunPaths, is_lock_free, pid_namespace
+from launcher.run_files.run_paths import RunPaths, is_lock_free, last_attempt, pid_namespace
 from launcher.run_files.run_search import runs_below
+from launcher.run_log.run_log import last_end
 
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
 """Their classes, of which Ray makes their titles."""
@@ -172,11 +173,21 @@ def seen_to_write(paths: RunPaths, at_most_s: float = math.inf) -> CurrentStatus
     try:
         find_holder(paths)
     except RunsElsewhere:  # whose hold of the lock may not be seen here
-        pass
+        if _has_written_its_end(paths):
+            return None
     except NotLive:  # its process has ended, and its number may be another's
         if is_lock_free(paths):  # else it is of a container, which shows no process here
             return None
     return next_beat(paths, min(BEAT_S, at_most_s))
+
+
+def _has_written_its_end(paths: RunPaths) -> bool:
+    """Its last attempt has, and no other has begun since: nothing more is to come."""
+    try:
+        end = last_end(paths)
+        return end is not None and end.get("attempt") == last_attempt(paths)
+    except LauncherError:  # it can't be read here: it is not known
+        return False
 
 
 def live_runs(fileroot: Path) -> list[RunPaths]:

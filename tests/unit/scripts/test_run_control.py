@@ -21,7 +21,7 @@ from launcher.reporting.current_status import CurrentStatusFile, DriverFacts, re
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_keys import ServerKeys
-from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_paths import RunPaths, next_attempt
 from launcher.run_log.run_log import last_end
 from scripts import run_control, run_processes
 from tests.support.machine import wait_until
@@ -302,6 +302,24 @@ def test_a_run_whose_process_s_number_is_another_s_by_now_is_not_waited_for(path
     assert control(paths, "stop") == 2
     assert "is not running: FINISHED, all steps are done" in capsys.readouterr().err
     assert waited == []
+
+
+def test_a_run_of_another_machine_that_wrote_its_end_is_not_waited_for(paths, journal, monkeypatch, capsys):
+    """The answer took 8 s, though nothing was to come."""
+    waited = []
+    monkeypatch.setattr(run_processes, "next_beat", lambda paths, within_s: waited.append(within_s))
+    paths.attempt_counter.write_text("1\n")
+    paths.lock.write_text(json.dumps({"pid": 1, "host": "another"}))
+    assert control(paths, "stop") == 2
+    assert "its driver is gone" in capsys.readouterr().err
+    assert waited == [run_processes.BEAT_S], "whether it lives is not seen from here"
+    journal.record("run.finished", reason="all steps are done", exit_code=0)
+    assert control(paths, "stop") == 2
+    assert "is not running: FINISHED, all steps are done" in capsys.readouterr().err
+    assert waited == [run_processes.BEAT_S]
+    next_attempt(paths)
+    run_processes.seen_to_write(paths)
+    assert waited == [run_processes.BEAT_S] * 2, "another attempt has begun, and written nothing yet"
 
 
 def test_a_run_in_a_container_is_waited_for_as_any_other(paths, monkeypatch):
