@@ -1,6 +1,7 @@
 """Each thing a machine or a folder can lack: found before anything is started, named, and nothing left behind."""
 
 import copy
+import json
 import os
 import re
 import socket
@@ -22,7 +23,7 @@ from launcher.base.errors import (
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.missing_files import find_shape
 from launcher.resources.missing_machine import missing_ports, nearest_existing
-from launcher.resources.preflight import PROBE_SERVER, find_missing, preflight
+from launcher.resources.preflight import ARGUMENTS_OF_SGLANG, PROBE_SERVER, _ask, find_missing, preflight
 from launcher.resources.run_plan import make_plan
 from tests.support.preflight_parts import ARITHMETIC, NO_GPU, WITH_GPU, missing, the_one, tree
 
@@ -118,24 +119,58 @@ def test_a_reward_function_of_the_users_own(config, tmp_path, monkeypatch):
 # ── the server's arguments ──
 
 
+REFUSED = [
+    ({"watchdog_timeout": 60, "nosuch": 1}, "extra_args.nosuch=1: SGLang says: unrecognized arguments: --nosuch 1"),
+    ({"watchdog-timeout": "soon"}, "extra_args.watchdog-timeout=soon: SGLang says: argument --watchdog-timeout: "),
+    ({"enable_metri": True}, "extra_args.enable_metri=True: SGLang says: ambiguous option: --enable-metri could"),
+]
+TAKEN = {"watchdog_timeout": 60, "tensor-parallel-size": 1, "disable_radix_cache": True, "hos": "127.0.0.1"}
+EACH = """
+import contextlib, io, json, sys
+program, asked = sys.argv[1:]
+answers = []
+for arguments in json.loads(asked):
+    sys.argv[1:] = arguments
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(program, {"__name__": "__main__"})
+    answers.append(said.getvalue())
+print(json.dumps(answers))
+"""
+"""One process for what are several in a run: SGLang's import takes nearly all of their time."""
+
+
+@pytest.fixture(scope="module")
+def probed():
+    """What the probe of SGLang's arguments prints, by the arguments that it is given."""
+    asked = [json.dumps(arguments) for arguments in (*(arguments for arguments, _ in REFUSED), TAKEN)]
+    answers = _ask(EACH, PROBE_SERVER, json.dumps([[one, ARGUMENTS_OF_SGLANG] for one in asked]))
+    return dict(zip(asked, answers, strict=True))
+
+
+@pytest.fixture
+def sglang(probed, monkeypatch):
+    run = subprocess.run
+
+    def known(command, **how):
+        if PROBE_SERVER not in command:
+            return run(command, **how)
+        *_, arguments, hint = command
+        assert hint == ARGUMENTS_OF_SGLANG
+        return subprocess.CompletedProcess(command, 0, probed[arguments], "")
+
+    monkeypatch.setattr(subprocess, "run", known)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"watchdog_timeout": 60, "nosuch": 1}, "extra_args.nosuch=1: SGLang says: unrecognized arguments: --nosuch 1"),
-        ({"watchdog-timeout": "soon"}, "extra_args.watchdog-timeout=soon: SGLang says: argument --watchdog-timeout: "),
-        ({"enable_metri": True}, "extra_args.enable_metri=True: SGLang says: ambiguous option: --enable-metri could"),
-    ],
-)
-def test_an_argument_that_sglang_does_not_know_or_take(config, arguments, said):
+@pytest.mark.parametrize(("arguments", "said"), REFUSED)
+def test_an_argument_that_sglang_does_not_know_or_take(config, sglang, arguments, said):
     config.sglang.extra_args = arguments
     assert said in the_one(config, UnsupportedSetting)
 
 
 @pytest.mark.slow
-def test_arguments_that_sglang_takes_under_any_of_their_names(config):
-    known = {"watchdog_timeout": 60, "tensor-parallel-size": 1, "disable_radix_cache": True, "hos": "127.0.0.1"}
-    config.sglang.extra_args = known
+def test_arguments_that_sglang_takes_under_any_of_their_names(config, sglang):
+    config.sglang.extra_args = TAKEN
     assert missing(config) == []
 
 
