@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--sound-step-s", type=float, help="of a step whose rewards are not 0")
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--metrics", type=Path)
     parser.add_argument("--out", type=Path, default=Path("out"))
@@ -41,7 +42,9 @@ def main() -> None:
         step = state["step"] = state["step"] + 1
         while Path(f"hold-{step}").exists():
             time.sleep(0.01)
-        time.sleep(given.step_s)
+        is_sound = not (state["is_broken"] or Path("environment").exists())
+        step_s = given.step_s if given.sound_step_s is None or not is_sound else given.sound_step_s
+        time.sleep(step_s)
         state["weight"] = (state["weight"] * 31 + step) % 1_000_003
         state["is_broken"] = state["is_broken"] or take(Path(f"break-{step}"))
         if take(Path(f"exit-{step}")):
@@ -61,7 +64,7 @@ def main() -> None:
             folder = given.out / f"step-{step}"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "part").write_bytes(b"\0" * 4096)
-            time.sleep(given.step_s)
+            time.sleep(step_s)
             whole = folder / "state.json.whole"
             whole.write_text(json.dumps(state))
             whole.rename(folder / "state.json")

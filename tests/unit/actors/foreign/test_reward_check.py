@@ -68,7 +68,7 @@ def test_one_that_is_mended_before_the_restore_goes_on_from_before_the_onset_all
     config, paths, tmp_path, monkeypatch
 ):
     config.trainer.reward_check = f"{sys.executable} check.py"
-    config.restart.wait_initial_s = scaled(5)  # the reward function is asked again before the next restore
+    config.restart.wait_initial_s = scaled(2)  # the reward function is asked again before the next restore
     monkeypatch.setattr(command_trainer, "CHECK_EVERY_S", 0.2)
     prepare, failed = ForeignCheckpoints.prepare, []
 
@@ -217,7 +217,7 @@ def test_a_check_that_does_not_end_or_can_not_be_run_is_no_pass_and_shows_nothin
 def test_a_check_that_does_not_end_accuses_nobody_and_the_first_steps_after_a_restore_decide(config, paths, tmp_path):
     (tmp_path / "check.py").write_text("import os, time\nos.path.exists('environment') and time.sleep(3600)")
     config.trainer.reward_check = f"{sys.executable} check.py"
-    config.reward.setup_timeout = scaled(5)
+    config.reward.setup_timeout = scaled(2)
     assert_sound(asyncio.run(mended(config, paths, tmp_path)), paths, tmp_path)
     (unknown,) = events(paths, "trainer.unwatched")
     assert "did not end within reward.setup_timeout" in unknown["reason"]
