@@ -68,10 +68,6 @@ class Audit:
     filtered: int = 0
 
     @property
-    def is_loss_known(self) -> bool:
-        return self.loss_known_until is not None
-
-    @property
     def doubts(self) -> tuple[str, ...]:
         """Why nobody can say that nothing was lost, doubled or stale."""
         return (*self.problems, *(f"not known: {what}" for what in self.not_known))

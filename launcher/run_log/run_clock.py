@@ -39,11 +39,6 @@ class RunClock:
             return 0.0
         return max(self._attempts[-1].end - self._attempts[0].start - self.total_s, 0.0)
 
-    @property
-    def borders(self) -> tuple[float, ...]:
-        """Where one attempt gives way to the next."""
-        return tuple(self._before[1:])
-
     def at(self, time: float) -> float:
         """The run's second of a unix time; a time between two attempts is the end of the earlier."""
         index = max(bisect_right(self._starts, time) - 1, 0)

@@ -19,6 +19,7 @@ from launcher.base.messages import Health, Verdict
 from launcher.base.rollouts import mean_of
 from launcher.checkpoints.areal_log import read_servers
 from launcher.config.supervision import RewardHealthConfig
+from launcher.diagnosis.judging.seen_enough import STALL_MIN_S, STALL_STEPS
 from launcher.policy.reward_health import judge_zeros
 from launcher.reporting.current_status import CurrentStatus, RunHealth
 from launcher.run_files.run_ends import GONE
@@ -39,8 +40,6 @@ from scripts.health.recorded_run import LastSteps, RecordedRun, read_run
 from scripts.run_processes import STOPPED, NotLive, RunProcesses, find_run, find_servers, is_live, seen_to_write, state
 
 SUPERVISORS = ("health_monitor", "coordinator")
-STALL_FACTOR, STALL_MIN_S = 10.0, 60.0
-"""A run is stalled after this many usual step times without a step, and this many seconds at least."""
 SHARE_OF_DEADLINE = 0.8
 """Of the check's, for one wait: the rest is for what comes after the answer."""
 LAST_STEPS = 10
@@ -160,7 +159,7 @@ def judge_run(
     level, text = _judge_state(view, steps, is_live)
     findings = [Finding("state", text, level, facts=facts)]
     if is_live and since_step_s is not None and steps.usual_step_s is not None and view.state == "RUNNING":
-        is_stalled = since_step_s > max(STALL_FACTOR * steps.usual_step_s, STALL_MIN_S)
+        is_stalled = since_step_s > max(STALL_STEPS * steps.usual_step_s, STALL_MIN_S)
         text = f"the last step was {since_step_s:.0f} s ago, one usually takes {steps.usual_step_s:.1f} s"
         verdict = BAD if is_stalled else OK
         if steps.last_at is not None and (ahead := steps.last_at - now) > STALL_MIN_S:

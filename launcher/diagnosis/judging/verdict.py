@@ -87,8 +87,6 @@ class Diagnosis:
     notes: tuple[str, ...]
     losses: tuple[str, ...]
     contents: Contents
-    passes: tuple[Pass, ...]
-    folders: RunFolders
 
     @property
     def is_failure(self) -> bool:
@@ -123,8 +121,6 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
         notes=tuple(_notes(condition, contents, passes, onset)),
         losses=tuple(losses_of(contents)),
         contents=contents,
-        passes=tuple(passes),
-        folders=folders,
     )
 
 

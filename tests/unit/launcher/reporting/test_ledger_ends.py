@@ -124,7 +124,7 @@ def test_a_position_that_is_not_what_was_saved_is_no_evidence(run):
     state["position"]["next_step"] -= 5
     newest.write_text(json.dumps(state))
     found = audited(run)
-    assert not found.is_loss_known
+    assert found.loss_known_until is None
     assert any("position.json" in one and "manifest" in one for one in found.not_known), found.not_known
 
 

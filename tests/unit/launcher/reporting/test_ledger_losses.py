@@ -45,7 +45,7 @@ def test_a_sound_run_has_no_problem_whatever_failed(tmp_path, seed):
     run.finish()
     found = audited(run)
     assert (found.problems, found.not_known, found.counts) == ((), (), SHOWN)
-    assert found.is_loss_known
+    assert found.loss_known_until == 119
     assert (found.taken_back > 0) is (seed > 0)
 
 
@@ -293,7 +293,7 @@ def test_steps_after_the_checkpoint_may_use_what_the_queue_had_not_given_out(tmp
 def test_without_a_checkpoint_nobody_knows_what_is_lost_at_the_end(run):
     shutil.rmtree(run.paths.default_checkpoints)
     found = audited(run)
-    assert (found.problems, found.is_loss_known) == ((), False)
+    assert (found.problems, found.loss_known_until) == ((), None)
     end, data = found.not_known
     assert "missing at the ledger's end: " in end
     assert "has no complete checkpoint" in end
@@ -311,7 +311,7 @@ def test_a_checkpoint_that_can_t_be_read_is_no_evidence(run):
 def test_a_data_set_that_is_another_now_is_no_evidence(run):
     run.paths.config.write_text(run.paths.config.read_text().replace("max_items: 160", "max_items: 161"))
     found = audited(run)
-    assert (found.problems, found.is_loss_known) == ((), True)
+    assert (found.problems, found.loss_known_until is None) == ((), False)
     assert found.not_known == (
         "whether the prompts are those of the data set, in its order: the data set has changed since, or the trainer "
         "has left some of its records out",
