@@ -3,11 +3,13 @@
 import bz2
 import errno
 import gzip
+import io
 import json
 import lzma
 import os
 import shutil
 import tarfile
+import time
 import zipfile
 
 import pyarrow as pa
@@ -75,48 +77,51 @@ def test_wrapped_lines_are_refused_with_the_command_that_unwraps_them(tmp_path, 
     assert diagnosis_of(tmp_path).condition is RunCondition.UNCLEAR
 
 
-@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w"])
-def test_an_archive_of_a_whole_run_is_read(tmp_path, plain, mode):
-    path = tmp_path / "run.tar"
+LOGS = ("llm_server.log", "trainer.log")
+
+
+def archive_of(path, files, mode="w"):
+    """`files`: the content of each by its name; `mode`: "zip", or tarfile's."""
+    if mode == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        return path
     with tarfile.open(path, mode) as archive:
-        archive.add(plain, arcname="logs/me/exp/t0")
-    found, expected = diagnosis_of(path), diagnosis_of(plain)
-    assert (found.headline, found.onset) == (expected.headline, expected.onset)
-    assert {source.path for source in found.contents.sources} == {
-        f"{path}/logs/me/exp/t0/{name}" for name in ("llm_server.log", "trainer.log")
-    }
-
-
-def zipped(path, files, **settings):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
-            archive.writestr(name, content, **settings)
+            one = tarfile.TarInfo(name)
+            one.size, one.mtime = len(content), int(time.time())
+            archive.addfile(one, io.BytesIO(content))
     return path
 
 
-def test_a_zip_of_a_whole_run_is_read(tmp_path, plain):
-    names = ("llm_server.log", "trainer.log")
-    path = zipped(tmp_path / "run.zip", {f"logs/me/exp/t0/{name}": (plain / name).read_bytes() for name in names})
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w", "zip"])
+def test_an_archive_of_a_whole_run_is_read(tmp_path, plain, mode):
+    files = {f"logs/me/exp/t0/{name}": (plain / name).read_bytes() for name in LOGS}
+    path = archive_of(tmp_path / "run.packed", files, mode)
     found, expected = diagnosis_of(path), diagnosis_of(plain)
     assert (found.headline, found.onset) == (expected.headline, expected.onset)
-    assert {source.path for source in found.contents.sources} == {f"{path}/logs/me/exp/t0/{name}" for name in names}
+    assert {source.path for source in found.contents.sources} == {f"{path}/{name}" for name in files}
 
 
-@pytest.mark.parametrize("name", ["../../elsewhere.log", "/elsewhere.log"])
-def test_a_zip_writes_nowhere_else(tmp_path, name):
-    with pytest.raises(DataError, match=r"run\.zip would write elsewhere: .*elsewhere\.log"):
-        diagnosis_of(zipped(tmp_path / "run.zip", {name: "x"}))
+@pytest.mark.parametrize("name", ["../../elsewhere.log", "{tmp}/elsewhere.log"])
+@pytest.mark.parametrize("mode", ["w", "zip"])
+def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name, mode):
+    path = archive_of(tmp_path / "run.packed", {name.format(tmp=tmp_path): b"x"}, mode)
+    with pytest.raises(DataError, match=r"run\.packed would write elsewhere: .*elsewhere\.log"):
+        diagnosis_of(path)
+    assert not (tmp_path / "elsewhere.log").exists()
 
 
 def test_of_a_zip_links_are_not_followed_and_a_password_is_named(tmp_path, plain):
     log = (plain / "trainer.log").read_bytes()
-    path = zipped(tmp_path / "run.zip", {"trainer.log": log})
+    path = archive_of(tmp_path / "run.zip", {"trainer.log": log}, "zip")
     link = zipfile.ZipInfo("llm_server.log")
     link.external_attr = 0o120777 << 16
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(link, "/etc/passwd")
     assert [source.path for source in diagnosis_of(path).contents.sources] == [f"{path}/trainer.log"]
-    data = bytearray(zipped(tmp_path / "locked.zip", {"trainer.log": log}).read_bytes())
+    data = bytearray(archive_of(tmp_path / "locked.zip", {"trainer.log": log}, "zip").read_bytes())
     for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         data[data.find(mark) + flags] |= 1
     (tmp_path / "locked.zip").write_bytes(data)
@@ -125,33 +130,15 @@ def test_of_a_zip_links_are_not_followed_and_a_password_is_named(tmp_path, plain
 
 
 def test_an_archive_without_a_log_says_what_it_holds(tmp_path):
-    (tmp_path / "a.bin").write_bytes(b"x")
-    with tarfile.open(tmp_path / "run.tar", "w") as archive:
-        archive.add(tmp_path / "a.bin", arcname="weights/a.bin")
+    path = archive_of(tmp_path / "run.tar", {"weights/a.bin": b"x"})
     with pytest.raises(DataError, match=r"run\.tar holds no log[\s\S]*weights/a\.bin"):
-        diagnosis_of(tmp_path / "run.tar")
-
-
-@pytest.mark.parametrize("name", ["../../elsewhere.log", "{tmp}/elsewhere.log"])
-def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name):
-    (tmp_path / "trainer.log").write_text("x")
-    with tarfile.open(tmp_path / "run.tar", "w") as archive:
-        info = archive.gettarinfo(tmp_path / "trainer.log")
-        info.name = name.format(tmp=tmp_path)
-        with (tmp_path / "trainer.log").open("rb") as log:
-            archive.addfile(info, log)
-    with pytest.raises(DataError, match=r"run\.tar would write elsewhere: .*elsewhere\.log"):
-        diagnosis_of(tmp_path / "run.tar")
-    assert not (tmp_path / "elsewhere.log").exists()
+        diagnosis_of(path)
 
 
 def test_an_archive_with_a_file_in_place_of_a_folder_is_refused(tmp_path):
-    (tmp_path / "trainer.log").write_text("x")
-    with tarfile.open(tmp_path / "run.tar", "w") as archive:
-        for name in ("logs.log", "logs.log/trainer.log"):
-            archive.add(tmp_path / "trainer.log", arcname=name)
+    path = archive_of(tmp_path / "run.tar", {"logs.log": b"x", "logs.log/trainer.log": b"x"})
     with pytest.raises(DataError, match=r"run\.tar is no archive that can be read"):
-        diagnosis_of(tmp_path / "run.tar")
+        diagnosis_of(path)
 
 
 def test_a_packed_log_that_ends_too_early_is_read_up_to_there_and_is_no_fine_run(tmp_path):
@@ -207,11 +194,8 @@ def test_room_on_the_disk_is_left_to_others(tmp_path, monkeypatch):
 
 
 def test_of_an_archive_only_the_logs_are_unpacked_and_the_rest_is_named(tmp_path, plain):
-    (tmp_path / "model.safetensors").write_bytes(bytes(5000))
-    with tarfile.open(tmp_path / "run.tar", "w") as archive:
-        archive.add(plain / "trainer.log", arcname="t0/trainer.log")
-        archive.add(tmp_path / "model.safetensors", arcname="t0/model.safetensors")
-    contents = diagnosis_of(tmp_path / "run.tar").contents
+    files = {"t0/trainer.log": (plain / "trainer.log").read_bytes(), "t0/model.safetensors": bytes(5000)}
+    contents = diagnosis_of(archive_of(tmp_path / "run.tar", files)).contents
     assert [source.path for source in contents.sources] == [f"{tmp_path}/run.tar/t0/trainer.log"]
     assert contents.passed_over == (f"{tmp_path}/run.tar/t0/model.safetensors",)
 
@@ -222,12 +206,8 @@ def test_of_an_archive_only_the_logs_are_unpacked_and_the_rest_is_named(tmp_path
 )
 def test_an_archive_that_begins_with_a_kernels_log_is_read_to_its_end(tmp_path, plain, name, mode, line):
     """The archive itself was dated anew, line by line: what lay behind that log was lost, without a word."""
-    kernel = tmp_path / "dmesg.log"
-    kernel.write_text(line * 20)
-    path = tmp_path / name
-    with tarfile.open(path, mode) as archive:
-        archive.add(kernel, "dmesg.log")
-        archive.add(plain / "trainer.log", "trainer.log")
+    files = {"dmesg.log": line.encode() * 20, "trainer.log": (plain / "trainer.log").read_bytes()}
+    path = archive_of(tmp_path / name, files, mode)
     found = diagnosis_of(path)
     assert found.condition is RunCondition.FELL
     assert [source.path for source in found.contents.sources] == [f"{path}/dmesg.log", f"{path}/trainer.log"]

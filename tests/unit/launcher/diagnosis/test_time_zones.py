@@ -168,8 +168,7 @@ def test_a_merged_log_of_machines_in_two_zones_is_placed_by_its_steps(tmp_path, 
 # ── what ties a log to unix seconds ──
 
 
-@pytest.mark.parametrize("name", READ_IN)
-@pytest.mark.parametrize("east_h", [0, 9, -3.5, 5.75, 10.5])
+@pytest.mark.parametrize(("name", "east_h"), [*zip(READ_IN, [5.75, 9, -3.5, 0], strict=True)])
 @pytest.mark.parametrize("tie", ["recorded", "steps", "zone in its dates"])
 def test_the_cause_is_the_same_wherever_it_is_written_and_read(tmp_path, zone, name, east_h, tie):
     run = Run(tmp_path / "run", east_h).metrics()
