@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -68,6 +71,29 @@ def test_a_damaged_state_is_passed_over_for_the_older_one(run, harm):
         newest.verify()
     harm(folder / "manifest.json")
     assert run.newest_complete() == 7
+
+
+def test_the_last_write_of_a_killed_incarnation_costs_one_state_and_never_gives_a_wrong_one(run):
+    """The kernel may end it after the successor has begun, or another rank may not have ended yet."""
+    run.keep(7)
+    kept = run.keep(8)
+    slot = run.states.begin(2)
+    command = [sys.executable, "-m", "tests.programs.late_writer", str(slot / "tensors"), "late" * 200]
+    with subprocess.Popen(command) as late:
+        try:
+            assert os.WIFSTOPPED(os.waitpid(late.pid, os.WUNTRACED)[1])
+            assert run.again().newest_complete() == 8, "the successor goes on from the slot that is not written to"
+            assert run.keep(9) == slot
+            assert run.newest_complete() == 9
+        finally:
+            late.send_signal(signal.SIGCONT)
+        assert late.wait() == 0
+    assert (slot / "tensors").read_bytes().count(b"late") == 100, "it was written over what the successor has kept"
+    assert run.current() == [8, 9]
+    assert run.again().newest_complete() == 8
+    assert json.loads((kept / "tensors").read_text())["step"] == 8
+    with pytest.raises(CheckpointError, match=str(slot / "tensors")):
+        run.states.current(())[-1].verify()
 
 
 def test_a_state_that_can_not_be_dropped_is_a_fault_of_the_disk(run, monkeypatch):
