@@ -14,6 +14,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, with_values
 from launcher.resources.config_checks import check, find_problems
 from scripts.document_settings import PAGE, page
+from tests.support.composed import composed
 
 
 def refusal(*overrides: str) -> str:
@@ -37,13 +38,13 @@ def own_preset(tmp_path):
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_sound(name):
-    config = compose([f"conf={name}"])
+    config = composed(f"conf={name}")
     check(config)
     assert config.experiment_name == name
 
 
 def test_what_comes_out_is_plain_and_crosses_processes():
-    config = compose(["conf=arithmetic_cpu"])
+    config = composed("conf=arithmetic_cpu")
     assert type(config) is RunConfig
     assert type(config.sglang.extra_args) is dict
     assert pickle.loads(pickle.dumps(config)) == config
@@ -64,7 +65,7 @@ def test_defaults_follow_the_settings_they_are_tied_to():
 
 def test_a_value_that_is_given_as_missing_keeps_its_default():
     config = compose(["conf=arithmetic_cpu", "stats_logger.wandb.mode=???"])
-    assert config == compose(["conf=arithmetic_cpu"])
+    assert config == composed("conf=arithmetic_cpu")
 
 
 def test_repo_paths_lie_in_the_repository_wherever_the_command_is_given(tmp_path, monkeypatch):
@@ -256,7 +257,7 @@ def test_every_setting_says_what_it_means():
     ],
 )
 def test_both_sides_of_each_kind_of_limit(key, inside, outside, said):
-    config = compose(["conf=arithmetic_cpu"])
+    config = composed("conf=arithmetic_cpu")
     assert not any(find_problems(with_values(config, {key: value})) for value in inside)
     for value in outside:
         (problem,) = find_problems(with_values(config, {key: value}))

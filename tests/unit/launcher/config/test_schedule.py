@@ -2,9 +2,10 @@
 
 import pytest
 
-from launcher.config.compose import compose, presets
+from launcher.config.compose import presets
 from launcher.config.schedule import Schedule
 from launcher.config.schema import FreqConfig
+from tests.support.composed import composed
 
 
 def due_steps(schedule, *, first=1, last, steps_per_epoch=10, seconds_per_step=1.0):
@@ -44,7 +45,7 @@ def test_the_first_one_shows_early_what_can_not_be_saved():
 
 @pytest.mark.parametrize("preset", presets())
 def test_every_preset_saves_after_step_two_and_every_ten_minutes(preset):
-    recover = compose([f"conf={preset}"]).recover
+    recover = composed(f"conf={preset}").recover
     assert (recover.first_steps, recover.freq_secs) == (2, 600)
 
 

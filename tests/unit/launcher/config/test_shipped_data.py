@@ -5,6 +5,7 @@ import pytest
 from launcher.config.compose import compose, presets
 from launcher.config.shipped_data import foreign_held_out
 from launcher.resources.config_checks import check
+from tests.support.composed import composed
 
 OWN = "train_dataset.path=my_problems.jsonl"
 WITHOUT = ("valid_dataset=null", "evaluator.freq_steps=null")
@@ -29,7 +30,7 @@ def test_the_held_out_data_of_a_preset_is_noted_beside_other_training_data(prese
 
 @pytest.mark.parametrize("settings", [(OWN, "valid_dataset.path=mine.jsonl"), (OWN, *WITHOUT), ()])
 def test_nothing_is_noted_where_both_or_neither_are_the_presets(settings):
-    config = compose(["conf=arithmetic_cpu", *settings])
+    config = composed("conf=arithmetic_cpu", *settings)
     check(config)
     assert foreign_held_out(config) == ""
 
@@ -37,4 +38,4 @@ def test_nothing_is_noted_where_both_or_neither_are_the_presets(settings):
 @pytest.mark.parametrize("preset", presets())
 def test_no_preset_has_the_held_out_data_of_another(preset):
     needed = ["trainer.config=their.yaml", "trainer.command=train"] if preset == "areal" else []
-    assert foreign_held_out(compose([f"conf={preset}", *needed])) == ""
+    assert foreign_held_out(composed(f"conf={preset}", *needed)) == ""
