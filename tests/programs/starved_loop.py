@@ -1,8 +1,9 @@
 """A step loop whose process is refused memory at a moment of one step: `python -m tests.programs.starved_loop ROOT
-STEPS STEP MOMENT`.
+STEPS MOMENT STEP [MOMENT STEP …]`.
 
-The limit is RLIMIT_DATA at what the process holds at that moment. Start it with MALLOC_MMAP_THRESHOLD_=65536, so that
-tensors are mapped again and not taken from what the process has kept. It prints the error that ended the loop.
+Each of them in a fork, below ROOT/MOMENT: importing torch takes longer than the loop. The limit is RLIMIT_DATA at what
+the process holds at that moment. Start it with MALLOC_MMAP_THRESHOLD_=65536, so that tensors are mapped again and not
+taken from what the process has kept. The error that ended the loop is in ROOT/MOMENT/ended.
 """
 
 import os
@@ -22,7 +23,18 @@ MOMENTS = {"forward": (Objective, "run"), "backward": (torch.Tensor, "backward")
 
 
 def main() -> None:
-    root, steps, step, moment = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    root, steps = Path(sys.argv[1]), int(sys.argv[2])
+    for moment, step in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
+        child = os.fork()
+        if not child:
+            starve(root / moment, steps, moment, int(step))
+            os._exit(0)  # nothing more is sure to work here
+        os.waitpid(child, 0)
+
+
+def starve(root: Path, steps: int, moment: str, step: int) -> None:
+    root.mkdir()
+    ended = (root / "ended").open("w")
     in_memory_checkpoints.MEMORY_BACKED = root
     trial = Trial(root, steps=steps)
     owner, name = MOMENTS[moment]
@@ -43,8 +55,7 @@ def main() -> None:
     try:
         trial.run()
     except Exception as error:  # noqa: BLE001 - whatever it was: who started this looks at it
-        print(f"{type(error).__name__}: {error}", flush=True)
-        os._exit(0)  # nothing more is sure to work here
+        print(f"{type(error).__name__}: {error}", file=ended, flush=True)
 
 
 def allow_no_more(beyond: int = 0) -> None:

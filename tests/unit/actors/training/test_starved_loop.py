@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[4]
 STEPS = 9
+MOMENTS = [("forward", 6), ("backward", 6), ("optimizer", 0)]
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 
 
@@ -36,21 +37,29 @@ def undisturbed(tmp_path_factory):
     return trial.weights()
 
 
-@pytest.mark.parametrize(("moment", "step"), [("forward", 6), ("backward", 6), ("optimizer", 0)])
-def test_an_allocation_that_fails_within_a_step_costs_nothing_but_time(tmp_path, undisturbed, moment, step):
-    """Step 0 for the optimizer: it makes its moments in its first step, and asks for nothing after that."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.programs.starved_loop", str(tmp_path), str(STEPS), str(step), moment],
+@pytest.fixture(scope="module")
+def starved(tmp_path_factory):
+    """The folder with what each starved loop left, by the moment."""
+    root = tmp_path_factory.mktemp("starved")
+    moments = [str(word) for moment in MOMENTS for word in moment]
+    subprocess.run(
+        [sys.executable, "-m", "tests.programs.starved_loop", str(root), str(STEPS), *moments],
         cwd=REPOSITORY,
         env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
         check=True,
         timeout=scaled(120),
     )
-    found = find_trainer_cause(done.stdout.splitlines(), None)
+    return root
+
+
+@pytest.mark.parametrize(("moment", "step"), MOMENTS)
+def test_an_allocation_that_fails_within_a_step_costs_nothing_but_time(starved, undisturbed, monkeypatch, moment, step):
+    """Step 0 for the optimizer: it makes its moments in its first step, and asks for nothing after that."""
+    left = starved / moment
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", left)
+    found = find_trainer_cause((left / "ended").read_text().splitlines(), None)
     assert (found.cause, found.ran_out) == (Cause.TRAINER_OOM, RanOut.TRAINER_HOST)
-    again = Trial(tmp_path, steps=STEPS, resume=step > 0)
+    again = Trial(left, steps=STEPS, resume=step > 0)
     assert again.loop.next_step in {0, 4, step}, "a save under the same want of memory may fail"
     assert again.run()
     identical(again.weights(), undisturbed)
