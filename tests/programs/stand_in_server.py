@@ -27,12 +27,13 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from aiohttp import web
@@ -44,23 +45,37 @@ from tests.programs.stand_in.groups import StandInGroups
 from tests.programs.stand_in.start import fits_or_exits, start_tree, take_pool
 from tests.support.truthful_model import TruthfulModel
 
+FORKS = multiprocessing.get_context("forkserver")
+"""Python and the imports take half a second of a processor: one process has them, and each stand-in is a fork of it."""
+FORKS.set_forkserver_preload(["tests.programs.stand_in_server"])
+
 
 @contextlib.contextmanager
 def running(*arguments: str, keys: Path | None = None) -> Iterator[str]:
     """The url of a stand-in on a free port, as a process that ends with the block. `keys`: the file of its keys."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.programs.stand_in_server", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | ({} if keys is None else {VARIABLE: str(keys)}),
-    ) as process:
-        assert process.stdout is not None
-        listening = process.stdout.readline()  # or its end, where it can't start
-        try:
-            assert listening.startswith("listening on "), "the stand-in did not start"
-            yield f"http://127.0.0.1:{listening.split()[-1]}"
-        finally:
-            process.kill()
+    reading, writing = FORKS.Pipe(duplex=False)
+    environment = os.environ | ({} if keys is None else {VARIABLE: str(keys)})
+    process = FORKS.Process(target=_run, args=(arguments, environment, writing), daemon=True)
+    process.start()
+    writing.close()  # else its end would not be read
+    try:
+        with open(reading.fileno(), closefd=False) as output:
+            listening = output.readline()  # or its end, where it can't start
+        assert listening.startswith("listening on "), "the stand-in did not start"
+        yield f"http://127.0.0.1:{listening.split()[-1]}"
+    finally:
+        process.kill()
+        process.join()
+        reading.close()
+
+
+def _run(arguments: tuple[str, ...], environment: dict[str, str], output: Connection) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(output.fileno(), sys.stdout.fileno())
+    output.close()
+    sys.argv[1:] = ["--port", "0", *arguments]
+    main()
 
 
 class StandIn(StandInFaults):
