@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import time
 
 import pytest
 
@@ -14,6 +13,8 @@ pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
 """More than a run takes until it has been broken each time, also where this test gets its turns late."""
+ENDLESS = 2000
+"""For runs that are stopped once they have shown what they should."""
 
 
 def rewards(run):
@@ -58,43 +59,62 @@ def test_a_reward_function_that_breaks_and_is_mended_costs_no_step(tmp_path):
         assert {e["rejection"] for e in run.events("incident.joined")} == {e["rejection"] for e in rejected}
 
 
+def known_completions(file):
+    """Of the user, without a number: answers as those of a judge of texts."""
+    good = [{"question": f"{n}?", "answer": f"sun {n}", "completion": f"sun {n}", "good": True} for n in range(4)]
+    bad = [line | {"completion": f"#### rain of {line['question']}", "good": False} for line in good]
+    file.write_text("".join(json.dumps(line) + "\n" for line in (*good, *bad)))
+    return file
+
+
 def test_rewards_and_weights_that_are_no_numbers_and_a_policy_that_collapses(tmp_path):
+    """The user's known completions tell the two judges that break from the policy that does."""
     # Without the run's own record, a function that fails new completions alone passes for a policy that collapses.
-    poison = tmp_path / "poison"
-    settings = ["gate.recorded=0", "actor.optimizer.type=tests.support.hot_optimizer:PoisonedAdamW"]
+    poison, known = tmp_path / "poison", known_completions(tmp_path / "known.jsonl")
+    optimizer = "actor.optimizer.type=tests.support.hot_optimizer:PoisonedAdamW"
+    settings = [f"reward.canaries={known}", "gate.recorded=0", optimizer]
     with SupervisedRun(
-        tmp_path, steps=STEPS, servers=1, settings=settings, environment=os.environ | {POISON: str(poison)}
+        tmp_path, steps=ENDLESS, servers=1, settings=settings, environment=os.environ | {POISON: str(poison)}
     ) as run:
         run.wait_steps(4)
         run.break_reward("huge")
         run.wait_until(lambda: run.events("run.paused"), "it waits")
         run.mend_reward()
         run.wait_until(lambda: run.incidents() == {1: ("verifier_broken", "reward", True)}, "it is over")
-        assert len(run.events("trainer.restored")) == 1, "the weights had no part in it"
         assert any("have no finite advantages" in event["reason"] for event in run.events("batch.rejected"))
 
-        run.wait_steps(12)
+        run.wait_steps(run.steps_done() + 4)
+        wrong = len(run.events("canary.wrong"))
+        run.break_reward("one")
+        run.wait_until(lambda: len(run.incidents()) == 2, "the judge is named")
+        run.mend_reward()
+        run.wait_until(lambda: run.incidents().get(2) == ("verifier_broken", "reward", True), "it is over")
+        assert "bad completion known.jsonl:" in run.events("canary.wrong")[wrong]["reason"]
+        assert len(run.events("trainer.restored")) == 1, "the weights had no part in either"
+
+        run.wait_steps(run.steps_done() + 4)
+        sound = run.steps_done() - 1
         poison.touch()
-        run.wait_until(lambda: run.incidents().get(2) == ("nonfinite", "trainer", True), "the weights are taken back")
+        run.wait_until(lambda: run.incidents().get(3) == ("nonfinite", "trainer", True), "the weights are taken back")
         first, restored = (event["global_step"] for event in run.events("trainer.restored"))
         assert first == -1
-        assert restored >= 10, "no more than the step whose weights are suspected is taken back"
+        assert restored >= sound - 1, "no more than the step whose weights are suspected is taken back"
 
         run.wait_steps(run.steps_done() + 8)
-        began_at = time.monotonic()
+        accused = run.events("health.verifier_broken")
         run.break_reward("zero_unless_known")
         first_false = run.steps_done()
         run.wait_until(lambda: run.events("health.reward_collapse"), "it is found")
         run.mend_reward()  # nothing is trained on before the restore: the gate is shut
-        run.finish()
+        run.wait_until(lambda: run.incidents().get(4) == ("reward_collapse", "policy", True), "it is over")
+        run.wait_steps(run.steps_done() + 3)
+        run.stop()
         run.check_ledger()
-        assert run.incidents()[3] == ("reward_collapse", "policy", True)
-        assert len(run.incidents()) == 3
-        accused = [event for event in run.events("health.verifier_broken") if event["monotonic"] > began_at]
-        assert not accused, "known answers went on to be scored as they should be"
+        assert len(run.incidents()) == 4
+        assert run.events("health.verifier_broken") == accused, "known answers went on to be scored as they should be"
         restored = run.events("trainer.restored")[-1]["global_step"]
         assert restored < first_false
-        (condemned,) = (event for event in run.events("checkpoint.condemned") if event["incident"] == 3)
+        (condemned,) = (event for event in run.events("checkpoint.condemned") if event["incident"] == 4)
         for name in condemned["checkpoints"]:
             assert list(run.paths.checkpoints.rglob(f"{name}/manifest.json")), "set aside, not deleted"
         standing = {step: (low, high) for step, low, high in rewards(run)}  # one of zeros alone may be chance
@@ -102,30 +122,6 @@ def test_rewards_and_weights_that_are_no_numbers_and_a_policy_that_collapses(tmp
         assert (True, True) not in itertools.pairwise(zeros)
         assert all(abs(low) <= 1 and abs(high) <= 1 for _, low, high in rewards(run))
         assert len(run.trainer_pids()) == 1
-
-
-def test_known_completions_of_the_user_tell_a_broken_judge_from_a_broken_policy(tmp_path):
-    known = tmp_path / "known.jsonl"  # without a number: answers as those of a judge of texts
-    lines = [{"question": f"{n}?", "answer": f"sun {n}", "completion": f"sun {n}", "good": True} for n in range(4)]
-    lines += [line | {"completion": f"#### rain of {line['question']}", "good": False} for line in lines]
-    known.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with SupervisedRun(
-        tmp_path, steps=STEPS, servers=1, settings=[f"reward.canaries={known}", "gate.recorded=0"]
-    ) as run:
-        run.wait_steps(9)
-        run.break_reward("one")
-        run.wait_until(lambda: run.events("health.verifier_broken"), "the judge is named")
-        run.mend_reward()
-        run.wait_until(lambda: run.incidents() == {1: ("verifier_broken", "reward", True)}, "it is over")
-        assert "bad completion known.jsonl:" in run.events("canary.wrong")[0]["reason"]
-        run.wait_steps(run.steps_done() + 5)
-        run.break_reward("zero_unless_known")
-        run.wait_until(lambda: run.events("health.reward_collapse"), "the policy is named")
-        run.mend_reward()
-        run.finish()
-        run.check_ledger()
-        assert [cause for cause, *_ in run.incidents().values()] == ["verifier_broken", "reward_collapse"]
-        assert len(run.events("health.verifier_broken")) == 1
 
 
 def test_with_dynamic_sampling_a_collapse_is_found_though_its_groups_are_left_out(tmp_path):
