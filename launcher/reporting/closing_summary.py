@@ -10,11 +10,11 @@ from statistics import median
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import LauncherError
-from launcher.base.messages import EvalReport, RunOutcome
+from launcher.base.messages import RunOutcome
 from launcher.base.own_python import python
 from launcher.base.wording import counted
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
-from launcher.reporting.formats import duration
+from launcher.reporting.formats import duration, held_out
 from launcher.reporting.run_facts import RunFacts, read_facts
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.reporting.terminal_text import visible
@@ -46,7 +46,7 @@ def _render(facts: RunFacts, outcome: RunOutcome, paths: RunPaths, checkpoints: 
     """Only what there is something to report about has a line."""
     rows = [
         ("reward", _reward_text(facts)),
-        ("held-out", _eval_text(facts.evals or tuple(outcome.evals))),
+        ("held-out", held_out(facts.evals or tuple(outcome.evals))),
         ("speed", _speed_text(facts)),
         ("time", _share_text(facts.steps)),
         ("rollouts", "" if foreign_trainer(read_settings(paths.config)) else
@@ -84,22 +84,6 @@ def _reward_text(facts: RunFacts) -> str:
         f"{facts.reward_first:.3f} (first {MEAN_OVER_STEPS} steps) → {facts.reward_last:.3f} "
         f"(last {MEAN_OVER_STEPS} of {len(facts.steps)}{back})"
     )
-
-
-def _eval_text(evals: Sequence[EvalReport]) -> str:
-    if not evals:
-        return ""
-    first, last = evals[0], evals[-1]
-    if len(evals) == 1:
-        seen = f"({counted(first.prompts, 'problem')}, version {first.policy_version} alone)"
-        return f"sampled {first.sampled:.3f}   greedy {first.greedy:.3f}   {seen}"
-    sampled, greedy = _before_after(first.sampled, last.sampled), _before_after(first.greedy, last.greedy)
-    versions = f"version {first.policy_version} → {last.policy_version}"
-    return f"sampled {sampled}   greedy {greedy}   ({last.prompts} problems, {versions})"
-
-
-def _before_after(before: float, after: float) -> str:
-    return f"{before:.3f} → {after:.3f} ({after - before:+.3f})"
 
 
 def _speed_text(facts: RunFacts) -> str:

@@ -1,6 +1,11 @@
-"""Durations as short texts."""
+"""Durations, and the accuracy on held-out data, as short texts."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.base.messages import EvalReport
+from launcher.base.wording import counted
 
 
 def duration(value: float) -> str:
@@ -30,3 +35,20 @@ def clock_text(value_s: float) -> str:
     if whole < 2 * 86_400:
         return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def held_out(evals: Sequence[EvalReport]) -> str:
+    """The accuracy on held-out data, of the first evaluation and of the last; "" before there is one."""
+    if not evals:
+        return ""
+    first, last = evals[0], evals[-1]
+    if first is last:
+        seen = f"({counted(first.prompts, 'problem')}, version {first.policy_version} alone)"
+        return f"sampled {first.sampled:.3f}   greedy {first.greedy:.3f}   {seen}"
+    sampled, greedy = _before_after(first.sampled, last.sampled), _before_after(first.greedy, last.greedy)
+    versions = f"version {first.policy_version} → {last.policy_version}"
+    return f"sampled {sampled}   greedy {greedy}   ({last.prompts} problems, {versions})"
+
+
+def _before_after(before: float, after: float) -> str:
+    return f"{before:.3f} → {after:.3f} ({after - before:+.3f})"

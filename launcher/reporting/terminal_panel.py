@@ -12,9 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from launcher.base.messages import EvalReport, ServerInfo, ServerState
+from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.wording import in_one_line
-from launcher.reporting.formats import duration
+from launcher.reporting.formats import duration, held_out
 from launcher.reporting.run_view import MEAN_OVER_STEPS, RunView
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -47,7 +47,7 @@ def render_panel(view: RunView, width: int) -> RenderableType:
     rows = [
         ("step", _step_row(view, inner)),
         ("reward", _reward_row(view, inner)),
-        ("held-out", _eval_row(view.evals)),
+        ("held-out", Text(held_out(view.evals))),
         ("now", _phase_row(view)),
         ("servers", _server_row(view)),
         ("time", _time_row(view)),
@@ -116,18 +116,6 @@ def _reward_row(view: RunView, width: int) -> Text:
     now = "–" if view.reward is None else f"{view.reward:.3f}"
     mean = f"   last {min(MEAN_OVER_STEPS, len(view.rewards))}: {view.recent_reward:.3f}   "
     return Text.assemble((now, "bold"), mean, (sparkline(view.rewards, width - len(now) - len(mean)), "green"))
-
-
-def _eval_row(evals: Sequence[EvalReport]) -> Text:
-    if not evals:
-        return Text("")
-    first, last = evals[0], evals[-1]
-    if first is last:
-        return Text(f"sampled {first.sampled:.3f}   greedy {first.greedy:.3f}   ({first.prompts} problems)")
-    return Text(
-        f"sampled {first.sampled:.3f} → {last.sampled:.3f}   greedy {first.greedy:.3f} → {last.greedy:.3f}   "
-        f"(version {last.policy_version}, {last.prompts} problems)"
-    )
 
 
 def _phase_row(view: RunView) -> Text:

@@ -67,9 +67,11 @@ def test_before_the_first_step():
 def test_accuracy_on_held_out_problems_before_and_after():
     before = EvalReport(policy_version=0, prompts=256, sampled=0.341, greedy=0.5)
     after = EvalReport(policy_version=200, prompts=256, sampled=0.812, greedy=0.9)
-    assert "held-out  sampled 0.341   greedy 0.500   (256 problems)" in "\n".join(drawn(view(evals=(before,)), 80))
+    assert "held-out  sampled 0.341   greedy 0.500   (256 problems, version 0 alone)" in "\n".join(
+        drawn(view(evals=(before,)), 80)
+    )
     both = "\n".join(drawn(view(evals=(before, after)), 80))
-    assert "sampled 0.341 → 0.812   greedy 0.500 → 0.900" in both
+    assert "sampled 0.341 → 0.812 (+0.471)   greedy 0.500 → 0.900 (+0.400)" in both
 
 
 def test_many_servers_are_counted_and_the_unwell_are_not_lost():
