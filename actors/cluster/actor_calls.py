@@ -15,6 +15,9 @@ from launcher.base.errors import LauncherError, RunError
 
 T = TypeVar("T")
 
+LONGEST_TURN_S = 5.0
+"""One turn's share of a silence: a longer one was a pause of the asking process itself."""
+
 
 class ActorAway(RunError):
     """An actor did not answer: it is restarting, hangs, or is gone. Nothing is known of what it did."""
@@ -52,6 +55,24 @@ def as_ours(error: RayTaskError) -> LauncherError:
     if isinstance(error.cause, LauncherError):
         return error.cause
     return RunError(f"the Coordinator failed: {error.cause!r}", "this is a defect; events.jsonl says what it did last")
+
+
+class Silence:
+    """For how long an actor has been asked in vain: `seconds`, since its last answer. `answered` and `missed` of each
+    question."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.answered()
+
+    def answered(self) -> None:
+        self.seconds = 0.0
+        self._turned_at = self._clock()
+
+    def missed(self) -> None:
+        now = self._clock()
+        self.seconds += min(now - self._turned_at, LONGEST_TURN_S)
+        self._turned_at = now
 
 
 class ActorProbe(Generic[T]):

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster.actor_calls import ActorAway, ActorProbe, answer
+from actors.cluster.actor_calls import ActorAway, ActorProbe, Silence, answer
 from actors.cluster.node_identity import is_here
 from actors.foreign.completion_counts import CompletionCounts
 from actors.foreign.door_actor import DOOR
@@ -22,7 +22,6 @@ from actors.foreign.kept_weights import LINEAGE
 from actors.processes.exit_watch import process_ended
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
-from actors.supervision.monitor_handle import LONGEST_TURN_S
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, ProcessId, TrainerHandle
@@ -42,14 +41,13 @@ SERVES = Verdict(health=Health.HEALTHY, reason="it is always there: Ray restarts
 class DoorHandle(TrainerHandle):
     """The door, as the Coordinator sees its trainer: it holds weights, gives them to servers, and is never ordered to
     step. One that hangs is ended, and Ray restarts it; one that never answered gets more time, it may be starting.
-    `silent_s`: for how long it has been asked in vain."""
+    `silence`: for how long it has been asked in vain."""
 
     of = "the door"
 
     def __init__(self, actor: Any, *, next_step: Callable[[], int], hung_after_s: float, **parts: Any) -> None:
         super().__init__(actor, **parts)
-        self.silent_s = 0.0
-        self._turned_at = time.monotonic()
+        self.silence = Silence()
         self._next_step = next_step
         self._hung_after_s = hung_after_s
         self.view = TrainerView(pid=0, is_started=True, phase="publish")
@@ -60,13 +58,11 @@ class DoorHandle(TrainerHandle):
 
     def _take_view(self, answered: tuple[Any, TrainerView, int]) -> None:
         self.view = answered[1]
-        self.silent_s, self._turned_at = 0.0, time.monotonic()
+        self.silence.answered()
         self._watch(self._process)
 
     def _miss(self) -> None:
-        now = time.monotonic()
-        self.silent_s += min(now - self._turned_at, LONGEST_TURN_S)
-        self._turned_at = now
+        self.silence.missed()
         if self.probe.unanswered * ANSWER_S >= self._hung_after_s * (1 if self.view.pid else 4):
             self.probe.unanswered = 0
             self._ended("it answers nobody: it is ended")
@@ -130,9 +126,9 @@ class FleetObserver(ClusterObserver):
     async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
         seen = await super().look(is_stopped=is_stopped, with_checkpoints=with_checkpoints)
         if seen.disk is not None and time.monotonic() - seen.disk.first < self._config.disk.patience_s:
-            self._door.silent_s = 0.0  # the disk may keep it from answering: it counts from when that is well again
+            self._door.silence.answered()  # the disk may keep it from that: it counts from when that is well again
         return dataclasses.replace(
-            seen, disk=None, door_silent_s=self._door.silent_s, door_error=self._door.probe.error
+            seen, disk=None, door_silent_s=self._door.silence.seconds, door_error=self._door.probe.error
         )
 
     def _trainer_ended(self, reason: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster.actor_calls import ActorProbe, answer
+from actors.cluster.actor_calls import ActorProbe, Silence, answer
 from actors.monitoring.health_monitor import MonitorReport
 from actors.serving.server_report import ServerReport, ServerWork
 from launcher.base.errors import LauncherError
@@ -27,8 +27,6 @@ ANSWER_S = 2.0
 HOLD_S = 1.0
 LOOK_S = 0.05
 FRESH_S = 5.0
-LONGEST_TURN_S = 5.0
-"""One turn's share of a silence: a longer one was a pause of the Coordinator's own."""
 
 
 class MonitorHandle:
@@ -37,7 +35,7 @@ class MonitorHandle:
     `hung` is called when the monitor's process is ended because it answers nobody: a stopped process is alive to Ray,
     and the trainer would wait at the gate for ever. `hung_after_s` is counted in unanswered questions of ANSWER_S each,
     so that a pause of the Coordinator's own is not taken for the monitor's; one that never answered gets more time, it
-    may be starting. `silent_s`: for how long it has been asked in vain.
+    may be starting.
     """
 
     def __init__(
@@ -53,12 +51,11 @@ class MonitorHandle:
         self._actor = actor
         self._hung = hung
         self._hung_after_s = hung_after_s
-        self.silent_s = 0.0
+        self._silence = Silence()
         self._work = work
         self._heard = heard
         self._changed = changed
         self._report: MonitorReport | None = None
-        self._turned_at = float("inf")
         self._hold_s = HOLD_S
         self._probe = ActorProbe(self._ask, heard=self._take, missed=self._note_silence)
 
@@ -72,6 +69,11 @@ class MonitorHandle:
     def is_heard(self) -> bool:
         """It has answered lately: that it names no incident says that there is none."""
         return self._fresh() is not None
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has been asked in vain."""
+        return self._silence.seconds
 
     @property
     def error(self) -> str:
@@ -88,7 +90,7 @@ class MonitorHandle:
         return self._report if self._probe.is_fresh(FRESH_S) else None
 
     def begin_looking(self) -> None:
-        self._turned_at = time.monotonic()
+        self._silence.answered()  # what was before it was asked is no silence
         self._probe.begin(lambda: LOOK_S)
 
     async def trust(self, name: str) -> None:
@@ -130,15 +132,12 @@ class MonitorHandle:
         if _what_calls_for_a_plan(report) != _what_calls_for_a_plan(self._report):
             self._changed.set()
         self._report = report
-        self._turned_at = now
-        self.silent_s = 0.0
+        self._silence.answered()
         for name, one in report.servers.items():
             self._heard(name, one)
 
     def _note_silence(self) -> None:
-        now = time.monotonic()
-        self.silent_s += min(max(now - self._turned_at, 0.0), LONGEST_TURN_S)
-        self._turned_at = now
+        self._silence.missed()
         if self._probe.unanswered * (HOLD_S + ANSWER_S) >= self._hung_after_s * (1 if self._report is not None else 4):
             self._report, self._probe.unanswered = None, 0
             self._hung()

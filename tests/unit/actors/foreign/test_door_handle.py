@@ -2,11 +2,13 @@
 
 import asyncio
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError
 
+from actors.cluster import actor_calls
 from actors.foreign import fleet
 from actors.foreign.fleet import DoorHandle
 from actors.supervision import trainer_handle
@@ -27,7 +29,7 @@ class Silent:
         ray = SimpleNamespace(kill=lambda actor, no_restart: self.killed.append(no_restart))
         monkeypatch.setattr(trainer_handle, "ANSWER_S", 0.001)
         monkeypatch.setattr(fleet, "ray", ray)
-        monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(fleet, "Silence", partial(actor_calls.Silence, lambda: next(clock)))
         self.handle = DoorHandle(
             FakeActor(view=self.view),
             next_step=lambda: 0,
@@ -48,7 +50,7 @@ class Silent:
     async def ask(self, times=1):
         for _ in range(times):
             await self.handle.probe.refresh()
-        return self.handle.silent_s
+        return self.handle.silence.seconds
 
 
 @pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "is restarted in vain"])
@@ -81,5 +83,5 @@ async def test_one_that_never_answered_is_ended_too_only_later(monkeypatch, tmp_
 
 async def test_a_pause_of_the_coordinator_is_no_silence_of_the_door(monkeypatch, tmp_path):
     door = Silent(monkeypatch, tmp_path, times=[3600.0, 3601.0])
-    assert await door.ask(2) == pytest.approx(fleet.LONGEST_TURN_S + 1.0)
+    assert await door.ask(2) == pytest.approx(actor_calls.LONGEST_TURN_S + 1.0)
     await door.handle.close()

@@ -20,16 +20,16 @@ from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.server_incarnation import ReadinessProof, ServerSpec
 from actors.serving.sglang_server import SGLangProcess
-from launcher.base.messages import Health, ServerInfo, ServerState, TerminalStatus, TrainerView, Verdict
+from launcher.base.messages import ServerInfo, ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.config.supervision import RestartConfig
-from launcher.policy.observed import TrainerFacts
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import Method
 from tests.support.machine import scaled
 from tests.support.run_memory import history_of
+from tests.support.worlds.door import stepping
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MODEL = Path(__file__).parents[4] / "assets" / "arithmetic" / "model"
@@ -53,17 +53,7 @@ class Stepping:
     progress = SimpleNamespace(at=lambda subject: None)
 
     def facts(self):
-        return TrainerFacts(
-            verdict=Verdict(health=Health.HEALTHY, reason="it steps"),
-            is_loaded=True,
-            is_paused=False,
-            policy_version=0,
-            lineage=0,
-            next_step=0,
-            is_finished=bool(self.done),
-            told=self.done,
-            is_command=True,
-        )
+        return stepping(is_finished=bool(self.done), told=self.done)
 
     def begin(self):
         """It steps already."""

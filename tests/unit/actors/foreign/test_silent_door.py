@@ -13,25 +13,16 @@ from actors.foreign.command_cluster import CommandCoordinator
 from actors.foreign.fleet import Fleet
 from actors.supervision import trainer_handle
 from launcher.base.disk_faults import DiskFault
-from launcher.base.messages import Health, TerminalStatus, Verdict
+from launcher.base.messages import TerminalStatus
 from launcher.config.schema import RunConfig, SGLangConfig
 from launcher.policy.disk_health import DiskTrouble
-from launcher.policy.observed import TrainerFacts
 from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import FakeActor, never
 from tests.support.machine import scaled
 from tests.support.run_memory import history_of
+from tests.support.worlds.door import stepping
 
 SILENCE_S = 0.05
-STEPS = TrainerFacts(
-    verdict=Verdict(health=Health.HEALTHY, reason="it steps"),
-    is_loaded=True,
-    is_paused=False,
-    policy_version=0,
-    lineage=0,
-    next_step=0,
-    is_command=True,
-)
 
 
 class Stepping(SimpleNamespace):
@@ -72,7 +63,7 @@ class Behind:
             stop_s=0.0,
             report_every=1,
             progress=SimpleNamespace(at=lambda subject: None),
-            facts=lambda: STEPS,
+            facts=stepping,
             begin=lambda: None,
             halted=[],
         )
@@ -110,7 +101,7 @@ async def test_while_a_disk_is_in_trouble_its_silence_does_not_count_until_the_p
     monkeypatch.setattr(eyes.disks, "trouble", lambda *_, **__: found[0])
 
     async def silent_s():
-        eyes._door.silent_s = 3600.0
+        eyes._door.silence.seconds = 3600.0
         return (await eyes.look(is_stopped=False)).door_silent_s
 
     assert await silent_s() == 0.0

@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
+from actors.cluster import actor_calls
 from actors.monitoring.health_monitor import MonitorReport
 from actors.serving.server_report import ServerReport, ServerWork
 from actors.supervision import monitor_handle, server_handle
@@ -148,14 +150,14 @@ def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answ
 def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
     """A Coordinator that was stopped for an hour must not end the run for the hour."""
     hours = iter(range(0, 10_000_000, 3600))
-    monkeypatch.setattr(monitor_handle.time, "monotonic", lambda: float(next(hours)))
+    monkeypatch.setattr(monitor_handle, "Silence", partial(actor_calls.Silence, lambda: float(next(hours))))
 
     def watch(servers, hold_s):
         raise ActorUnavailableError("being restarted", None)
 
     turns = []
     link = look(watch, lambda link: turns.append(1) or len(turns) > 5)
-    assert 0.0 < link.silent_s <= TURNS * monitor_handle.LONGEST_TURN_S
+    assert 0.0 < link.silent_s <= TURNS * actor_calls.LONGEST_TURN_S
 
 
 async def test_it_is_released_from_the_servers_that_are_about_to_be_stopped(ended):
