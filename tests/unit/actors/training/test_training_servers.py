@@ -13,7 +13,7 @@ import torch
 
 from actors.processes.loop_thread import LoopThread
 from actors.rollout.server_pool import ServerPool
-from actors.training.training_servers import TrainingServers
+from actors.training.training_servers import PolicyServers, TrainingServers
 from actors.weights.servers import Servers
 from actors.weights.weight_consistency_check import GREEDY, GoldenComparison
 from actors.weights.weight_folders import FolderTransport, WeightFolders
@@ -189,6 +189,45 @@ def test_at_its_end_no_weights_are_on_their_way_any_more_and_no_connection_is_op
     trial.thread.call(trial._servers.close())
     assert ended == [True]
     assert trial._servers.client._session.closed
+
+
+def test_at_its_end_no_server_is_probed_any_more(trials):
+    """A probe that goes on asks over connections that are closed, and again each half second."""
+    ended = []
+
+    async def probed():
+        try:
+            await asyncio.Event().wait()
+        finally:  # an answer that is still awaited needs the connections
+            ended.append(not trial._servers.client._session.closed)
+
+    async def nothing():
+        pass
+
+    trial = trials(probed, known=dataclasses.replace(STALE, state=ServerState.READY))
+    trial.publisher.close = nothing
+    trial.thread.call(trial.pool.suspect(STALE.key, "reset"))
+    assert trial.asked.wait(deadline_s())
+    trial.thread.call(trial._servers.close())
+    assert ended == [True]
+
+
+def test_at_its_end_the_folders_of_weights_go_when_nobody_reads_them_any_more(tmp_path):
+    """They are in memory that outlives the process."""
+    servers, closed = PolicyServers.__new__(PolicyServers), []
+    servers.folders = WeightFolders(tmp_path / "weights", lambda folder: None)
+    servers.folders.write(1)
+
+    def part(name):
+        async def close():
+            closed.append((name, (tmp_path / "weights" / "v1").is_dir()))
+
+        return SimpleNamespace(close=close)
+
+    servers.publisher, servers.pool, servers.client = part("publisher"), part("pool"), part("client")
+    asyncio.run(servers.close())
+    assert closed == [("publisher", True), ("pool", True), ("client", True)]
+    assert not (tmp_path / "weights").exists()
 
 
 def test_weights_that_a_disk_refuses_are_waited_for_until_there_is_room_for_them(tmp_path):
