@@ -50,6 +50,17 @@ def config(tmp_path):
     return made
 
 
+def of_sleeping_command(folder):
+    """The Coordinator of a command that never ends by itself, and the paths of its run."""
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.trainer = ForeignTrainerConfig(
+        adapter="command", command="sleep 3600", pattern=r"step (?P<step>\d+)", cwd=str(folder)
+    )
+    paths = RunPaths(fileroot=folder / "runs", user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    return coordinator_of(config, paths), paths
+
+
 def rank(paths):
     """The trainer; its worker has the same command line, and the trainer for a parent, or the host."""
     alike = {one.pid for one in bearing(mark_of(paths)) if command_line(one)[1:3] == ["-u", "train.py"]}
@@ -131,13 +142,7 @@ def test_a_checkpoint_that_no_run_has_seen_ends_the_run_before_it_starts_and_is_
 
 
 def test_what_the_trainer_refuses_while_the_run_is_being_ended_changes_nothing_of_its_end(tmp_path):
-    config = RunConfig(experiment_name="e", trial_name="t")
-    config.trainer = ForeignTrainerConfig(
-        adapter="command", command="sleep 3600", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
-    )
-    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
-    paths.prepare()
-    coordinator = coordinator_of(config, paths)
+    coordinator, _ = of_sleeping_command(tmp_path)
 
     async def refuses(*, reinstates):
         coordinator._cluster._unusable = RunError("as a restore under way", "no")
@@ -157,13 +162,7 @@ def test_what_the_trainer_refuses_while_the_run_is_being_ended_changes_nothing_o
 @pytest.mark.parametrize("where", ["before its process", "with its process half made"])
 async def test_a_command_whose_run_ends_while_it_is_started_is_not_left_running(tmp_path, monkeypatch, where):
     """Halt found no process, and the order to start, which waited for the door or the disk, started one after it."""
-    config = RunConfig(experiment_name="e", trial_name="t")
-    config.trainer = ForeignTrainerConfig(
-        adapter="command", command="sleep 3600", pattern=r"step (?P<step>\d+)", cwd=str(tmp_path)
-    )
-    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
-    paths.prepare()
-    coordinator = coordinator_of(config, paths)
+    coordinator, paths = of_sleeping_command(tmp_path)
     trainer, made, is_starting, may_go_on = coordinator.trainer, [], asyncio.Event(), asyncio.Event()
 
     async def held():
