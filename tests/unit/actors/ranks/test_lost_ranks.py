@@ -1,7 +1,9 @@
 """Which rank is told to be lost, and when, where several end or fail at once."""
 
 import errno
+import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from launcher.base.errors import TrainerError
 from launcher.base.messages import LoopFailure
 from launcher.base.rank_location import RankLocation
 from launcher.policy.exit_cause import RanOut
+from tests.support.machine import scaled
 
 RANKS = (1, 2)
 DEAD = RayActorError(error_msg="its worker died")
@@ -37,8 +40,8 @@ class FakeRay:
         self.ended |= self.later
 
 
-def watched(monkeypatch, fake, errors=(), ranks=RANKS):
-    """What the journal has of it."""
+def controller(monkeypatch, fake, errors=(), ranks=RANKS):
+    """That of rank 0, and what the journal has of it."""
     told = []
     monkeypatch.setattr(rank_controller, "ray", fake)
     monkeypatch.setattr(rank_controller, "time", SimpleNamespace(sleep=fake.sleep, monotonic=lambda: 0.0))
@@ -50,6 +53,12 @@ def watched(monkeypatch, fake, errors=(), ranks=RANKS):
     made._is_lost, made._is_closed, made._losing = threading.Event(), threading.Event(), threading.Lock()
     made._kills = SimpleNamespace(risen=lambda: 0)
     made._journal = SimpleNamespace(record=lambda event, subject, reason: told.append((event, reason)))
+    return made, told
+
+
+def watched(monkeypatch, fake, errors=(), ranks=RANKS):
+    """What the journal has of it."""
+    made, told = controller(monkeypatch, fake, errors, ranks)
     made._watch()
     return told
 
@@ -87,6 +96,38 @@ def test_what_a_rank_printed_as_it_aborted_is_its_reason(monkeypatch, tmp_path):
     assert reason.endswith(f"its worker died; it printed: {thrown}   what():  std::bad_alloc")
     failure = LoopFailure(kind="TrainerError", message=reason, global_step=3)
     assert finding_of(failure).ran_out is RanOut.TRAINER_HOST
+
+
+@pytest.mark.parametrize("end", [DEAD, FAILED], ids=["killed", "failed"])
+def test_a_collective_that_a_lost_rank_holds_up_for_ever_ends_with_the_process(monkeypatch, end):
+    """As LoRA's export may: no exception reaches a thread that waits in it."""
+    is_waiting, is_over, codes = threading.Event(), threading.Event(), []
+    made, told = controller(monkeypatch, FakeRay({1: end}, {}), ranks=[1])
+    made._ranks[0].call = SimpleNamespace(remote=lambda *_: None)
+    made._joining = []
+
+    def exit_process(code):
+        codes.append(code)
+        is_over.set()
+        made._is_closed.set()
+
+    def gather_weights(dtype):
+        is_waiting.set()
+        is_over.wait()
+        raise RuntimeError("the test has let it go")
+
+    learner = SimpleNamespace(gather_weights=gather_weights)
+    now = itertools.count(step=rank_controller.GRACE_S)
+    monkeypatch.setattr(rank_controller.os, "_exit", exit_process)
+    monkeypatch.setattr(rank_controller.time, "monotonic", lambda: next(now))
+    with ThreadPoolExecutor() as threads:
+        exporting = threads.submit(made.call, learner, "gather_weights", [[0], [0]])
+        assert is_waiting.wait(scaled(30.0))
+        made._watch()
+        with pytest.raises(TrainerError, match="trainer rank 1"):
+            exporting.result()
+    assert codes == [rank_controller.RANK_LOST]
+    assert [event for event, _ in told] == ["trainer.rank_lost"]
 
 
 class Asked:
