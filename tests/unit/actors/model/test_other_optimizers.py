@@ -62,6 +62,15 @@ def folder(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"), hidden_size=64, intermediate_size=128, num_hidden_layers=1)
 
 
+@pytest.fixture(scope="module")
+def square(tmp_path_factory):
+    """Of two shapes alone, one for eight bits and one too small for them: the step is compiled for each shape."""
+    one = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 64, "vocab_size": 64}
+    return make_model(
+        tmp_path_factory.mktemp("square"), num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, **one
+    )
+
+
 def policy(folder, kind, **settings):
     optimizer = OptimizerConfig(type=kind, lr=1e-2, weight_decay=0.1)
     config = actor(folder, optimizer=optimizer, **settings)
@@ -80,9 +89,10 @@ def same(left, right):
         pytest.param(EIGHT_BIT, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),  # its step is compiled to C++
     ],
 )
-def test_four_steps_are_two_then_a_restart_then_two(folder, tmp_path, kind):
+def test_four_steps_are_two_then_a_restart_then_two(folder, square, tmp_path, kind):
     if kind == EIGHT_BIT:
         pytest.importorskip("torchao")
+        folder = square
     whole = weights(train(policy(folder, kind), [0, 1, 2, 3]))
     half = train(policy(folder, kind), [0, 1])
     assert not same(weights(half), whole)
@@ -176,8 +186,6 @@ def test_before_anything_starts_it_is_made_in_another_process():
     assert said("torch.optim:RMSprop") == []
     (message,) = said("torch.optim:SparseAdam")
     assert message.startswith("actor.optimizer.type=torch.optim:SparseAdam needs sparse gradients")
-    (message,) = said("torch.nn:Linear")
-    assert message.startswith("actor.optimizer.type=torch.nn:Linear can't be made: TypeError: it is no torch.optim")
 
 
 @pytest.mark.slow
