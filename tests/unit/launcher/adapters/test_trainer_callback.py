@@ -1,12 +1,9 @@
 """The callback in a real Trainer of transformers, on the CPU: steps are reported, and no step is taken in a pause."""
 
 import ast
-import contextlib
 import inspect
 import json
-import os
 import runpy
-import signal
 import subprocess
 import sys
 import time
@@ -166,21 +163,18 @@ def test_a_request_that_can_not_be_read_changes_nothing(tmp_path, paths, steps, 
     assert "request.json can't be read" in capsys.readouterr().out
 
 
-RANKS = """
-import os, sys, torch
+RANK = """
+import sys, time, torch
 from types import SimpleNamespace
 from launcher.adapters.trainer_callback import LauncherCallback
-folder, other = sys.argv[1:]
-rank = 0 if os.fork() else 1  # the imports take nearly all of the time
+rank, folder, other = int(sys.argv[1]), *sys.argv[2:]
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 callback = LauncherCallback(f"{folder}/steps", other if rank else f"{folder}/request")
 for step in range(3):
     state = SimpleNamespace(global_step=step, is_world_process_zero=rank == 0)
     callback.on_step_begin(SimpleNamespace(device="cpu"), state, None)
     torch.distributed.barrier()
-    print(rank, step, flush=True)
-if rank == 0:
-    os.wait()
+    print(step, flush=True)
 """
 
 
@@ -188,20 +182,23 @@ if rank == 0:
 def test_all_ranks_wait_as_rank_0_has_it(tmp_path):
     """The second rank reads a file that never asks for a pause: alone, it would go on."""
     (tmp_path / "request").write_text('{"wish": "pause"}')
-    command = [sys.executable, "-c", RANKS, str(tmp_path), str(tmp_path / "none")]
-    ranks = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path), str(tmp_path / "none")], stdout=-1, text=True
+        )
+        for rank in range(2)
+    ]
     try:
         give_up_at = time.monotonic() + 300
         while not (tmp_path / "steps").exists():
             assert time.monotonic() < give_up_at
-            assert ranks.poll() is None
+            assert all(one.poll() is None for one in ranks)
             time.sleep(0.05)
         (tmp_path / "request").write_text('{"wish": "run"}')
-        said = [line.split() for line in ranks.communicate(timeout=300)[0].splitlines()]
-        assert [[step for one, step in said if one == rank] for rank in "01"] == [["0", "1", "2"]] * 2
+        assert [one.communicate(timeout=300)[0].split() for one in ranks] == [["0", "1", "2"]] * 2
     finally:
-        with contextlib.suppress(ProcessLookupError):  # both have ended
-            os.killpg(ranks.pid, signal.SIGKILL)
+        for one in ranks:
+            one.kill()
     assert [json.loads(line)["grpo_paused"] for line in (tmp_path / "steps").read_text().splitlines()] == [True, False]
 
 
