@@ -55,6 +55,7 @@ class Trial(TrainingServers):
 
     def __init__(self, answer, own=-0.5, **config):
         self.thread = self._thread = LoopThread("rollouts")
+        self._config = RunConfig(experiment_name="admit", **config)
         self.asked = threading.Event()
 
         async def begin():
