@@ -75,7 +75,10 @@ def test_a_coordinator_that_is_killed_with_a_server_is_followed_by_one_that_rest
     assert lives(run, "server-0") == others, "what is healthy is adopted"
 
 
-def test_nothing_was_lost_or_stale_and_nobody_stays(run):
-    run.stop()
+def test_ctrl_c_saves_and_nothing_was_lost_or_stale_and_nobody_stays(run):
+    """It reaches the driver through its parent."""
+    assert "stopping: the step under way is finished and saved" in run.stop()
+    (aborted,) = run.events("run.aborted")
+    assert aborted["reason"] == "ended by the user"
     run.wait_gone()
     run.check_ledger()

@@ -49,13 +49,3 @@ def test_a_killed_driver_is_begun_again_and_the_run_finishes_with_its_ledger_who
         assert [event["times"] for event in run.events("driver.restarted")] == list(range(1, n_kills + 1))
         killed_by_segv = "incident 2: the run's driver was killed (it was ended by SIGSEGV; 2 times in this command)"
         assert killed_by_segv in said
-
-
-def test_ctrl_c_reaches_the_driver_through_its_parent_and_saves(tmp_path):
-    with SupervisedRun(tmp_path, steps=900, servers=1) as run:
-        run.wait_steps(2)
-        said = run.stop()
-        run.wait_gone()
-        assert "stopping: the step under way is finished and saved" in said
-        (aborted,) = run.events("run.aborted")
-        assert aborted["reason"] == "ended by the user"
