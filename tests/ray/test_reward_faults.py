@@ -126,14 +126,15 @@ def test_rewards_and_weights_that_are_no_numbers_and_a_policy_that_collapses(tmp
 
 def test_with_dynamic_sampling_a_collapse_is_found_though_its_groups_are_left_out(tmp_path):
     settings = ["actor.dynamic_sampling=3", "gate.recorded=0"]
-    with SupervisedRun(tmp_path, steps=24, servers=2, settings=settings) as run:
+    with SupervisedRun(tmp_path, steps=ENDLESS, servers=2, settings=settings) as run:
         run.wait_steps(9)
         run.break_reward("zero_unless_known")
         run.wait_until(lambda: run.events("health.reward_collapse"), "it is found")
         run.mend_reward()
         run.wait_until(lambda: run.incidents() == {1: ("reward_collapse", "policy", True)}, "it is over")
         run.kill(*run.server_pids().values(), run.trainer_pids()[-1])
-        run.finish()
+        run.wait_steps(run.steps_done() + 4)
+        run.stop()
         run.check_ledger()
         lines = run.ledger()
         assert sum("filtered_ids" in line for line in lines) > len(lines) / 2, "half of the groups have no signal"
