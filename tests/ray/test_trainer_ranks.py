@@ -14,6 +14,8 @@ from tests.programs.supervised_run import SupervisedRun
 STEPS = 9
 RANKS = 2
 PARKED = "recovery.standby_trainers=1"
+FAULTS = [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
+"""The rank that is lost, and how. The first of them also with parked ranks, below."""
 KILLS = 5
 """At most, until two were followed by a takeover: ranks that do not answer in time are left for a cold start of all."""
 
@@ -72,38 +74,35 @@ def told_of(run: SupervisedRun, pid: int) -> str:
 
 
 @pytest.mark.timeout(900)
-def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path):
+@pytest.mark.parametrize(
+    "faults", [FAULTS[1:], pytest.param(FAULTS, marks=pytest.mark.long)], ids=["one of each", "each of both"]
+)
+def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path, faults):
     with SupervisedRun(tmp_path, steps=STEPS, servers=1, ranks=RANKS) as run:
         ranks = Ranks(run)
         run.wait_until(ranks.starting, "a rank that starts")
         run.kill(ranks.starting()[0])
         run.wait_steps(2)
-        first = ranks.wait_life(1)
-        assert len(set(first)) == RANKS
-        ranks.hit(first[1], signal.SIGKILL, life=1)
-        second = ranks.wait_life(2)
-        ranks.hit(second[0], signal.SIGKILL, life=2)
-        third = ranks.wait_life(3)
-        ranks.hit(third[1], signal.SIGSTOP, life=3)
-        fourth = ranks.wait_life(4)
-        assert not any(psutil.pid_exists(pid) for pid in (*first, *second, *third)), "an old rank lives"
+        assert len(set(ranks.wait_life(1))) == RANKS
+        for life, (rank, how) in enumerate(faults, 1):
+            ranks.hit(ranks.wait_life(life)[rank], how, life=life)
+        *before, last = ranks.lives()
+        assert not any(psutil.pid_exists(pid) for life in before for pid in life), "an old rank lives"
         run.finish()
         run.wait_gone()
 
         run.check_ledger()
         steps = [line["global_step"] for line in run.ledger()]
         assert steps == list(range(STEPS)), "no step was taken back and none twice"
-        assert " ended: " in told_of(run, first[1])
-        assert "does not answer" in told_of(run, third[1])
-        assert [cause for cause, _, _ in run.incidents().values()] == [
-            Cause.TRAINER_CRASH,  # while it started
-            Cause.TRAINER_CRASH,
-            Cause.TRAINER_CRASH,
-            Cause.TRAINER_HANG,
-        ]
+        for pids, (rank, how) in zip(before, faults, strict=True):
+            if rank:
+                assert (" ended: " if how is signal.SIGKILL else "does not answer") in told_of(run, pids[rank])
+        causes = {signal.SIGKILL: Cause.TRAINER_CRASH, signal.SIGSTOP: Cause.TRAINER_HANG}
+        after_the_start = [causes[how] for _, how in faults]
+        assert [cause for cause, _, _ in run.incidents().values()] == [Cause.TRAINER_CRASH, *after_the_start]
         assert all(mended for _, _, mended in run.incidents().values())
-        assert len(ranks.lives()) == 4
-        assert len(fourth) == RANKS
+        assert ranks.lives() == [*before, last]
+        assert len(last) == RANKS
 
 
 @pytest.mark.timeout(900)
@@ -123,7 +122,9 @@ def test_parked_ranks_take_over_from_whichever_rank_is_lost_and_others_are_parke
         while to_lose:
             assert life <= KILLS, run.tail()
             waiting, takeovers = ranks.parked(), len(run.events("trainer.took_over"))
-            ranks.hit(ranks.wait_life(life)[to_lose[0]], signal.SIGKILL, life=life)
+            lost = ranks.wait_life(life)[to_lose[0]]
+            ranks.hit(lost, signal.SIGKILL, life=life)
+            assert to_lose[0] == 0 or " ended: " in told_of(run, lost)
             life += 1
             now, took_over = ranks.wait_life(life), len(run.events("trainer.took_over")) > takeovers
             assert (now[0] == waiting[0]) == took_over
