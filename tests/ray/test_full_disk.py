@@ -1,7 +1,7 @@
 """A run whose disk is full, has no inodes left, is read-only, fails, is over its quota, or does not answer for a while:
 it waits, and nothing is lost or spent.
 
-The run's files are on a tmpfs of its own. Its servers print a line for each request, so that their logs grow as
+The run's files are on an ext4 of its own. Its servers print a line for each request, so that their logs grow as
 SGLang's do.
 """
 
@@ -18,22 +18,38 @@ from launcher.run_files.journal import read_lines
 from tests.programs.supervised_run import SupervisedRun
 from tests.support.machine import need_programs
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 HELD_S = 15.0
-STEPS = 45
-SIZE = "64m"
-INODES = 2000
+STEPS = 70
+"""More than the run takes until its disk has been broken each time."""
+BYTES, INODES = 128 * 2**20, 2000
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    folder = tmp_path / "disk"
+    """A filesystem that can be filled, and frozen."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},nr_inodes={INODES}", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a filesystem needs root")
+    with image.open("wb") as file:
+        file.truncate(BYTES)
+    make = ["mkfs.ext4", "-q", "-N", str(INODES), str(image)]
+    for words in (make, ["mount", "-o", "loop", str(image), str(folder)]):
+        if subprocess.run(words, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a filesystem needs root")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def refused_writes(tmp_path, small_disk):
+    """The environment in which the writes of a run may be refused."""
+    library = tmp_path / "refused_writes.so"
+    source = Path(__file__).parents[1] / "programs" / "refused_writes.c"
+    need_programs("cc")
+    words = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(words, check=True, capture_output=True)
+    more = {"REFUSED_FOLDER": str(small_disk), "REFUSED_SWITCH": str(switch_of(small_disk))}
+    return {**os.environ, **more, "LD_PRELOAD": str(library)}
 
 
 @contextlib.contextmanager
@@ -118,81 +134,52 @@ def frozen(folder: Path):
         subprocess.run(["fsfreeze", "--unfreeze", str(folder)], check=True)
 
 
-def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk):
+def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk, refused_writes):
     """Whichever way it is broken: one run, since its start costs more than each of them."""
-    ways = ((full, "no space left"), (without_inodes, "no inodes left"), (read_only, "it is read-only"))
-    with SupervisedRun(small_disk, steps=STEPS, servers=2, console=small_disk.parent / "console.log") as run:
-        wait_for_the_disk(run, small_disk, ways)
-
-
-@pytest.fixture
-def other_disk(tmp_path):
-    """A filesystem that can be frozen."""
-    image, folder = tmp_path / "image", tmp_path / "disk"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(256 * 2**20)
-    for words in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)]):
-        if subprocess.run(words, capture_output=True, check=False).returncode:
-            pytest.skip("mounting a filesystem needs root")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture
-def refused_writes(tmp_path, other_disk):
-    """The environment in which the writes of a run may be refused."""
-    library = tmp_path / "refused_writes.so"
-    source = Path(__file__).parents[1] / "programs" / "refused_writes.c"
-    need_programs("cc")
-    words = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(words, check=True, capture_output=True)
-    more = {"REFUSED_FOLDER": str(other_disk), "REFUSED_SWITCH": str(switch_of(other_disk))}
-    return {**os.environ, **more, "LD_PRELOAD": str(library)}
-
-
-def test_the_run_waits_for_a_disk_that_fails_or_does_not_answer(other_disk, refused_writes):
     ways = (
+        (full, "no space left"),
+        (without_inodes, "no inodes left"),
+        (read_only, "it is read-only"),
         (refusing(errno.EIO), "input/output errors"),
         (frozen, "a write does not return"),
         (refusing(errno.EDQUOT), "the quota is exceeded"),
     )
     with SupervisedRun(
-        other_disk,
+        small_disk,
         steps=STEPS,
         servers=2,
-        console=other_disk.parent / "console.log",
+        console=small_disk.parent / "console.log",
         environment=refused_writes,
         settings=("disk.stall_s=3.0",),
     ) as run:
-        wait_for_the_disk(run, other_disk, ways)
+        for number, (broken, said) in enumerate(ways, 1):
+            run.wait_steps(run.steps_done() + 6)
+            wait_for_the_disk(run, small_disk, broken, said, number)
+        run.finish()
+        run.check_ledger()
+        first = run.events("incident.began")[0]
+        assert [e for e in run.events("repair.begun") if e["at"] >= first["at"]] == [], "no budget was spent"
+        assert run.events("server.died") == run.events("trainer.died") == []
+        assert run.said().count("a disk can't be written") == len(ways), run.said()
+        assert len(list(read_lines(run.paths.metrics))) == run.steps
 
 
-def wait_for_the_disk(run: SupervisedRun, disk: Path, ways) -> None:
-    """`ways`: each breaks the disk for HELD_S, with what is said of it. To the end of the run."""
-    for number, (broken, said) in enumerate(ways, 1):
-        run.wait_steps(run.steps_done() + 6)
-        servers = run.server_pids()
-        with broken(disk) as keep:
-            until = time.monotonic() + HELD_S
-            # a person sees it before there is room again
-            while time.monotonic() < until or run.said().count("a disk can't be written") < number:
-                assert run.process.poll() is None, run.said()
-                keep()
-                time.sleep(0.2)
-            ended = [pid for pid in servers.values() if not Path(f"/proc/{pid}").exists()]
-            assert not ended, f"{ended} of {servers} have ended"
-        run.wait_until(lambda n=number: run.said().count(f"incident {n} is over") == 1, f"{said}: it is over")
-        assert list(run.incidents().values()) == [("disk_full", "disk", True)] * number
-        began = run.events("incident.began")[-1]
-        met_by = (run.paths.logs, run.paths.default_checkpoints)  # a probe, or a checkpoint before it
-        assert said in began["reason"]
-        assert any(str(folder) in began["reason"] for folder in met_by)
-        assert run.server_pids() == servers
-    run.finish()
-    run.check_ledger()
-    first = run.events("incident.began")[0]
-    assert [e for e in run.events("repair.begun") if e["at"] >= first["at"]] == [], "no budget was spent"
-    assert run.events("server.died") == run.events("trainer.died") == []
-    assert run.said().count("a disk can't be written") == len(ways), run.said()
-    assert len(list(read_lines(run.paths.metrics))) == run.steps
+def wait_for_the_disk(run: SupervisedRun, disk: Path, broken, said: str, number: int) -> None:
+    """While it is `broken` for HELD_S, and until incident `number` is over. `said`: what is said of it."""
+    servers = run.server_pids()
+    with broken(disk) as keep:
+        until = time.monotonic() + HELD_S
+        # a person sees it before there is room again
+        while time.monotonic() < until or run.said().count("a disk can't be written") < number:
+            assert run.process.poll() is None, run.said()
+            keep()
+            time.sleep(0.2)
+        ended = [pid for pid in servers.values() if not Path(f"/proc/{pid}").exists()]
+        assert not ended, f"{ended} of {servers} have ended"
+    run.wait_until(lambda: run.said().count(f"incident {number} is over") == 1, f"{said}: it is over")
+    assert list(run.incidents().values()) == [("disk_full", "disk", True)] * number
+    began = run.events("incident.began")[-1]
+    met_by = (run.paths.logs, run.paths.default_checkpoints)  # a probe, or a checkpoint before it
+    assert said in began["reason"]
+    assert any(str(folder) in began["reason"] for folder in met_by)
+    assert run.server_pids() == servers
