@@ -126,9 +126,12 @@ def _environment_as_before():
     """A tool that hides the GPUs from its own process hid them from the Ray cluster of a later test."""
     before = dict(os.environ)
     yield
-    if dict(os.environ) != before:
-        os.environ.clear()
-        os.environ.update(before)
+    changed = {name for name, _ in before.items() ^ os.environ.items()} - {"PYTEST_CURRENT_TEST"}
+    for name in changed:  # and no other: a thread that reads the environment meanwhile may end the process
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 @pytest.fixture(autouse=True)
