@@ -29,6 +29,9 @@ ASK_S = 0.2
 SOON_S = 0.005
 PAUSE_S = 5.0
 """Between two looks: this process was stopped, or not scheduled, and so were its probes."""
+SAVING_TIMES = 10
+"""A probe that waits for a checkpoint's data to reach the disk has this many times `disk.stall_s`. Without an end, a
+disk that stalls in a checkpoint is told to nobody until it answers."""
 
 log = logging.getLogger("disk")
 
@@ -166,12 +169,12 @@ class DiskWatch:
 
     def trouble(self, now: float, *, stepped_at: float | None = None, patient: bool = False) -> DiskTrouble | None:
         """What keeps the run from writing, or did a moment ago. `stepped_at`: when the last step was committed.
-        `patient`: a checkpoint is being written, and a probe may wait for it for long.
+        `patient`: a checkpoint is being written, and a probe may wait for it for SAVING_TIMES as long.
 
         After one, or after a pause of this process, a probe has its whole time again: it comes back later than the end
         of what it waited for. Not during trouble: a checkpoint that begins on a stalled disk would end it.
         """
-        if self._trouble is None and (patient or now - self._looked_at > PAUSE_S):
+        if self._trouble is None and (now - self._looked_at > PAUSE_S or (patient and self._may_wait(now))):
             self._excused_at = now
         self._looked_at = now
         found = find_trouble(
@@ -187,6 +190,10 @@ class DiskWatch:
             self._trouble = None
             self._refusals.clear()
         return self._trouble
+
+    def _may_wait(self, now: float) -> bool:
+        waiting = [one.look().began_at for one in self._probes.values()]
+        return all(began is None or now - began <= SAVING_TIMES * self._settings.stall_s for began in waiting)
 
     def _since_the_last_step(self, found: DiskTrouble, now: float, stepped_at: float | None) -> DiskTrouble:
         """What no figure shows, as a quota, is met again at each try: until a step is committed all that is one

@@ -300,7 +300,10 @@ class DiskConfig:
         1.0, "interval between two probes of each disk, in seconds; a probe writes and syncs a file of 4 KiB", POSITIVE
     )
     stall_s: float = setting(
-        30.0, "time without return of a probe after which the disk counts as stalled, in seconds", DEADLINE
+        30.0,
+        "time without return of a probe after which the disk counts as stalled, in seconds; ten times that while a "
+        "checkpoint is written, for which the probe may wait",
+        DEADLINE,
     )
     settle_s: float = setting(2.0, "time that a disk must work again before the run resumes, in seconds", POSITIVE)
     settle_max_s: float = setting(

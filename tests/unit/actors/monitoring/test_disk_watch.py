@@ -116,6 +116,19 @@ def test_the_end_of_a_checkpoint_or_of_a_pause_of_this_process_makes_no_slow_pro
         released.set()
 
 
+def test_a_disk_that_stalls_while_a_checkpoint_is_written_is_found_too(tmp_path, monkeypatch):
+    """`fsfreeze` in a checkpoint: the trainer said that it was saving for as long as nothing could be written."""
+    released, fsync = threading.Event(), disk_watch.os.fsync
+    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
+    with watching(tmp_path, stall_s=3.0) as watch:
+        until(lambda: watch._probes[str(tmp_path)].look().began_at)
+        now = time.monotonic()
+        found = [watch.trouble(now + second, patient=True) for second in range(35)]
+        assert found[:29] == [None] * 29, "a probe may wait for a checkpoint"
+        assert found[-1].fault is DiskFault.STALLED
+        released.set()
+
+
 def test_a_refusal_on_the_clock_of_another_machine_neither_waits_for_it_nor_ends_the_run(tmp_path):
     for theirs in (1e9, -1e9):
         with watching(tmp_path) as watch:
