@@ -108,6 +108,13 @@ def test_no_test_begins_after_the_end_and_whole_runs_are_the_last():
     conftest.pytest_runtest_setup(unit)
 
 
+def test_another_day_begins_with_other_whole_runs():
+    files = [conftest.TESTS / "e2e" / f"test_{letter}.py" for letter in "abcdefgh"]
+    orders = [sorted(files, key=lambda file: conftest.turn(file, day=day)) for day in range(20)]
+    assert orders[0] == sorted(files, key=lambda file: conftest.turn(file, day=0)), "the same in each process"
+    assert {order[0] for order in orders} == set(files)
+
+
 def test_a_unit_test_that_hangs_ends_after_a_minute(request):
     assert request.node.get_closest_marker("timeout").args == (conftest.UNIT_TIMEOUT_S,) == (60,)
 
