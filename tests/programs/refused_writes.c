@@ -1,5 +1,6 @@
 /* Preloaded (LD_PRELOAD): while there is a symbolic link REFUSED_SWITCH, writes and syncs of files below the folder
- * REFUSED_FOLDER fail with the errno that the link names ("5" is EIO). For disks that no mount can make. */
+ * REFUSED_FOLDER fail with the errno that the link names ("5" is EIO). For disks that no mount can make.
+ * Where the link names "hold", those of a checkpoint that is being written wait until the link is gone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,6 +25,11 @@ static int refused(int descriptor)
     if (length < 0)
         return 0;
     path[length] = 0;
+    if (strcmp(number, "hold") == 0) {
+        while (strstr(path, "/.staging-") && readlink(link, number, sizeof number - 1) >= 0)
+            usleep(10000);
+        return 0;
+    }
     size_t all = strlen(folder);
     return strncmp(path, folder, all) == 0 && path[all] == '/' ? atoi(number) : 0;
 }

@@ -19,8 +19,9 @@ from tests.programs.supervised_run import SupervisedRun
 from tests.support.machine import need_programs
 
 pytestmark = pytest.mark.timeout(900)
-HELD_S = 15.0
-STEPS = 70
+HELD_S = 10.0
+STALL_S = 3.0
+STEPS = 80
 """More than the run takes until its disk has been broken each time."""
 BYTES, INODES = 128 * 2**20, 2000
 
@@ -134,6 +135,20 @@ def frozen(folder: Path):
         subprocess.run(["fsfreeze", "--unfreeze", str(folder)], check=True)
 
 
+@contextlib.contextmanager
+def frozen_in_a_checkpoint(folder: Path):
+    """The same, while a checkpoint is being written, for which a probe of the disk may wait for long."""
+    switch = switch_of(folder)
+    switch.symlink_to("hold")
+    try:
+        while not list(folder.glob("checkpoints/**/.staging-*")):
+            time.sleep(0.02)
+        with frozen(folder) as keep:
+            yield keep
+    finally:
+        switch.unlink()
+
+
 def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk, refused_writes):
     """Whichever way it is broken: one run, since its start costs more than each of them."""
     ways = (
@@ -143,6 +158,7 @@ def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk, ref
         (refusing(errno.EIO), "input/output errors"),
         (frozen, "a write does not return"),
         (refusing(errno.EDQUOT), "the quota is exceeded"),
+        (frozen_in_a_checkpoint, "a write does not return"),
     )
     with SupervisedRun(
         small_disk,
@@ -150,7 +166,7 @@ def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk, ref
         servers=2,
         console=small_disk.parent / "console.log",
         environment=refused_writes,
-        settings=("disk.stall_s=3.0",),
+        settings=(f"disk.stall_s={STALL_S}",),
     ) as run:
         for number, (broken, said) in enumerate(ways, 1):
             run.wait_steps(run.steps_done() + 6)
