@@ -81,6 +81,7 @@ class TrainerWatch:
         self._evidence: TrainerEvidence | None = None
         self._step_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._step, self._step_at = -1, 0.0
+        self._heard_at = float("-inf")
         self._is_publishing = self._has_published = False
 
     def look(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
@@ -94,6 +95,9 @@ class TrainerWatch:
         was_publishing, self._is_publishing = self._is_publishing, view.phase == "publish"
         self._has_published |= was_publishing and not self._is_publishing
         self._time_steps(view, now)
+        # That it waits is old news then: one that hung while it waited would be excused for ever.
+        is_silent = is_asked and heard_at == self._heard_at
+        self._heard_at = heard_at
         state, cpu_s = process_state(view.pid) if is_here(view.node) else (None, 0.0)
         look = TrainerLook(
             at=now,
@@ -102,10 +106,12 @@ class TrainerWatch:
             pinged_at=heard_at,
             ping_waits=is_asked,
             progress=view.progress,
-            waits_for=waits_for(view),
+            waits_for="" if is_silent else waits_for(view),
             median_step_s=median(self._step_s) if self._step_s else None,
-            # The first publication of a process reads again what several ranks have written (PolicyModel.export).
+            # One that waited for an order may have begun a restore since. The first publication of a process reads
+            # again what several ranks have written (PolicyModel.export).
             is_at_one_thing=view.phase == "checkpoint"
+            or not (view.is_running or view.is_allowed)
             or (self._is_publishing and (bool(view.loading) or not self._has_published)),
         )
         evidence = self._evidence

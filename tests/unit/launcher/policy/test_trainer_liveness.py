@@ -100,7 +100,7 @@ class Watch:
         self.step += 1
         self.enters("publish")
 
-    def at(self, phase, seconds, **seen):
+    def at(self, phase, seconds, *, answers=True, **seen):
         """The first time at which it was called dead, None: never."""
         until = self.now + seconds
         began = self.now
@@ -110,7 +110,7 @@ class Watch:
                 pid=self.pid, node="other", is_started=True, is_loaded=True, is_allowed=True, is_running=True
             )
             view = dataclasses.replace(view, phase=phase, next_step=self.step, progress=self.entered, **seen)
-            self.watch.look(view, heard_at=self.now, is_asked=False)
+            self.watch.look(view, heard_at=self.now if answers else began, is_asked=not answers)
             if self.watch.verdict().health is Health.DEAD:
                 return self.now - began
         return None
@@ -143,6 +143,27 @@ def test_any_other_stand_still_is_met_after_the_runs_own_steps(phase):
     watch = Watch()
     watch.enters(phase)
     assert watch.at(phase, 2 * LIMIT_S) == pytest.approx(LIMIT_S, abs=2 * SETTINGS.look_interval_s)
+
+
+ON_ORDER = {"is_allowed": False, "is_running": False}
+
+
+@pytest.mark.parametrize(
+    ("waits", "limit_s"),
+    [
+        ({"phase": "rollout"}, LIMIT_S),  # no server serves
+        ({"phase": "train", "is_at_gate": True}, LIMIT_S),
+        ({"phase": "idle", **ON_ORDER}, SETTINGS.trainer_first_s),  # the order may be a restore, which takes long
+    ],
+)
+def test_one_that_waits_and_answers_may_wait_for_ever_and_one_that_hangs_meanwhile_is_found(waits, limit_s):
+    """Its interpreter was held, or its threads had locked each other: its last answer, that it waited, excused it for
+    ever. Orders to it failed one after another, and no repair came of it."""
+    watch = Watch()
+    watch.enters("train")
+    watch.at("train", MEDIAN_S)  # its steps are known
+    assert watch.at(seconds=2 * limit_s, **waits) is None
+    assert watch.at(seconds=2 * limit_s, answers=False, **waits) == pytest.approx(limit_s, abs=1.0)
 
 
 # ── a run that takes no step ──
