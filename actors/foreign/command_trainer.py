@@ -139,9 +139,10 @@ class CommandTrainer:
 
     @property
     def waits_for(self) -> str:
-        """What it waits for that is not its own work; "" where nothing is."""
+        """What it waits for that is not its own work; "" where nothing is. Once a pause is over it owes the line that
+        says that it goes on: one that hung meanwhile would wait for ever."""
         if self._waits:
-            return self._history.memory.hold_reason or "a pause"
+            return self._history.memory.hold_reason
         return "" if self._door is None else self._door.waits_for()
 
     @property

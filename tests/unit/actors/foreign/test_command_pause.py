@@ -191,3 +191,18 @@ def test_a_pause_that_is_taken_back_before_the_trainer_obeyed_is_waited_for_no_l
 
     assert asyncio.run(run()).status is TerminalStatus.FINISHED
     assert not lines_of(paths, "trainer.paused")
+
+
+def test_a_trainer_that_hangs_in_its_pause_is_restarted_once_the_pause_is_over(config, paths, tmp_path):
+    """That it waits was its excuse until it said that it goes on, which one that hangs never says."""
+    hangs = """        while not Path("hung").exists():
+            Path("hung").touch()
+            while True:
+                time.sleep(1)
+        say(step=step - 1, grpo_paused=False)"""
+    (tmp_path / "train.py").write_text(PROGRAM.replace("        say(step=step - 1, grpo_paused=False)", hangs))
+    config.health.trainer_min_s = 1.0
+    _, outcome = asyncio.run(paused_once(coordinator_of(config, paths), tmp_path, paths, [REASON]))
+    assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 6)
+    (restarted,) = lines_of(paths, "trainer.restarting")
+    assert "no progress for" in restarted["reason"]
