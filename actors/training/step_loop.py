@@ -378,10 +378,17 @@ class GrpoLoop:
 
     def _conclude(self, *, required: bool) -> None:
         """Where the disk refused a checkpoint the loop stops, and saves first when it is allowed to step again."""
+        self._say_what_is_waited_for()
         self.refusal = self._checkpointer.conclude(required=required) or self.refusal
+
+    def _say_what_is_waited_for(self) -> None:
+        """A checkpoint may take far longer than any step: in the phase of one, the trainer would pass for hung."""
+        if self._checkpointer.is_saving:
+            self.phase.enter("checkpoint")
 
     def _save_what_is_sound(self) -> None:
         """Save before the loop ends with an error, which nothing here may hide; not within a step."""
+        self._say_what_is_waited_for()
         self._checkpointer.settle()
         if self._is_half_taken:
             return

@@ -1,5 +1,6 @@
 """The step loop call by call: what it asks of model, gate, servers and disk, in which order, and where one fails."""
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
@@ -201,6 +202,25 @@ def test_what_was_made_ahead_of_a_refused_batch_is_taken_anew(scene):
     assert now.loop.run()
     assert now.reports[0].prompt_ids == ("p002", "p003")
     assert now.queue.in_flight == ()
+
+
+@pytest.mark.parametrize("end", [Stopped(), RolloutError("no server")])
+def test_who_waits_for_a_checkpoint_that_is_being_written_says_so_whatever_ended_the_step(scene, end):
+    """A pause that came in the middle of a long one left the trainer in the phase of a rollout, in which it passed for
+    hung after some steps' time, and was killed."""
+    now, seen = scene(), []
+    now.is_saving = True
+
+    def ends():
+        now.loop.request_stop(save=False)
+        raise end
+
+    now.then["collect"] = [ends]
+    now.then |= {name: [lambda: seen.append(now.phases[-1])] * 2 for name in ("conclude", "settle")}
+    with contextlib.suppress(RolloutError):
+        assert not now.loop.run()
+    assert seen
+    assert set(seen) == {"checkpoint"}
 
 
 def test_after_a_stop_a_batch_whose_rewards_were_at_fault_is_scored_again_first(scene):
