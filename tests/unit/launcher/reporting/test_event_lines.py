@@ -44,6 +44,15 @@ def test_a_line_that_is_still_being_written_waits_for_its_rest(tmp_path):
     assert told(tail) == ["the trainer waits at the gate: nobody answers"]
 
 
+def test_a_pause_that_was_asked_for_is_told_once(tmp_path):
+    tail, journal = EventTail(tmp_path / "events.jsonl", 1), Journal(tmp_path / "events.jsonl", 1)
+    asked = "a pause asked by me@here: lunch"
+    journal.record("run.hold_asked", subject="user", reason=asked)
+    journal.record("run.paused", reason=asked, state="PAUSED")
+    journal.record("trainer.pausing", subject="trainer", reason=asked, save=False)
+    assert told(tail) == [f"the run is being paused: {asked}"]
+
+
 def test_what_nobody_needs_to_hear_of_is_not_said():
     assert tell({"event": "checkpoint.committed"}) == ""
 
