@@ -139,8 +139,13 @@ def _question(where: str, fields: Mapping[str, object], column: str, key: str) -
         return value
     raise DataError(
         f"{where}: the record has the {column} {value!r:.100}; its fields are {sorted(map(str, fields))}",
-        f"{key}.prompt_key: a column of texts that are not empty; of chat messages: {key}.messages_key",
+        f"{key}.prompt_key: a column of texts that are not empty; of chat messages: {key}.messages_key; "
+        f"{_skipped(key)}",
     )
+
+
+def _skipped(key: str) -> str:
+    return f"{key}.bad_records=skip leaves such records out"
 
 
 def _column(where: str, fields: Mapping[str, object], column: str, setting: str) -> object:
@@ -153,11 +158,13 @@ def _column(where: str, fields: Mapping[str, object], column: str, setting: str)
             f"{setting}: {outer}, as columns are read whole{taken}" if is_inside else f"{setting}: the column to read"
         )
         hint += ", or null where the data set has no answers" if setting.endswith("answer_key") else ""
+        skipped = _skipped(setting.rpartition(".")[0])
         if column in fields:
-            hint = f"fill it in; {setting.rpartition('.')[0]}.bad_records=skip leaves such records out"
+            hint = f"fill it in; {skipped}"
             hint += f"; {setting}=null: the data set has no answers" if setting.endswith("answer_key") else ""
             raise DataError(f"{where}: the record has no {column}: it is null", hint)
-        raise DataError(f"{where}: the record has no {column}; its fields are {sorted(map(str, fields))}", hint)
+        fields_there = sorted(map(str, fields))
+        raise DataError(f"{where}: the record has no {column}; its fields are {fields_there}", f"{hint}; {skipped}")
     return value
 
 

@@ -138,8 +138,18 @@ def _parse(text: bytes, where: str) -> Any:
         return json.loads(text)
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not valid JSON: no UTF-8 ({error})", "save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not valid JSON: {error.msg} ({_place(error)})", "repair the file") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not valid JSON: {error}", "repair the file") from error
+
+
+def _place(error: json.JSONDecodeError) -> str:
+    """Of a text of one line the column alone: what names the file has the line's number. The end of a cut text is not
+    the line behind it."""
+    at = min(error.pos, len(error.doc.rstrip()))
+    before = error.doc[:at].split("\n")
+    return f"line {len(before)}, " * (len(before) > 1) + f"column {len(before[-1]) + 1}"
 
 
 def _no_record(value: object, where: str) -> DataError:

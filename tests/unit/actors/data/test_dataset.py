@@ -149,6 +149,12 @@ def test_a_record_that_can_not_be_used_is_named_by_file_and_line(tmp_path, broke
     assert f"{listed} row 2" in refused(listed)
 
 
+@pytest.mark.parametrize("broken", [{"question": "1+1?"}, {"answer": "2"}, {"question": " ", "answer": "2"}])
+def test_how_a_record_that_lacks_a_column_is_left_out_is_said(tmp_path, broken):
+    path = write(tmp_path / "d.jsonl", [*RECORDS[:2], broken])
+    assert "train_dataset.bad_records=skip leaves such records out" in refused(path)
+
+
 @pytest.mark.parametrize(
     ("column", "said"), [("gold", "gold, as columns are read whole"), ("target", "the column to read")]
 )
@@ -167,6 +173,16 @@ def test_a_line_that_is_no_json(tmp_path, line):
     path = write(tmp_path / "d.jsonl")
     path.write_bytes(path.read_bytes() + line)
     assert f"{path}:6 is not valid JSON" in refused(path)
+
+
+@pytest.mark.parametrize("line", [b'{"question": "1+1?", "answer": ', b'{"question": "1+1?", "ans'])
+def test_a_place_in_a_bad_line_is_given_by_its_column(tmp_path, line):
+    path = write(tmp_path / "d.jsonl")
+    path.write_bytes(line + b"\r\n" + path.read_bytes())
+    message = refused(path)
+    assert f"{path}:1 is not valid JSON" in message
+    assert "column" in message
+    assert "line" not in message.replace(str(path), "")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
