@@ -153,8 +153,12 @@ def records_of(dataset: DatasetConfig, pool: RewardPool | None, *, key: str) -> 
     records = load_records(dataset, key=key, bad=bad)
     scorer = None if pool is None else pool.of(records[0].dataset)
     problems = {} if scorer is None else scorer.find_bad_answers([record.answer for record in records])
+    says = "" if scorer is None else f"{'reward.fn' if scorer is pool else 'reward_fn'}={scorer.fn}"
     for place, problem in problems.items():
-        hint = f"so says reward.fn; {key}.answer_key names the column, {key}.bad_records=skip leaves it out"
+        hint = (
+            f"so says {says}: write the answer so, or name a function that takes it as it is; "
+            f"{key}.answer_key names the column, {key}.bad_records=skip leaves such records out"
+        )
         bad.add(DataError(f"{records[place].where}: {problem}", hint))
     if problems and len(problems) == len(records):
         raise DataError(f"{key}.path={dataset.path!r} holds no record that fits: {bad.examples[0]}", f"check {key}")

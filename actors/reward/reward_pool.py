@@ -143,6 +143,11 @@ class RewardPool:
         work = self._divide(items, whole_or_none=whole_or_none)
         return await (work if self._thread.is_here() else asyncio.wrap_future(self._submit(work)))
 
+    @property
+    def fn(self) -> str:
+        """The name of its function, or of several, as the setting has it."""
+        return self._config.fn
+
     def of(self, dataset: str) -> RewardPool:
         """What scores the prompts of a data set."""
         return self._own.get(dataset, self)

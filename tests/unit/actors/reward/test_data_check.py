@@ -54,8 +54,9 @@ def check(tmp_path, monkeypatch):
 @pytest.mark.parametrize("answer", ["it is 2", "2 ####", "#### two", 2, ""])
 def test_the_rule_of_gsm8k_holds_for_its_own_reward(check, tmp_path, answer):
     message = re.escape(f"{tmp_path / 'd.jsonl'}:2: the answer has no number after ####: {answer!r}")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as refused:
         check([GOOD, {"question": "1+1?", "answer": answer}])
+    assert "so says reward.fn=actors.reward:gsm8k_reward: write the answer so, or name a function" in str(refused.value)
 
 
 @pytest.mark.slow
