@@ -11,6 +11,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from launcher.base.errors import CheckpointError, ConfigError, LauncherError
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -26,6 +29,10 @@ WAIT_MOST_S = 60.0
 """Between two tries of what failed: twice as long each time, at most so long."""
 NICE = 10
 """Copying yields to whatever steps."""
+LATE_S = 600.0
+"""A turn that has been under way for so long is told: of a peer that accepts and says nothing nobody would hear."""
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +54,7 @@ class Uploader:
         self._keep_last = keep_last
         self._set_back_to: int | None = None
         self._reason = ""
+        self._turn_began: float | None = None  # None: none is under way
         self._wake = threading.Event()
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -55,6 +63,9 @@ class Uploader:
 
     def committed(self) -> None:
         """There may be something to copy. Costs nothing."""
+        began = self._turn_began
+        if began is not None and time.monotonic() - began > LATE_S:
+            self._report_failure(None, f"a copy has been under way for more than {LATE_S:g} s")
         self._wake.set()
 
     def set_back(self, global_step: int) -> None:
@@ -92,6 +103,7 @@ class Uploader:
         Raises CheckpointError, written to the journal once for each reason.
         """
         newest: Checkpoint | None = None
+        self._turn_began = time.monotonic()
         try:
             there = self._without_superseded(self._remote.list())
             copied = {one.name: one.files for one in there}
@@ -104,6 +116,8 @@ class Uploader:
         except CheckpointError as error:
             self._report_failure(newest, error.message)
             raise
+        finally:
+            self._turn_began = None
         self._reason = ""
         return True
 
@@ -172,15 +186,35 @@ class Uploader:
     def finish(self, within_s: float) -> str:
         """After the run: copy what is still missing. Why it is not all there; "" if it is."""
         give_up_at, wait_s, reason = time.monotonic() + within_s, WAIT_FIRST_S, "not within recover.url_timeout"
-        while time.monotonic() < give_up_at:
+        while (left_s := give_up_at - time.monotonic()) > 0:
             try:
-                if not self.turn():
+                if not in_time(self.turn, left_s):
                     return ""
             except CheckpointError as error:
                 reason = error.message
                 time.sleep(min(wait_s, max(0.0, give_up_at - time.monotonic())))
                 wait_s = min(2 * wait_s, WAIT_MOST_S)
         return reason
+
+
+def in_time(work: Callable[[], T], within_s: float) -> T:
+    """What `work` returns, or raises. Raises CheckpointError where it does neither in time: a peer that accepts and
+    says nothing is waited for by most protocols without an end."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="uploads", daemon=True).start()  # a stuck one holds up no end of the process
+    try:
+        return done.result(within_s)
+    except TimeoutError as error:
+        if done.done():
+            raise
+        raise CheckpointError(f"not done within {within_s:.3g} s", "see whether it answers others") from error
 
 
 def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> Checkpoint | None:
@@ -190,8 +224,8 @@ def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> C
     holds later steps than a disk that is not empty: to resume from here would throw them away.
     """
     try:
-        remote.check()
-        there = remote.list()
+        in_time(remote.check, config.recover.url_timeout)
+        there = in_time(remote.list, config.recover.url_timeout)
     except CheckpointError as error:
         raise ConfigError(f"recover.url: {error.message}", "see to it, or set recover.url=null") from error
     store = CheckpointStore(paths.default_checkpoints)

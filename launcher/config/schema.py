@@ -374,7 +374,11 @@ class RecoverConfig(FreqConfig):
         "address that every checkpoint is copied to while the run goes on, and fetched from if the disk has none: "
         "s3://bucket/folder, gs://…, file:///…; null: no copies",
     )
-    url_timeout: float = setting(600.0, "longest wait for unfinished copies after the last step, in seconds", DEADLINE)
+    url_timeout: float = setting(
+        600.0,
+        "longest wait for unfinished copies after the last step, and for the URL's answer before the first, in seconds",
+        DEADLINE,
+    )
     memory: bool = setting(
         True, "keep the state after each step in memory as well, so that a killed trainer loses no step"
     )

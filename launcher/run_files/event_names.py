@@ -101,7 +101,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "checkpoint.found": "another project's trainer has a checkpoint, after a time without one",
     "checkpoint.prepared": "a checkpoint was made into what another project's trainer resumes from",
     "checkpoint.uploaded": "a checkpoint was copied to recover.url",
-    "checkpoint.upload_failed": "it could not be copied",
+    "checkpoint.upload_failed": "it could not be copied, or its copy has been under way for ten minutes",
     "checkpoint.fetched": "a checkpoint was fetched from recover.url",
     "state.no_room": "memory has no room for the state after each step",
     "state.failed": "the state after a step could not be kept in memory",

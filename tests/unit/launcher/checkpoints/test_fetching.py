@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+import threading
 
 import pytest
 
@@ -12,7 +13,7 @@ from launcher.checkpoints.remote_store import without_secrets
 from launcher.resources.config_checks import find_problems
 from scripts import list_checkpoints
 from tests.support.composed import composed
-from tests.support.remote_machine import Machine, far
+from tests.support.remote_machine import Machine, deadline_s, far
 from tests.support.worlds.checkpoints import save
 
 # ── on the way back ──
@@ -39,6 +40,16 @@ def test_a_damaged_one_is_passed_over_and_where_all_are_nothing_is_begun_anew(
         Machine(tmp_path / "third", url).fetch()
     third = CheckpointStore(Machine(tmp_path / "third", url).paths.default_checkpoints)
     assert list(third.root.iterdir()) == [], "nothing of it stays on the disk"
+
+
+def test_a_peer_that_says_nothing_is_refused_before_anything_starts(machine, monkeypatch):
+    """The command stood there for ever, and said nothing."""
+    over = threading.Event()
+    monkeypatch.setattr(machine.remote._fs, "pipe_file", lambda *_: over.wait(deadline_s()))
+    machine.config.recover.url_timeout = 0.2
+    with pytest.raises(ConfigError, match=r"recover\.url: .* 0\.2 s"):
+        machine.fetch()
+    over.set()
 
 
 def test_one_of_the_form_before_is_not_copied_back_to_where_it_was_fetched_from(machine, tmp_path, url, folder):

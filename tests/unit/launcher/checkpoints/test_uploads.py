@@ -2,9 +2,12 @@
 
 import shutil
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.checkpoints import uploads
 from tests.support.remote_machine import Machine, deadline_s, far
 from tests.support.worlds.checkpoints import killed_after, save
 
@@ -159,6 +162,36 @@ def test_what_can_not_be_copied_in_time_is_said_and_ends(machine, monkeypatch):
     save(machine.store, 0)
     monkeypatch.setattr(machine.remote._fs, "put_file", lambda *_: (_ for _ in ()).throw(OSError("no route")))
     assert "no route" in machine.uploader.finish(0.2)
+
+
+def test_a_peer_that_says_nothing_keeps_the_run_from_its_end_for_no_longer_than_it_may(machine, monkeypatch):
+    """It accepts each connection. The driver copied on for ever, after the last step, and said nothing."""
+    save(machine.store, 0)
+    over = threading.Event()
+    monkeypatch.setattr(machine.remote._fs, "put_file", lambda *_: over.wait(deadline_s()))
+    assert "0.2 s" in machine.uploader.finish(0.2)
+    assert not over.is_set()
+    over.set()
+
+
+def test_a_copy_of_which_nothing_comes_is_said_once_while_the_run_goes_on(machine, monkeypatch):
+    save(machine.store, 0)
+    over, begun, now = threading.Event(), threading.Event(), [100.0]
+    monkeypatch.setattr(uploads, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    monkeypatch.setattr(machine.remote._fs, "ls", lambda *_, **__: begun.set() or over.wait(deadline_s()))
+    machine.uploader.set_back(0)
+    assert begun.wait(deadline_s())
+    now[0] += uploads.LATE_S
+    machine.uploader.committed()
+    assert machine.events("checkpoint.upload_failed") == []
+    for _ in range(3):
+        now[0] += 1.0
+        machine.uploader.committed()
+    (late,) = machine.events("checkpoint.upload_failed")
+    assert "under way for more than" in late["reason"]
+    machine.uploader.close()
+    over.set()
+    machine.uploader._thread.join(deadline_s())
 
 
 def test_the_thread_copies_beside_the_run_and_not_before_the_run_knows_from_where_it_goes_on(machine):
