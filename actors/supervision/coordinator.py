@@ -36,8 +36,8 @@ TURN_S = 0.25
 QUIET_TURN_S = 1.0
 """The same while the run steps and nobody is in doubt: what changes then is told (`ClusterInterface.changed`)."""
 FLUSH_S = 10.0
-"""For the journal's lines and the memory before a pause and a halt, and for the last ones at the end of the run: a disk
-that stalls must not keep a run from ending."""
+"""For the journal's lines and the memory before the run is led, before a pause and a halt, and for the last ones at the
+end of the run: a disk that stalls must not keep a run from ending."""
 
 
 class ClusterInterface(Protocol):

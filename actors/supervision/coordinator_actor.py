@@ -21,7 +21,7 @@ from actors.cluster.node_identity import this_node
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
-from actors.supervision.coordinator import Coordinator
+from actors.supervision.coordinator import FLUSH_S, Coordinator
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory, furthest_step, server_names
@@ -124,7 +124,9 @@ class RunActor(ABC):
             journal, await take_place(self._config, file, self._attempt, self._paths.events), file
         )
         history.placed(this_node())
-        await history.flush()
+        with contextlib.suppress(TimeoutError):  # a disk that stalls is only told, and the run ended, by who leads it
+            async with asyncio.timeout(FLUSH_S):
+                await history.flush()
         status = await asyncio.to_thread(CurrentStatusFile, self._paths, self._driver)
         over = asyncio.Event()
         failed = partial(journal.record, "trainer.snapshot_failed", subject="trainer")
@@ -135,7 +137,9 @@ class RunActor(ABC):
             # Before the outcome: who shows the run reads the last step from the file, and then looks no more. Not
             # cancelled: a write that goes on in its thread would keep the last one from being written.
             over.set()
-            await writing
+            with contextlib.suppress(TimeoutError):  # reads and writes that hang may have taken every thread
+                async with asyncio.timeout(FLUSH_S):
+                    await writing
 
     async def _write_status(self, status: CurrentStatusFile) -> None:
         if (seen := self._seen()) is not None:

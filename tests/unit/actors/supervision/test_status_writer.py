@@ -1,6 +1,7 @@
 """now.json is written by the actor that leads the run, by its successor where it is killed, and by one at a time."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from launcher.base.messages import RunOutcome, TerminalStatus, TrainerStatus
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.reporting import current_status
 from launcher.reporting.current_status import CurrentStatusFile, DriverFacts, read_now
+from launcher.run_files import journal
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_memory import MemoryFile
 from launcher.run_files.run_paths import RunPaths
@@ -35,7 +37,7 @@ class Leader(RunActor):
         super().__init__(*given)
         self.seen = None
         self.health = None
-        self.is_over = asyncio.Event()
+        self.leads, self.is_over = asyncio.Event(), asyncio.Event()
 
     def _seen(self):
         if isinstance(self.seen, Exception):
@@ -47,6 +49,7 @@ class Leader(RunActor):
 
     async def _lead(self, journal, history):
         self.journal = journal
+        self.leads.set()
         await self.is_over.wait()
         return RunOutcome(status=TerminalStatus.FINISHED, reason="all steps are done")
 
@@ -122,6 +125,35 @@ async def test_the_last_word_is_in_the_file_before_the_outcome_is_known(trial, m
     leader.is_over.set()
     await leader.running
     assert read_now(trial.paths).status == at_step(9)
+
+
+async def test_a_disk_that_takes_no_line_keeps_nobody_from_leading_the_run(trial, monkeypatch):
+    """The successor of a Coordinator that was killed waited for the line of its own begin for as long as the disk
+    stalled: nobody looked at the run meanwhile, nor at its disk, and it could not be ended."""
+    released, append = threading.Event(), journal.append_line
+    monkeypatch.setattr(journal, "append_line", lambda *line, **how: released.wait(60) and append(*line, **how))
+    monkeypatch.setattr("actors.supervision.coordinator_actor.FLUSH_S", 0.05)
+    leader = trial.leader()
+    async with asyncio.timeout(30):
+        await leader.leads.wait()
+    assert not trial.paths.events.exists()
+    leader.is_over.set()
+    assert (await leader.running).status is TerminalStatus.FINISHED
+    released.set()
+    await leader.journal.flush()
+
+
+async def test_where_every_thread_waits_for_a_disk_the_outcome_is_known_without_the_last_word(trial, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr("actors.supervision.coordinator_actor.FLUSH_S", 0.05)
+    monkeypatch.setattr(CurrentStatusFile, "write", lambda file: released.wait(60))
+    leader = trial.leader()
+    await leader.leads.wait()
+    leader.is_over.set()
+    async with asyncio.timeout(30):
+        assert (await leader.running).status is TerminalStatus.FINISHED
+    assert not released.is_set()
+    released.set()
 
 
 async def test_a_defect_in_it_is_recorded_once_and_the_run_goes_on(trial):
