@@ -22,8 +22,12 @@ from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerInfo, ServerKey, ServerState
 from launcher.base.rollouts import Completion
+from launcher.base.wording import in_one_line
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
+
+LONGEST_REASON = 300
+"""Characters: an error of torch may be a page."""
 
 log = logging.getLogger("servers")
 
@@ -81,7 +85,8 @@ class Servers(ABC):
         """Give a server traffic if it holds the trainer's weights; returns the distance of its log-probs in nats, None
         where nobody could be compared with.
 
-        Raises WeightsRefused and RequestFailed (it stays STALE, without a version), ServerError where it has ended.
+        Raises WeightsRefused and RequestFailed (it stays STALE, without a version), ServerError where it has ended, and
+        what kept it from being compared.
         """
         if not self.pool.is_living(server):  # whoever orders this has seen it alive
             await self.pool.update([dataclasses.replace(server, state=ServerState.STALE)])
@@ -95,8 +100,8 @@ class Servers(ABC):
                 settled=lambda: self.settled(server.key),
                 within_s=self.config.rollout.request_timeout,
             )
-        except ServerError as error:
-            doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)
+        except Exception as error:  # whatever it is: one that kept its version would be asked again for ever
+            doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=why_not(error))
             with contextlib.suppress(ServerError):  # one that has ended stays what it is
                 await self.pool.update_if_alive(doubted)
             raise
@@ -118,3 +123,10 @@ class Servers(ABC):
         await self.publisher.close()
         await self.pool.close()
         await self.client.close()
+
+
+def why_not(error: Exception) -> str:
+    """Why a server was not admitted."""
+    if isinstance(error, ServerError):
+        return error.message
+    return in_one_line(f"it could not be compared: {type(error).__name__}: {error}", longest=LONGEST_REASON)

@@ -43,7 +43,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
 }
 
 
-IN_AN_INCIDENT = frozenset({"server.restarting", "server.ready", "node.lost"})
+IN_AN_INCIDENT = frozenset({"server.probing_failed", "server.restarting", "server.ready", "node.lost"})
 """What belongs to an incident is reported by its two lines."""
 
 TOLD: Mapping[str, str | Callable[[Record], str]] = {
@@ -53,6 +53,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "trainer.restored": lambda e: f"trainer {_restored(e)}; step {_next(e)} is next",
     "trainer.loaded": lambda e: _probation(e),
     "trainer.unwatched": "the trainer: {short_reason}",
+    "server.probing_failed": "{subject} gets no traffic: {short_reason}",
     "server.restarting_failed": "{subject} could not be restarted: {short_reason}",
     "trainer.restarting_failed": "the trainer could not be restarted: {short_reason}",
     "trainer.restoring_failed": "the trainer could not be restored: {short_reason}",

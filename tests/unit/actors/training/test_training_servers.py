@@ -121,6 +121,22 @@ def test_one_that_answers_wrong_keeps_no_version(trials):
     assert (trial.pool.servers()[0].state, trial.pool.servers()[0].weight_version) == (ServerState.STALE, None)
 
 
+def test_one_that_could_not_be_compared_keeps_no_version(trials):
+    """The trainer had no memory for its own log-probs, at each try. An admission has no budget of its own: it was tried
+    for ever, and the run took no step."""
+    trial = trials(right)
+
+    def compare(server, answer):
+        raise MemoryError("can't allocate 2 GiB")
+
+    trial.compare = compare
+    with pytest.raises(MemoryError):
+        trial.admit()
+    (known,) = trial.pool.servers()
+    assert (known.state, known.weight_version) == (ServerState.STALE, None)
+    assert known.reason == "it could not be compared: MemoryError: can't allocate 2 GiB"
+
+
 def test_while_weights_are_published_or_sent_to_it_late_its_answers_do_not_count(trials):
     trial, seen = trials(right), []
 
