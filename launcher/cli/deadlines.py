@@ -90,6 +90,8 @@ class Deadlines:
 
     def is_due(self, *, now: float | None = None) -> bool:
         """Stays true."""
+        if self._notice is not None:
+            self._notice.tell_if_stuck()
         if not self.reason:
             now = time.monotonic() if now is None else now
             self.reason = due(self._known(), self._took, self._settings.margin_s, now=now)

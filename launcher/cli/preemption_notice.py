@@ -4,7 +4,8 @@
     TRUE, an AWS action, an Azure event        a notice
     no answer, any other status or text        unknown, told once
 
-A thread of its own looks, each time for at most `ANSWER_S`, so that an address that hangs holds nobody up.
+A thread of its own looks, at a URL for at most `ANSWER_S` each time, so that an address or a disk that hangs holds
+nobody up.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import httpx
 from launcher.run_files.journal import Journal
 
 ANSWER_S = 2.0
+STUCK_S = 10.0
+"""Of a look: a URL has answered by then or was given up, while a file's disk may never answer."""
 HEADERS = {"Metadata-Flavor": "Google", "Metadata": "true"}
 """Without theirs, the metadata servers of Google and Azure refuse; any other server passes over them."""
 AWS_TOKEN = "/latest/api/token"
@@ -62,6 +65,7 @@ class NoticeWatch:
         self._journal = journal
         self._interval_s = interval_s
         self._has_told = False
+        self._look_began: float | None = None  # None: none is under way
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="preemption-notice", daemon=True)
         self.seen_at: float | None = None
@@ -102,14 +106,26 @@ class NoticeWatch:
 
     def _run(self) -> None:
         while not self._ended.is_set():
+            self._look_began = time.monotonic()
             try:
                 if self.look():
                     self.seen_at = time.monotonic()
                     return
                 self._has_told = False
             except UnreadableNotice as error:
-                if not self._has_told:
-                    self._has_told = True
-                    reason = f"run.preemption_notice={self._where} can't be read, which is no notice: {error}"
-                    self._journal.record("notice.unreadable", reason=reason)
+                self._tell(str(error))
+            finally:
+                self._look_began = None
             self._ended.wait(self._interval_s)
+
+    def tell_if_stuck(self) -> None:
+        """Called again and again, on another thread than the one that looks."""
+        began = self._look_began
+        if began is not None and time.monotonic() - began > STUCK_S:
+            self._tell(f"no answer for {STUCK_S:g} s")
+
+    def _tell(self, why: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            reason = f"run.preemption_notice={self._where} can't be read, which is no notice: {why}"
+            self._journal.record("notice.unreadable", reason=reason)

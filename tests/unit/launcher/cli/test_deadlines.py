@@ -5,13 +5,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
 import pytest
 
+from launcher.cli import preemption_notice
 from launcher.cli.deadlines import Deadline, Deadlines, TimesTaken, due, needed_s
 from launcher.cli.interrupts import Interrupts
+from launcher.cli.preemption_notice import NoticeWatch
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.config.settings import DURATION, seconds_of
 from launcher.config.supervision_checks import find_contradictions
@@ -142,6 +145,16 @@ def test_a_notice_begins_its_own_time(watched, tmp_path):
         file.touch()
         wait_until(ends.is_due)
         assert ends.reason.startswith(f"the time that the notice in {file} leaves ends in ")
+
+
+def test_who_asks_for_the_deadline_finds_a_look_for_the_notice_that_hangs(watched, tmp_path, monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(preemption_notice, "STUCK_S", 0.05)
+    monkeypatch.setattr(NoticeWatch, "_look_at_file", lambda watch, file: over.wait(60))
+    with watched(preemption_notice=str(tmp_path / "notice")) as ends:
+        wait_until(lambda: ends.is_due() or watched.events.exists())
+        assert [event["event"] for event in read_lines(watched.events)] == ["notice.unreadable"]
+        over.set()
 
 
 @pytest.mark.parametrize(

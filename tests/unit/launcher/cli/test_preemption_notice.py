@@ -132,6 +132,21 @@ def test_an_address_that_hangs_costs_its_own_thread_a_bounded_time(watch, metada
     ]
 
 
+def test_a_file_whose_disk_does_not_answer_is_told_once(watch, tmp_path, monkeypatch):
+    """As of a file server that is gone: no notice would ever be seen, and nobody knew."""
+    monkeypatch.setattr(preemption_notice, "STUCK_S", 0.05)
+    one, over, begun = watch(str(tmp_path / "notice")), threading.Event(), threading.Event()
+    monkeypatch.setattr(one, "_look_at_file", lambda file: begun.set() or over.wait(60))
+    one.tell_if_stuck()
+    one.start()
+    assert begun.wait(60)
+    wait_until(lambda: one.tell_if_stuck() or one.events())
+    one.tell_if_stuck()
+    (told,) = one.events()
+    assert told.endswith("/notice can't be read, which is no notice: no answer for 0.05 s")
+    over.set()
+
+
 def test_a_file_is_a_notice_once_it_is_there(watch, tmp_path):
     one = watch(str(tmp_path / "notice"))
     assert one.look() is False
