@@ -78,6 +78,8 @@ def _import(path: str, module_name: str, key: str) -> object:
     except (Exception, SystemExit) as error:  # the user's module may raise anything while imported
         hint = f"python -c 'import {module_name}' must work in the folder that the run is started from"
         if isinstance(error, ModuleNotFoundError) and error.name and module_name.startswith(error.name):
+            if module_name.endswith(".py"):
+                hint = f"a module is named without the ending of its file: {path.replace('.py:', ':')}"
             raise RewardImportError(f"{key}={path!r}: there is no module {error.name!r}", hint) from error
         raise RewardImportError(
             f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}{place_of(error)}", hint

@@ -137,7 +137,7 @@ class ChatConfig:
 class RewardConfig:
     fn: str = setting(
         "actors.reward:gsm8k_reward",
-        "reward function by import path, or several joined by + (docs/data_rewards_episodes.md)",
+        "reward function by import path (docs/data_rewards_episodes.md)",
         FUNCTIONS,
     )
     weights: list[float] = setting([], "weights of several reward functions, in the order of reward.fn; empty: 1 each")

@@ -198,6 +198,7 @@ def test_a_path_that_names_no_function(path):
 
 def test_a_module_that_is_missing():
     assert "there is no module 'no_such_rewards'" in refused("no_such_rewards:score")
+    assert "named without the ending of its file: actors.reward:score" in refused("actors.reward.py:score")
 
 
 def test_a_module_that_imports_a_missing_one(module):
