@@ -116,7 +116,12 @@ def _command(given: argparse.Namespace, trial: TrialFolder) -> Command:
         )
     wrong = [setting for setting in given.settings if "=" not in setting]
     if wrong:
-        raise ConfigError(f"{wrong[0]!r} is no setting", "write key=value")
+        hint = (
+            "the run goes by its names: --experiment-name, --trial-name"
+            if Path(wrong[0]).is_dir()
+            else "write key=value"
+        )
+        raise ConfigError(f"{wrong[0]!r} is no setting", hint)
     return command.changed(given.settings) if given.settings else command
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from launcher.base.errors import HINT
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.run_files.run_paths import login_name
+from scripts.run_processes import live_runs
 
 NOTHING_FITS = 1
 DEFAULT_FILEROOT = Path("outputs/grpo")
@@ -40,7 +41,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
-    add_names(parser.add_argument_group("which trial (default: the only one)"), trial_help="trial_name of the run")
+    add_names(
+        parser.add_argument_group("which trial (default: the only one, or the only live one)"),
+        trial_help="trial_name of the run",
+    )
 
 
 def add_names(parser: argparse._ActionsContainer, *, trial_help: str) -> None:
@@ -89,5 +93,11 @@ def server_url(text: str) -> str:
 
 
 def trial_of(given: argparse.Namespace) -> TrialFolder:
-    """Raises UsageError naming what is wrong, and what there is instead."""
-    return find_trial(given.fileroot, given.user, given.experiment_name, given.trial_name)
+    """By as many names as are needed; where none is given, the only live run's, as all tools choose. Raises UsageError
+    naming what is wrong, and what there is instead."""
+    names = (given.experiment_name, given.trial_name)
+    if not any(names):
+        live = [paths for paths in live_runs(given.fileroot.expanduser().absolute()) if paths.user == given.user]
+        if len(live) == 1:
+            names = (live[0].experiment_name, live[0].trial_name)
+    return find_trial(given.fileroot, given.user, *names)

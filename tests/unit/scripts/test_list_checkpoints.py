@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.restore_request import ask_restore
+from launcher.run_files.run_paths import RunLock
 from scripts import list_checkpoints
 from tests.support.checkpoint_makers import (
     EXPERIMENT,
@@ -50,6 +52,18 @@ def facts(tool):
 
 def states(found):
     return {one["step"]: one["state"] for one in found["checkpoints"]}
+
+
+def test_without_a_name_the_only_live_run_is_meant_though_only_another_has_checkpoints(tool, trial):
+    live = replace(trial, trial_name="t2")
+    for folder in (live.logs, live.checkpoints):
+        folder.mkdir(parents=True)
+    (live.logs / "events.jsonl").touch()
+    assert tool(names=[])[1].startswith("exp/t1: ")
+    with RunLock(live):
+        code, out = tool(names=[])
+    assert code == 1
+    assert out.startswith("exp/t2: no good checkpoint; there is none at all")
 
 
 @pytest.mark.slow

@@ -256,6 +256,7 @@ def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
         (["trial_name=t2"], "the command would resume"),
         (["no_such_key=1"], "no_such_key"),
         (["nonsense"], "'nonsense' is no setting"),
+        (["/"], "the run goes by its names: --experiment-name, --trial-name"),
         (["--trial-name", "t2"], "holds t1"),
     ],
 )
