@@ -18,13 +18,14 @@ import yaml
 from launcher.base.errors import ConfigError
 from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.cli.deadlines import Deadline, TimesTaken, due
-from launcher.config.compose import REPOSITORY, compose, presets
+from launcher.config.compose import REPOSITORY, presets
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 from launcher.resources.config_checks import check
 from launcher.resources.hardware import find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
+from tests.support.composed import composed
 from tests.support.machine import scaled
 
 DEPLOY = REPOSITORY / "deploy"
@@ -34,7 +35,7 @@ RAYJOB, SKY = DEPLOY / "kuberay" / "rayjob.yaml", DEPLOY / "skypilot" / "grpo.ya
 
 def planned(settings, *, nodes=1, per_node):
     """What a run with these settings uses of nodes with so many of the GPUs that its preset is for."""
-    config = compose(settings)
+    config = composed(*settings)
     check(config)
     described = replace(config, cluster=replace(config.cluster, n_gpus_per_node=per_node))
     hardware = planned_hardware(described, find_hardware())
@@ -424,17 +425,17 @@ def test_the_managed_job_says_what_to_rent_for_a_preset_of_8_gpus_too():
 def test_the_job_names_settings_for_a_cloud_that_leaves_30_s():
     (said,) = re.findall(r"# .*30 s.*: add (.*)$", SKY.read_text(), re.M)
     assert said in (REPOSITORY / "docs" / "clusters.md").read_text()
-    config = compose([*managed_settings(), *shlex.split(said)])
+    config = composed(*managed_settings(), *shlex.split(said))
     check(config)
     assert config.run.notice_s == 30
     with pytest.raises(ConfigError, match=r"run\.notice_s=30\.0: more than run\.margin_s=30.* lower run\.margin_s"):
-        check(compose([*managed_settings(), "run.notice_s=30"]))
+        check(composed(*managed_settings(), "run.notice_s=30"))
 
 
 def test_of_30_s_none_is_left_unused_before_a_save_and_its_copy_were_measured():
     (said,) = re.findall(r"# .*30 s.*: add (.*)$", SKY.read_text(), re.M)
-    short = compose([*managed_settings(), *shlex.split(said)]).run
-    usual = compose(managed_settings()).run
+    short = composed(*managed_settings(), *shlex.split(said)).run
+    usual = composed(*managed_settings()).run
 
     def begins(run):
         return bool(due([Deadline(at=run.notice_s, what="it")], TimesTaken(copy_s=None), run.margin_s, now=0.0))

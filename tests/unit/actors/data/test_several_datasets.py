@@ -10,9 +10,9 @@ from actors.data.training_data import DataLoader
 from actors.reward.data_check import check_data
 from actors.reward.reward_pool import RewardPool
 from launcher.base.errors import ConfigError, DataError, RewardImportError
-from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from launcher.run_files.journal import Journal
+from tests.support.composed import composed
 
 REWARD = """
 def one(completion): return 1.0
@@ -32,7 +32,7 @@ def made(tmp_path, monkeypatch):
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         paths = [f"train_dataset.path={tmp_path / 'main.jsonl'}", f"valid_dataset.path={tmp_path / 'held.jsonl'}"]
         paths += [f"+train_datasets.{name}.path={tmp_path / name}.jsonl" for name in files if name != "main"]
-        return compose(["conf=arithmetic_cpu", "train_dataset.batch_size=1", *paths, *settings])
+        return composed("conf=arithmetic_cpu", "train_dataset.batch_size=1", *paths, *settings)
 
     return config
 

@@ -8,7 +8,8 @@ import pytest
 from actors.model.model_folder import load_tokenizer
 from actors.reward.data_check import check_data
 from launcher.base.errors import DataError, RewardImportError
-from launcher.config.compose import REPOSITORY, compose
+from launcher.config.compose import REPOSITORY
+from tests.support.composed import composed
 
 GOOD = {"question": "1+1?", "answer": "#### 2"}
 REWARD = """
@@ -45,7 +46,7 @@ def check(tmp_path, monkeypatch):
     def run(records, *settings, fn="actors.reward:gsm8k_reward", **given):
         (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         words = [f"train_dataset.path={tmp_path / 'd.jsonl'}", "valid_dataset.max_items=2", f"reward.fn={fn}"]
-        return check_data(compose(["conf=arithmetic_cpu", "train_dataset.batch_size=1", *words, *settings]), **given)
+        return check_data(composed("conf=arithmetic_cpu", "train_dataset.batch_size=1", *words, *settings), **given)
 
     return run
 

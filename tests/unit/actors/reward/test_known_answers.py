@@ -24,10 +24,10 @@ from actors.reward.known_answers import (
 from actors.reward.reward_pool import RewardPool, Score
 from launcher.base.errors import DataError, RewardImportError
 from launcher.base.rollouts import Prompt
-from launcher.config.compose import compose
 from launcher.config.schema import RewardConfig
 from launcher.config.supervision import GateConfig, RewardHealthConfig
 from launcher.policy.canary_policy import CanaryRound, is_more_than_noise, judge_canaries
+from tests.support.composed import composed
 from tests.support.machine import scaled
 
 SETTINGS = RewardHealthConfig()
@@ -329,12 +329,10 @@ class GivenWorld:
 
     @property
     def config(self):
-        return compose(
-            [
-                *("conf=arithmetic_cpu", f"train_dataset.path={self.folder / 'd.jsonl'}", "valid_dataset=null"),
-                *("evaluator.freq_epochs=null", "evaluator.freq_steps=null", "train_dataset.answer_key=null"),
-                *("reward.fn=polite_rewards:score", f"reward.canaries={self.folder / 'known.jsonl'}"),
-            ]
+        return composed(
+            *("conf=arithmetic_cpu", f"train_dataset.path={self.folder / 'd.jsonl'}", "valid_dataset=null"),
+            *("evaluator.freq_epochs=null", "evaluator.freq_steps=null", "train_dataset.answer_key=null"),
+            *("reward.fn=polite_rewards:score", f"reward.canaries={self.folder / 'known.jsonl'}"),
         )
 
     def learn(self, scorer):

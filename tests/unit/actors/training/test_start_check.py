@@ -11,7 +11,8 @@ from actors.training import start_check
 from actors.training.start_check import check_resume, check_template
 from launcher.base.errors import CheckpointError, ConfigError, DataError, ModelError
 from launcher.base.rollouts import Prompt
-from launcher.config.compose import REPOSITORY, compose
+from launcher.config.compose import REPOSITORY
+from tests.support.composed import composed
 
 FORGETS = "{% for m in messages %}{% if loop.last %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}"
 EACH = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
@@ -19,7 +20,7 @@ KEEPS = EACH + "{% if add_generation_prompt %}assistant:{% endif %}"
 
 
 def config_of(tmp_path, *settings):
-    return compose(["conf=arithmetic_cpu", f"cluster.fileroot={tmp_path}", "valid_dataset=null", *settings])
+    return composed("conf=arithmetic_cpu", f"cluster.fileroot={tmp_path}", "valid_dataset=null", *settings)
 
 
 def prompts(*names):

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.adapters.command_adapter import CommandAdapter
-from launcher.config.compose import compose
+from tests.support.composed import composed
 
 VERL = """\
 (TaskRunner pid=222265) step:0 - val-aux/openai/gsm8k/reward/mean@1:0.565 - val-core/openai/gsm8k/acc/mean@1:0.508
@@ -18,7 +18,7 @@ step:35 - actor/lr:2e-06 - critic/score/mean:np.float64(0.25) - critic/score/max
 
 
 def test_verls_console_and_its_folders_are_read(tmp_path):
-    settings = compose(["conf=verl", "trainer.command='python -m verl.trainer.main_ppo'", f"trainer.cwd={tmp_path}"])
+    settings = composed("conf=verl", "trainer.command='python -m verl.trainer.main_ppo'", f"trainer.cwd={tmp_path}")
     made = CommandAdapter(settings.trainer)
     steps, _ = made.read(VERL)
     assert [(one.step, one.reward) for one in steps] == [(1, 0.558), (34, -0.0182796623557806), (35, 0.25)]
@@ -68,7 +68,7 @@ Saving checkpoint for step 2...
 
 
 def adapter(conf, tmp_path):
-    settings = compose([f"conf={conf}", "trainer.command='python train.py'", f"trainer.cwd={tmp_path}"])
+    settings = composed(f"conf={conf}", "trainer.command='python train.py'", f"trainer.cwd={tmp_path}")
     return CommandAdapter(settings.trainer)
 
 

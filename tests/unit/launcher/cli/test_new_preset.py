@@ -13,6 +13,7 @@ from launcher.cli import new_preset
 from launcher.config.compose import compose, find_own_presets, presets, register
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
+from tests.support.composed import composed
 
 MEANINGS = {one.key: one.meaning for one in settings_of(RunConfig)}
 
@@ -34,7 +35,7 @@ def test_the_new_preset_composes_to_what_it_was_made_from(base):
     assert new_preset.run([f"{name}.yaml", f"conf={base}"]) == 0
     needed = ["trainer.config=their.yaml", "trainer.command=train"] if base == "areal" else []
     assert compose([f"conf={name}", *needed]) == dataclasses.replace(
-        compose([f"conf={base}", *needed]), experiment_name=name
+        composed(f"conf={base}", *needed), experiment_name=name
     )
 
 

@@ -5,12 +5,12 @@ import re
 import pytest
 
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose
 from launcher.config.other_names import OTHER_KEYS, OTHER_NAMES, name_here
 from launcher.config.recipe import AdvNormConfig, RecipeConfig, RewardNormConfig, describe_recipe, find_recipe_problems
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 from launcher.resources.config_checks import find_problems
+from tests.support.composed import composed
 
 PENALTY = {"overlong_reward_penalty": True, "overlong_tokens": 4, "overlong_penalty_factor": 1.0}
 
@@ -64,7 +64,7 @@ def test_what_may_be_asked_for(settings):
 )
 def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):
     with pytest.raises(ConfigError) as error:
-        compose(["conf=arithmetic_cpu", override])
+        composed("conf=arithmetic_cpu", override)
     assert override.lstrip("+").partition("=")[0] in error.value.message
     assert instead in error.value.hint
 
@@ -80,7 +80,7 @@ def test_what_a_name_of_another_launcher_leads_to_is_a_setting_here_and_the_name
 
 def test_the_field_s_safer_settings_are_taken():
     settings = ["rollout.request_timeout=7200", "rollout.request_retries=5", "sglang.mem_fraction_static=0.7"]
-    config = compose(["conf=gsm8k_h200", *settings, "sglang.gpu_fraction=1", "actor.device=cpu"])
+    config = composed("conf=gsm8k_h200", *settings, "sglang.gpu_fraction=1", "actor.device=cpu")
     assert find_problems(config) == []
     assert (config.rollout.request_timeout, config.rollout.request_retries) == (7200, 5)
     assert config.sglang.mem_fraction_static == 0.7
@@ -98,7 +98,7 @@ def test_the_field_s_safer_settings_are_taken():
 )
 def test_a_value_out_of_range_is_one_message(override, said):
     with pytest.raises(ConfigError) as error:
-        compose(["conf=arithmetic_cpu", override])
+        composed("conf=arithmetic_cpu", override)
     assert said in error.value.message
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.config.compose import compose, presets
+from launcher.config.compose import presets
 from launcher.config.shipped_data import foreign_held_out
 from launcher.resources.config_checks import check
 from tests.support.composed import composed
@@ -21,11 +21,11 @@ WITHOUT = ("valid_dataset=null", "evaluator.freq_steps=null")
     ],
 )
 def test_the_held_out_data_of_a_preset_is_noted_beside_other_training_data(preset, interval):
-    note = foreign_held_out(compose([f"conf={preset}", OWN]))
+    note = foreign_held_out(composed(f"conf={preset}", OWN))
     assert "is the preset's, and train_dataset.path is not" in note
     without = f"valid_dataset=null evaluator.{interval}=null"
     assert note.endswith(f"Set valid_dataset.path, or {without}")
-    assert foreign_held_out(compose([f"conf={preset}", OWN, *without.split()])) == ""
+    assert foreign_held_out(composed(f"conf={preset}", OWN, *without.split())) == ""
 
 
 @pytest.mark.parametrize("settings", [(OWN, "valid_dataset.path=mine.jsonl"), (OWN, *WITHOUT), ()])

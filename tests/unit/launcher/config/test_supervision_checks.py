@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import HealthConfig, MemoryConfig, RestartConfig, RestoreConfig, RewardHealthConfig
 from launcher.config.supervision_checks import find_contradictions
 from launcher.resources.config_checks import check, find_problems
+from tests.support.composed import composed
 
 
 def test_the_defaults_contradict_nothing():
@@ -17,7 +17,7 @@ def test_the_defaults_contradict_nothing():
 
 
 def sound_but(change):
-    return dataclasses.replace(compose(["conf=arithmetic_cpu"]), **change)
+    return dataclasses.replace(composed("conf=arithmetic_cpu"), **change)
 
 
 @pytest.mark.slow
@@ -64,6 +64,6 @@ def test_switching_off_contradicts_nothing():
 
 
 def test_the_command_line_is_told_with_everything_else_that_is_wrong():
-    config = compose(["conf=arithmetic_cpu", "restart.window_s=30", "health.proof_s=1"])
+    config = composed("conf=arithmetic_cpu", "restart.window_s=30", "health.proof_s=1")
     with pytest.raises(ConfigError, match=r"(?s)health\.proof_s=1\.0: at least .*restart\.window_s=30\.0: more than"):
         check(config)

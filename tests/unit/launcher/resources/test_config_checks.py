@@ -262,4 +262,4 @@ def test_notes(settings, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", presets())
 def test_presets_need_no_note(name):
-    assert find_notes(compose([f"conf={name}"])) == []
+    assert find_notes(composed(f"conf={name}")) == []

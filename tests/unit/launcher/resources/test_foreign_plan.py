@@ -6,7 +6,6 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose
 from launcher.config.settings import with_values
 from launcher.resources import node_checks
 from launcher.resources.config_checks import check
@@ -137,7 +136,7 @@ def areal_config(tmp_path, *words, text=THEIRS):
     (tmp_path / "their.yaml").write_text(text.format(root=tmp_path))
     (tmp_path / "model").mkdir(exist_ok=True)
     words = ["conf=areal", f"trainer.cwd={tmp_path}", "trainer.config=their.yaml", *words]
-    return with_their_names(compose(words), [word.partition("=")[0] for word in words])
+    return with_their_names(composed(*words), [word.partition("=")[0] for word in words])
 
 
 def test_the_servers_and_the_model_are_those_of_their_yaml(tmp_path):

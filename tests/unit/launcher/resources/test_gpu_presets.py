@@ -8,13 +8,13 @@ import pytest
 from transformers import Qwen2Config
 
 from actors.serving.sglang_command import command
-from launcher.config.compose import compose
 from launcher.resources.config_checks import check
 from launcher.resources.cuda_graphs import graph_bytes, sequences_at_once, with_graphs
 from launcher.resources.hardware import find_hardware, planned_hardware
 from launcher.resources.memory_estimate import GIB, MIB, prefill_chunk
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import lacks, make_plan
+from tests.support.composed import composed
 from tests.support.machine import scaled
 
 ONE, NODE = ["gsm8k_one_80gb"], ["gsm8k_node_80gb"]
@@ -29,7 +29,7 @@ SIZES = {  # hidden, intermediate, layers, heads, heads of the KV cache
 
 @pytest.mark.parametrize("preset", sorted({preset for presets in ON.values() for preset in presets}))
 def test_a_preset_fits_the_cards_that_it_is_for(preset):
-    config = compose([f"conf={preset}"])
+    config = composed(f"conf={preset}")
     check(config)
     plan = make_plan(config, planned_hardware(config, find_hardware()), find_shape(config))
     assert plan.shortage is None
@@ -43,7 +43,7 @@ def test_a_preset_fits_the_cards_that_it_is_for(preset):
 @pytest.mark.parametrize("preset", sorted({preset for presets in ON.values() for preset in presets}))
 def test_a_preset_asks_for_the_mark_that_its_reward_pays_for(preset):
     """As AReaL does, in the same words: else the first rewards measure a habit of format."""
-    config = compose([f"conf={preset}"])
+    config = composed(f"conf={preset}")
     assert config.chat.question_suffix == "\nPlease put your final answer within \\boxed{}."
     assert config.reward.fn == "actors.reward:gsm8k_reward"
 
@@ -67,7 +67,7 @@ def model_folder(name, parent):
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ON)
 def test_sglangs_own_parser_takes_each_servers_arguments_on_its_card(card, tmp_path):
-    configs = [compose([f"conf={preset}"]) for preset in ON[card]]
+    configs = [composed(f"conf={preset}") for preset in ON[card]]
     asked = [
         command(
             with_graphs(config),

@@ -2,13 +2,13 @@
 
 import pytest
 
-from launcher.config.compose import compose
 from launcher.resources.memory_estimate import MIB
 from launcher.resources.planned_length import length_lines
+from tests.support.composed import composed
 
 
 def lines(prompts, *settings, **known):
-    return list(length_lines(compose(["conf=arithmetic_cpu", *settings]), prompts, **known))
+    return list(length_lines(composed("conf=arithmetic_cpu", *settings), prompts, **known))
 
 
 @pytest.mark.parametrize(
