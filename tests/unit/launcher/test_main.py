@@ -86,7 +86,7 @@ def test_a_plan_of_which_nobody_reads_more(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["conf=arithmetic_cpu", "--cfg", "job"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_what_a_full_disk_does_not_take(arguments, unbuffered, tmp_path):
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": unbuffered}

@@ -35,7 +35,7 @@ def run(world, distances):
 @pytest.mark.parametrize("a_step", [1.005, 1.02, 1.05])
 def test_a_slow_drift_is_told_with_its_server_and_has_an_end(tmp_path, a_step):
     world = rounded(tmp_path)
-    distances = [FIRST * a_step**step for step in range(1200) if FIRST * a_step**step < 1.0]
+    distances = [FIRST * a_step**step for step in range(1200) if FIRST * a_step**step < 0.12]
     refused = run(world, distances)
     (told,) = world.events("gate.drift")
     at = distances[told["global_step"]]

@@ -155,23 +155,24 @@ async def test_within_its_grace_a_server_ends_in_its_own_way(run):
     assert run.process.ended.exit_code == 5
 
 
-@pytest.mark.parametrize(("script", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11)])
-async def test_a_servers_own_end_is_told_with_its_exit_code(run, script, code):
-    await run.launch(sys.executable, "-S", "-c", script)
-    before = time.monotonic()
-    ended = await run.process.wait_ended()
-    await run.nothing_left([])
-    assert (ended.exit_code, ended.cause) == (code, "")
-    assert before - deadline_s() < ended.monotonic <= time.monotonic()
+async def test_a_servers_own_end_is_told_with_its_exit_code(run):
+    for script, code in (("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11)):
+        await run.launch(sys.executable, "-S", "-c", script)
+        before = time.monotonic()
+        ended = await run.process.wait_ended()
+        await run.nothing_left([])
+        assert (ended.exit_code, ended.cause) == (code, "")
+        assert before - deadline_s() < ended.monotonic <= time.monotonic()
 
 
-@pytest.mark.parametrize("number", ["SIGQUIT", "SIGINT", "SIGHUP", "SIGUSR1"])
-async def test_signals_to_the_servers_parent_are_not_meant_for_the_host(run, number):
+async def test_signals_to_the_servers_parent_are_not_meant_for_the_host(run):
     """SGLang's scheduler sends its parent SIGQUIT when it fails: the host, once the server has ended."""
-    script = f"import os, signal; os.kill(os.getppid(), signal.{number}); raise SystemExit(3)"
-    await run.launch(sys.executable, "-S", "-c", script)
-    await run.nothing_left([])
-    assert run.process.ended.exit_code == 3
+    for number in ("SIGQUIT", "SIGINT", "SIGHUP", "SIGUSR1"):
+        script = f"import os, signal; os.kill(os.getppid(), signal.{number}); raise SystemExit(3)"
+        await run.launch(sys.executable, "-S", "-c", script)
+        await run.nothing_left([])
+        assert run.process.ended.exit_code == 3, number
+        assert not run.host.is_gone(), number
 
 
 async def vital_child(run, script):

@@ -7,7 +7,6 @@ import pytest
 from actors.serving.server_incarnation import ReadinessProof
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerState
-from launcher.config.compose import compose
 from tests.support.composed import composed
 from tests.support.machine import scaled
 from tests.support.worlds.serving import make, running, start
@@ -28,7 +27,7 @@ SAMPLED = ReadinessProof.of(composed("conf=arithmetic_cpu", "gconfig.top_p=0.9")
     ],
 )
 def test_it_is_as_large_as_usual_and_fits(words, samples, prompt, tokens):
-    config = compose(words)
+    config = composed(*words)
     proof = ReadinessProof.of(config)
     assert (proof.samples, proof.prompt_tokens, proof.sampling.max_new_tokens) == (samples, prompt, tokens)
     assert prompt + tokens < (config.sglang.context_length or 2**30)
@@ -46,8 +45,8 @@ def test_it_samples_as_the_run_does():
 
 async def test_what_is_compiled_at_its_first_use_is_compiled_before_ready(make, tmp_path):
     """It answers nobody meanwhile: after READY that would be a hang."""
-    server = make("--compiles-s", "2", proof=SAMPLED)
-    compiled = "compiling, for 2 s"
+    server = make("--compiles-s", "1", proof=SAMPLED)
+    compiled = "compiling, for 1 s"
     async with running(server):
         await start(server)
         starting = asyncio.create_task(server.wait_ready())
@@ -60,7 +59,7 @@ async def test_what_is_compiled_at_its_first_use_is_compiled_before_ready(make, 
 
 
 async def test_a_compilation_that_outlasts_the_deadline_is_told_as_one(make):
-    within_s = round(scaled(5.0), 1)
+    within_s = round(scaled(3.0), 1)  # of which the stand-in takes one until it answers
     server = make("--compiles-s", "1000", setup_timeout_s=within_s, proof=SAMPLED)
     async with running(server):
         await start(server)
