@@ -12,7 +12,8 @@ from launcher.base.errors import ConfigError
 from launcher.config.compose import REPOSITORY, compose, keys_to_fit, presets
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, with_values
-from launcher.resources.config_checks import check, find_problems
+from launcher.config.shipped_data import foreign_held_out
+from launcher.resources.config_checks import check, find_notes, find_problems
 from scripts.document_settings import PAGE, page
 from tests.support.composed import composed
 
@@ -38,9 +39,13 @@ def own_preset(tmp_path):
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_sound(name):
+    """It composes, contradicts nothing, needs no note, saves after step two and every ten minutes."""
     config = composed(f"conf={name}")
     check(config)
+    assert find_notes(config) == []
     assert config.experiment_name == name
+    assert (config.recover.first_steps, config.recover.freq_secs) == (2, 600)
+    assert foreign_held_out(config) == "", "the held-out data of another preset"
 
 
 def test_what_comes_out_is_plain_and_crosses_processes():

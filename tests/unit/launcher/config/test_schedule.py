@@ -2,10 +2,8 @@
 
 import pytest
 
-from launcher.config.compose import presets
 from launcher.config.schedule import Schedule
 from launcher.config.schema import FreqConfig
-from tests.support.composed import composed
 
 
 def due_steps(schedule, *, first=1, last, steps_per_epoch=10, seconds_per_step=1.0):
@@ -41,12 +39,6 @@ def test_the_first_one_shows_early_what_can_not_be_saved():
     assert due_steps(schedule, last=30) == [2, 7, 14, 21, 28]
     schedule.restored(now=0.0, steps_done=2, epochs_done=0)
     assert due_steps(schedule, first=3, last=16) == [7, 14], "it has it by then"
-
-
-@pytest.mark.parametrize("preset", presets())
-def test_every_preset_saves_after_step_two_and_every_ten_minutes(preset):
-    recover = composed(f"conf={preset}").recover
-    assert (recover.first_steps, recover.freq_secs) == (2, 600)
 
 
 def test_steps_that_take_longer_than_the_interval_are_each_due():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from launcher.config.compose import presets
 from launcher.config.shipped_data import foreign_held_out
 from launcher.resources.config_checks import check
 from tests.support.composed import composed
@@ -33,9 +32,3 @@ def test_nothing_is_noted_where_both_or_neither_are_the_presets(settings):
     config = composed("conf=arithmetic_cpu", *settings)
     check(config)
     assert foreign_held_out(config) == ""
-
-
-@pytest.mark.parametrize("preset", presets())
-def test_no_preset_has_the_held_out_data_of_another(preset):
-    needed = ["trainer.config=their.yaml", "trainer.command=train"] if preset == "areal" else []
-    assert foreign_held_out(composed(f"conf={preset}", *needed)) == ""

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose, presets
+from launcher.config.compose import compose
 from launcher.config.schema import DatasetConfig
 from launcher.resources.config_checks import check, find_notes, find_problems
 from tests.support.composed import composed
@@ -257,9 +257,3 @@ def test_notes(settings, said):
     config = changed(ARITHMETIC, **settings)
     assert find_problems(config) == []
     assert any(said in note for note in find_notes(config))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", presets())
-def test_presets_need_no_note(name):
-    assert find_notes(composed(f"conf={name}")) == []
