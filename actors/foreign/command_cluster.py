@@ -110,7 +110,7 @@ class CommandCluster:
 
     def deadline_s(self, action: Action) -> float:
         config = self._config
-        ends_s = self._trainer.stop_s + STOP_S
+        ends_s = self._ends_s
         match action:
             case PauseTrainer() | RestartTrainer():
                 return config.health.trainer_first_s + ends_s
@@ -125,6 +125,11 @@ class CommandCluster:
                 return self._fleet.executor.deadline_s(action)
             case _:
                 return STOP_S
+
+    @property
+    def _ends_s(self) -> float:
+        """Within which the command has ended that is told to."""
+        return self._trainer.stop_s + STOP_S
 
     async def perform(self, action: Action) -> Facts:
         match action:
@@ -165,9 +170,10 @@ class CommandCluster:
     async def _halt(self, action: Halt, *, reinstates: bool) -> None:
         """The command before its servers. Nothing here may keep the run from ending: the driver ends what stays."""
         try:
-            await self._trainer.halt(reinstates=reinstates)
-        except (LauncherError, OSError) as error:
-            self._history.event("actor.stop_failed", subject=TRAINER, reason=str(error))
+            async with asyncio.timeout(self._ends_s + LAST_ORDER_S):  # its disk may never answer who reads its steps
+                await self._trainer.halt(reinstates=reinstates)
+        except (LauncherError, OSError) as error:  # TimeoutError is one
+            self._history.event("actor.stop_failed", subject=TRAINER, reason=str(error) or "no answer in time")
         finally:
             try:
                 if self._fleet is not None:

@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from actors.foreign import command_trainer, foreign_process
+from actors.foreign import command_cluster, command_trainer, foreign_process
+from actors.foreign.command_cluster import CommandCluster
 from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.processes.process_tree import bearing, command_line, stat_fields
 from actors.supervision import coordinator as coordinator_module
@@ -20,10 +22,12 @@ from launcher.base.errors import RunError
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.schema import RunConfig
+from launcher.policy.actions import Halt
 from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import all_turns, scaled
+from tests.support.run_memory import history_of
 from tests.support.worlds.adapters import YAML
 from tests.support.worlds.foreign import coordinator_of, events, last_step
 
@@ -220,6 +224,28 @@ async def test_a_disk_that_stalls_at_the_end_keeps_the_outcome_from_nobody(tmp_p
     is_stalled = bool(journal.unwritten())
     works.set()
     assert (outcome.status, is_stalled) == (TerminalStatus.FINISHED, True)
+
+
+async def test_a_trainer_that_can_not_be_halted_costs_its_own_time_and_not_that_of_the_servers(tmp_path, monkeypatch):
+    """Whoever reads its steps hung on their disk: the halt stood for half an hour, which is the time that a trainer of
+    the launcher's own may take to save."""
+    monkeypatch.setattr(command_cluster, "STOP_S", 0.02)
+    monkeypatch.setattr(command_cluster, "LAST_ORDER_S", 0.02)
+    halted, history = [], history_of(tmp_path / "events.jsonl")
+
+    async def never(**_):
+        await asyncio.Event().wait()
+
+    async def halts(action):
+        halted.append(action)
+
+    trainer = SimpleNamespace(halt=never, stop_s=0.0, checkpoints=None, steps=None)
+    fleet = SimpleNamespace(executor=SimpleNamespace(perform=halts, deadline_s=lambda action: 1920.0))
+    cluster = CommandCluster(RunConfig(experiment_name="e"), history, trainer, changed=asyncio.Event(), fleet=fleet)
+    await asyncio.wait_for(cluster.perform(Halt(reason="ended by the user")), scaled(30))
+    assert [type(one) for one in halted] == [Halt]
+    (failed,) = [one for one in read_lines(tmp_path / "events.jsonl") if one["event"] == "actor.stop_failed"]
+    assert failed["reason"] == "no answer in time"
 
 
 def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path, monkeypatch):
