@@ -15,6 +15,7 @@ import dataclasses
 import math
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -68,6 +69,8 @@ from launcher.run_files.run_paths import RunLock, RunPaths, next_attempt
 POLL_S = 0.25
 ASK_AGAIN_S = 0.5
 """After an actor was not there: Ray restarts it in about a second."""
+STALLED_S = 10.0
+"""A disk takes a line in milliseconds. Whoever ended the run by hand else sees a command that stands, and no reason."""
 SUPERVISORS = ("coordinator.placed", "monitor.started")
 """Events with the pid of each."""
 SAME_COMMAND = "the same command resumes"
@@ -397,4 +400,9 @@ class RunLaunch:
         """Without Ray's own processes they end themselves, and asking would wait for an answer that never comes."""
         if is_reachable and self._actors is not None:
             self._actors.end()
+        waits = f"{self._paths.events} does not take the run's end: the command waits for its disk"
+        telling = threading.Timer(STALLED_S, self._screen.line, [waits])
+        telling.daemon = True
+        telling.start()
         self._journal.record("run.stopped", reason="actors ended")
+        telling.cancel()

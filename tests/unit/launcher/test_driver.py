@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 import time
 from types import SimpleNamespace
 
@@ -64,6 +65,21 @@ def test_every_launch_ends_with_a_status(tmp_path, monkeypatch, happens, status,
     last = list(read_lines(paths.events))[-1]
     assert last["event"] == f"run.{status.lower()}"
     assert last["reason"] == outcome.reason
+
+
+def test_an_end_that_its_disk_does_not_take_is_said_while_the_command_waits_for_it(tmp_path, monkeypatch):
+    """After Ctrl-C on a disk that stalled the command stood there, its actors ended, and said nothing."""
+    monkeypatch.setattr(driver, "STALLED_S", 0.05)
+    config = RunConfig(experiment_name="status", train_dataset=DatasetConfig(path="none"))
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    said, is_said = [], threading.Event()
+    screen = SimpleNamespace(line=lambda text: said.append(text) or is_said.set())
+    launch = RunLaunch(config, paths, Journal(paths.events, 1, time.time), screen)
+    monkeypatch.setattr(launch, "_journal", SimpleNamespace(record=lambda *_, **__: is_said.wait(60)))
+    launch._end_actors(is_reachable=True)
+    assert said == [f"{paths.events} does not take the run's end: the command waits for its disk"]
 
 
 @pytest.mark.parametrize(
