@@ -50,7 +50,9 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raises ConfigError for a setting that is written as an option."""
     for argument in itertools.takewhile("--".__ne__, arguments):
         key, _, value = argument.lstrip("-").partition("=")
+        key = key.replace("-", "_")
         if argument.startswith("--") and (key in known_keys() or key == "conf"):
+            value = value or "true" * (key == "dry_run")
             instead = f"{key}={value or '…'}"
             raise ConfigError(f"{argument}: a setting has no dashes before it", f"write {shlex.quote(instead)}")
 

@@ -47,7 +47,8 @@ def refuse(problems: Sequence[Finding]) -> None:
     every_key = EVERY_KEY if any(not one.text for one in problems) else ""
     if len(problems) == 1:
         hint = problems[0].hint or ("" if every_key else f"change {problems[0].subject.partition('=')[0]}")
-        raise ConfigError(str(problems[0]), f"{hint} {every_key}".strip())
+        end = "." if hint and every_key and not hint.endswith("?") else ""
+        raise ConfigError(str(problems[0]), f"{hint}{end} {every_key}".strip())
     if problems:
         listed = "".join(f"\n  {one}{f'; {one.hint}' if one.hint else ''}" for one in problems)
         hint = f"change the key that each line names. {every_key}".strip(". ")

@@ -124,6 +124,8 @@ OPTIONS = [
     ("--seed=3", "--seed=3: a setting has no dashes before it\n  → write seed=3"),
     ("--train_dataset.path=a b", "write 'train_dataset.path=a b'"),
     ("--conf", "--conf: a setting has no dashes before it"),
+    ("--dry-run", "--dry-run: a setting has no dashes before it\n  → write dry_run=true"),
+    ("num_generations=8", "set gconfig.n_samples. Every key with its default"),
 ]
 
 
