@@ -209,7 +209,7 @@ class Lines:
         tail = LineTail(self.path)
         try:
             yield from tail.read_or_fail(has_ended=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # of the second kind is a fileroot that is a file
             pass
         except OSError as error:
             raise JournalError(f"{self.path} can't be read: {error.strerror}", "check its permissions") from error

@@ -170,6 +170,12 @@ def test_a_line_that_lost_only_its_newline_is_whole(file):
     assert lines.skipped == 0
 
 
+def test_below_a_file_there_is_none(file):
+    """As below a cluster.fileroot that is a file, which is named elsewhere."""
+    file.touch()
+    assert list(read_lines(file / "logs" / "events.jsonl")) == []
+
+
 def test_a_file_that_cant_be_read_is_named(tmp_path):
     with pytest.raises(JournalError, match="can't be read: Is a directory"):
         list(read_lines(tmp_path))
