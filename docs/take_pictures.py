@@ -1,7 +1,7 @@
 """Takes the pictures of the README and of these pages anew, from the pages of today's code, in this machine's Chromium:
 
     python -m scripts.storm --seed 1 --fileroot storm1
-    python docs/take_pictures.py storm1/logs/$USER/arithmetic_cpu/trial0
+    python -m docs.take_pictures storm1/logs/$USER/arithmetic_cpu/trial0
 
 storm.png is the storm's report; watch.png and watch_390.png are the live page of a made run of 10,000 steps.
 """
