@@ -377,7 +377,7 @@ class RunLaunch:
                 if not has_told:
                     self._screen.line("stopping: the step under way is finished and saved")
                 has_told = True
-                coordinator.abort.remote("ended by the user")
+                coordinator.abort.remote(self._interrupts.reason)
             elif self._deadlines.is_due():
                 coordinator.abort.remote(self._deadlines.reason)
             if done:

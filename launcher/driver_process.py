@@ -21,7 +21,7 @@ from launcher.cli.keeper import DriverTask
 def main(server_entry: tuple[str, ...] | None = None) -> int:
     """The exit code, for the keeper. `server_entry`: in SGLang's place, for tests."""
     try:  # around the whole: a signal that was held back comes as soon as anybody listens
-        with Interrupts(ends_at_once=True) as interrupts:
+        with Interrupts(ends_at_once=True, keeper=os.getppid()) as interrupts:
             task = DriverTask.read(sys.argv[-1])
             os.set_inheritable(task.lock, False)  # a server that outlives its driver must not keep the run locked
             sys.argv[1:] = task.words

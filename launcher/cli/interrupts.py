@@ -21,10 +21,12 @@ EARLY = b"stopping: the run ends when Ray has started, or has failed to; a secon
 class Interrupts:
     """A context manager around whatever may be interrupted. `asked` turns true at the first signal; `notified_at` is
     when the first notice came (monotonic), None before. While `ends_at_once`, the first ends it already: nothing has
-    begun that could be saved."""
+    begun that could be saved. `keeper`: the parent, with whose end the kernel sends the first (launcher/cli/keeper.py);
+    None: there is none."""
 
-    def __init__(self, *, ends_at_once: bool = False) -> None:
+    def __init__(self, *, ends_at_once: bool = False, keeper: int | None = None) -> None:
         self._count = 0
+        self._keeper = keeper
         self.ends_at_once = ends_at_once
         self.notified_at: float | None = None
         self._is_early = False
@@ -33,6 +35,12 @@ class Interrupts:
     @property
     def asked(self) -> bool:
         return self._count > 0
+
+    @property
+    def reason(self) -> str:
+        """Who `asked`."""
+        is_orphan = self._keeper is not None and os.getppid() != self._keeper
+        return "the command's own process was killed" if is_orphan else "ended by the user"
 
     def __enter__(self) -> Self:
         for number in HEARD:

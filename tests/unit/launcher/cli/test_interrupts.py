@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.interrupts import Interrupts
+from launcher.cli.interrupts import Interrupts, NoInterrupts
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +83,11 @@ def test_what_is_started_before_it_listens_hears_of_no_closed_terminal():
     child.communicate(b"\n")
     assert blocked is not None
     assert int(blocked[1], 16) >> (signal.SIGHUP - 1) & 1
+
+
+def test_a_killed_command_is_not_called_the_users_wish():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert Interrupts(keeper=gone.pid).reason == "the command's own process was killed"
+    for one in (Interrupts(keeper=os.getppid()), Interrupts(), NoInterrupts()):
+        assert one.reason == "ended by the user"
