@@ -40,7 +40,7 @@ class GroupFailed(Exception):
 @dataclass
 class Tally:
     """What it cost since the last batch. `made`, `failed` and `unscored` count prompts' groups, one for each try;
-    `unscored_in_a_row` those since the last that was scored."""
+    `unscored_in_a_row` those since the last that was scored; `no_score`: why the last had no score."""
 
     made: int = 0
     failed: int = 0
@@ -53,6 +53,7 @@ class Tally:
     hedged: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
     unscored_in_a_row: int = 0
+    no_score: str = ""
 
     def reset(self) -> None:
         """In place: what is being made counts for the next batch."""
@@ -200,6 +201,7 @@ class RolloutStream:
         tally.unscored += failure.scoring
         tally.attempts[prompt_id] += 1
         tally.unscored_in_a_row += failure.scoring
+        tally.no_score = str(failure) if failure.scoring else tally.no_score
         if tally.unscored_in_a_row >= self._attempts:  # else each prompt of the epoch would be tried
             raise RewardError(
                 f"{tally.unscored_in_a_row} prompts in a row could not be scored, last {prompt_id}: {failure}",
@@ -227,6 +229,7 @@ class RolloutStream:
             filtered=tuple(groups.values()),
             failed=tally.failed,
             unscored=tally.unscored,
+            no_score=tally.no_score,
             # a batch whose groups were all made before has them still, or one failure would be all of its requests
             made=max(tally.made, len(ids)),
             retried=tally.retried,

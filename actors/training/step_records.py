@@ -156,3 +156,11 @@ def cut_reason(metrics: Mapping[str, float], limit: int) -> str:
         "an answer, or the model writes an end token that servers don't stop at (dry_run=true compares the chat "
         "template with the model's end tokens)"
     )
+
+
+def no_score_reason(batch: RolloutBatch) -> str:
+    """What the reward function did to a batch's groups that had to be made again."""
+    return (
+        f"the reward function gave no score ({batch.no_score}); such prompts are tried again, {batch.unscored} in this "
+        "step; trainer.log has each (reward.no_score)"
+    )

@@ -24,7 +24,7 @@ from actors.reward.reward_pool import RewardPool
 from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
 from actors.training.step_loop import GrpoLoop
-from actors.training.step_records import SampleLog, StepRecords, cut_reason
+from actors.training.step_records import SampleLog, StepRecords, cut_reason, no_score_reason
 from actors.training.training_servers import TrainingServers
 from launcher.base.disk_faults import Refusal
 from launcher.base.errors import TrainerError
@@ -125,6 +125,7 @@ class Training:
         self._log_to_file()
         self._journal = Journal(paths.events, attempt, time.time)
         self._records = StepRecords(paths)
+        self._has_told_no_score = False
         self._thread = LoopThread("rollouts")
         # its processes start while the model loads
         self._reward = RewardPool(config.reward, config.own_rewards(), thread=self._thread)
@@ -348,6 +349,11 @@ class Training:
         self._samples.keep(report, batch)
         if report.global_step == 0 and (reason := cut_reason(report.metrics, self._config.gconfig.max_new_tokens)):
             self._journal.record("rollouts.cut", subject="policy", reason=reason, global_step=0)
+        if batch.no_score and not self._has_told_no_score:  # once: trainer.log has each, and most runs have one kind
+            self._has_told_no_score = True
+            self._journal.record(
+                "reward.no_score", subject="reward", reason=no_score_reason(batch), global_step=report.global_step
+            )
         return refusal
 
     def _replay(self, queue: PromptQueue, want: int, weight_version: int) -> RolloutBatch:

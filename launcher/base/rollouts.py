@@ -112,8 +112,9 @@ class RolloutBatch:
     `filtered`: flat groups that others have replaced (actor.dynamic_sampling): their prompts are used up, and their
     rewards count in every figure and for every detector, but they are not trained on.
     `failed` counts tries of a prompt's whole group that came to nothing (the prompt went back to the queue), `unscored`
-    those of them that had their completions, but not all rewards, and `made` the groups that were finished meanwhile,
-    those of later batches among them (None: those of this one). `retried` counts attempts beyond each request's first.
+    those of them that had their completions, but not all rewards (`no_score`: why the last had not), and `made` the
+    groups that were finished meanwhile, those of later batches among them (None: those of this one). `retried` counts
+    attempts beyond each request's first.
     `kept_tokens` counts those that a server had made of a completion before it failed, and from which another request
     continued; `unanswered` completions that the reward function had no answer for, and `late` those that it took too
     long for; `hedged` counts moves of requests whose server was silent. `seconds` that the trainer waited for it;
@@ -132,6 +133,7 @@ class RolloutBatch:
     generating_s: float | None = None
     filtered: tuple[RolloutGroup, ...] = ()
     unscored: int = 0
+    no_score: str = ""
     made: int | None = None
 
     @property

@@ -93,6 +93,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "memory.book_damaged": "the record of this host's memory settings is lost: {reason}",
     "memory.not_kept": "the next attempt will not know this: {reason}",
     "reward.alert": "the rewards: {short_reason}",
+    "reward.no_score": "{reason}",
     "reward.rebased": "{reason}",
     "rollouts.cut": "{reason}",
     "reward.alert_over": "the rewards are no longer only zeros",

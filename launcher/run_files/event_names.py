@@ -79,6 +79,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "canary.sound": "the known answers are scored right again",
     "reward.alert": "every reward was 0 for `reward_health.zero_alert_steps` steps",
     "reward.alert_over": "a reward is not 0 again",
+    "reward.no_score": "the reward function raised or gave no number, for the first time in a trainer's life",
     "reward.rebased": "rewards fell on new prompts and not on old ones: training continues at the new level",
     "restore.evidence": "what the first batch after a restore left open, which counts with the next one's",
     "eval.done": "held-out accuracy at a policy version; of several data sets each (`by_dataset`: sampled, greedy)",

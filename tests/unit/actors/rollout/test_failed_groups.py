@@ -95,19 +95,22 @@ async def test_prompts_in_a_row_that_can_not_be_scored_end_the_wait_before_each_
 
 
 async def test_one_that_is_scored_in_between_and_a_new_batch_begin_the_count_anew():
-    does = iter("--+--+++" + "--+++")  # each of two batches meets two failures in a row, where three would end it
+    does = iter("--+--+++" + "--.+++")  # each of two batches meets two failures in a row, where three would end it
 
     async def make(prompt_id, weights):
         await some_turns()
-        if next(does) == "-":
-            raise GroupFailed("it broke", scoring=True)
+        match next(does):
+            case "-":
+                raise GroupFailed("it broke", scoring=True)
+            case ".":
+                raise GroupFailed("a server died")
 
     stream = stream_of(make, attempts=3)
     first = await stream.next_batch(4, version=0)
-    assert (first.failed, len(first.groups)) == (4, 4)
+    assert (first.failed, first.unscored, first.no_score, len(first.groups)) == (4, 4, "it broke", 4)
     stream.queue.commit(first.prompt_ids)
     last = await stream.next_batch(3, version=1)
-    assert last.failed == 2
+    assert (last.failed, last.unscored, last.no_score) == (3, 2, "it broke"), "of the last that was not scored"
     assert {*first.prompt_ids, *last.prompt_ids} == {*ORDER}
 
 
