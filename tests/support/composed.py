@@ -3,6 +3,7 @@ a test adds to the preset seldom matters to it."""
 
 import copy
 import functools
+from pathlib import Path
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,13 +16,13 @@ from launcher.config.schema import RunConfig
 
 
 def composed(*words: str) -> RunConfig:
-    """A config of the caller's own. For words that mean the same wherever and whenever they are composed. Raises
-    ConfigError."""
-    return copy.deepcopy(_composed(words))
+    """A config of the caller's own. For words that mean the same whenever they are composed. Raises ConfigError."""
+    return copy.deepcopy(_composed(words, Path.cwd()))
 
 
 @functools.cache
-def _composed(words: tuple[str, ...]) -> RunConfig:
+def _composed(words: tuple[str, ...], _folder: Path) -> RunConfig:
+    """`_folder`: the working folder, from which a preset's relative paths count."""
     preset, *settings = words
     is_shipped = preset.removeprefix("conf=") in compose.presets()
     if not is_shipped or any(word.startswith(("conf=", "hardware=", "hydra.", "~")) for word in settings):
