@@ -354,7 +354,7 @@ class RunHistory:
     def incident_began(self, trouble: Trouble, doing: str, now: float) -> Mapping[str, object]:
         number = self.incidents.number_to_begin(trouble.subject)
         since = now if trouble.since is None else min(trouble.since, now)
-        self.incidents.begin(number, trouble.cause, trouble.subject, since)
+        self.incidents.begin(number, trouble.cause, trouble.subject, since, trouble.onset_step)
         return self._record(
             "incident.began",
             subject=trouble.subject,

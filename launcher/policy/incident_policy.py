@@ -63,6 +63,7 @@ class OpenIncident:
     cause: Cause
     subject: str
     since: float
+    onset_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,9 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
             return _ending_of_server(one, server, seen)
     if not seen.is_judged and one.subject in OF_THE_MONITOR:
         return None  # it is away: that it names no incident says nothing
-    if _is_stepping(trainer) and not holds_damage(seen.incident, trainer):
+    # Known answers may be right where the step's own can't be scored: each try of that step was an incident, repaired.
+    owes_step = one.subject == REWARD and trainer.next_step == one.onset_step and not trainer.is_finished
+    if _is_stepping(trainer) and not owes_step and not holds_damage(seen.incident, trainer):
         return Ending(incident=one, reason="training is done" if trainer.is_finished else "training continues")
     return None
 

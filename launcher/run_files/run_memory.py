@@ -88,10 +88,12 @@ class IncidentMemory:
         if number not in self.open:
             self.reserved[subject] = number
 
-    def begin(self, number: int, cause: Cause, subject: str, since: float) -> None:
+    def begin(self, number: int, cause: Cause, subject: str, since: float, onset_step: int | None = None) -> None:
         self.last = max(self.last, number)
         self.reserved.pop(subject, None)
-        self.open[number] = OpenIncident(number=number, cause=cause, subject=subject, since=since)
+        self.open[number] = OpenIncident(
+            number=number, cause=cause, subject=subject, since=since, onset_step=onset_step
+        )
         if cause is Cause.CHECKPOINT_CORRUPT:
             self.damaged.add(subject)
 
@@ -211,7 +213,14 @@ class RunMemory:
             cause = str(line.get("cause"))  # of a damaged line it may be a list
             if number not in self.incidents.open and cause in set(Cause):
                 since = number_of(line.get("at"), now) if is_here else now
-                self.incidents.begin(number, Cause(cause), str(line.get("subject")), min(since, now))
+                onset = line.get("onset_step")
+                self.incidents.begin(
+                    number,
+                    Cause(cause),
+                    str(line.get("subject")),
+                    min(since, now),
+                    onset if isinstance(onset, int) else None,
+                )
                 self.incidents.keep(number, line)
 
     def owes_proof(self, subject: str) -> bool:

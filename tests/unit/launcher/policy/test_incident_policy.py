@@ -31,6 +31,7 @@ BROKEN = Incident(cause=Cause.VERIFIER_BROKEN, subject="reward", reason="0, not 
 SERVER = OpenIncident(number=1, cause=Cause.SERVER_CRASH, subject="server-0", since=1.0)
 TRAINER = OpenIncident(number=2, cause=Cause.TRAINER_CRASH, subject="trainer", since=1.0)
 REWARD = OpenIncident(number=3, cause=Cause.VERIFIER_BROKEN, subject="reward", since=1.0)
+UNSCORED = OpenIncident(number=5, cause=Cause.VERIFIER_BROKEN, subject="reward", since=1.0, onset_step=STEPS.next_step)
 POLICY = OpenIncident(number=4, cause=Cause.REWARD_COLLAPSE, subject="policy", since=1.0)
 
 
@@ -88,6 +89,10 @@ def test_what_begins_where_nothing_is_open(seen, expected):
         (REWARD, look(incident=BROKEN), []),
         (REWARD, look(trainer=PAUSED), []),
         (REWARD, look(), [(3, True)]),
+        (UNSCORED, look(), []),  # its known answers are right, and its step is tried again
+        (UNSCORED, look(trainer=dataclasses.replace(STEPS, is_finished=True)), [(5, True)]),
+        (UNSCORED, look(trainer=dataclasses.replace(STEPS, next_step=STEPS.next_step + 1)), [(5, True)]),
+        (UNSCORED, look(trainer=dataclasses.replace(STEPS, next_step=STEPS.next_step - 1)), [(5, True)]),  # restored
         (POLICY, look(incident=FALL), []),
         (POLICY, look(trainer=PAUSED), []),
         (POLICY, look(), [(4, True)]),
