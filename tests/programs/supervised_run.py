@@ -272,13 +272,13 @@ class SupervisedRun:
     def wait_gone(self, seconds: float = 10.0) -> None:
         """Until nobody of the run lives. Fails with their commands.
 
-        A worker that Ray was still starting has nothing of the run in it. It asks a GCS that is gone, and leaves by
-        itself after Ray's own deadlines for that (26 s were seen): it has `RAY_GIVES_UP_S`.
+        A worker that Ray was still starting, or that no actor was given to, has nothing of the run in it. It asks a GCS
+        that is gone, and leaves by itself after Ray's own deadlines for that (26 s were seen): it has `RAY_GIVES_UP_S`.
         """
         began = time.monotonic()
         while family := self.family():
             commands = [command_of(process) for process in family]
-            limit = scaled(RAY_GIVES_UP_S) if all(_is_starting(command) for command in commands) else seconds
+            limit = scaled(RAY_GIVES_UP_S) if all(_is_of_ray_alone(command) for command in commands) else seconds
             assert time.monotonic() < began + limit, [command[:120] for command in commands]
             time.sleep(0.1)
 
@@ -318,9 +318,10 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-def _is_starting(command: str) -> bool:
-    """Whether it is a worker of Ray's that has not reached Ray: one that has is renamed to `ray::…`."""
-    return not command or "/ray/_private/workers/default_worker.py" in command
+def _is_of_ray_alone(command: str) -> bool:
+    """Whether it is a worker of Ray's without an actor. One that has reached Ray is renamed to `ray::IDLE`, and one
+    that has an actor to the actor's name."""
+    return command in ("", "ray::IDLE") or "/ray/_private/workers/default_worker.py" in command
 
 
 if __name__ == "__main__":
