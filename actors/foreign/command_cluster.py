@@ -6,7 +6,6 @@ The command is a CommandTrainer in this process, and ends with it. Servers, wher
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar, assert_never
@@ -17,7 +16,7 @@ from actors.foreign.foreign_checkpoints import FoundOnDisk
 from actors.supervision.action_executor import LAST_ORDER_S, STOP_S
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.cluster_observer import MARGIN_S
-from actors.supervision.coordinator import FLUSH_S, Coordinator, Facts
+from actors.supervision.coordinator import Coordinator, Facts
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, StateError, TrainerError
@@ -227,9 +226,7 @@ class CommandCoordinator(Coordinator):
                 history.begun(Halt(reason=str(error)))
             if history.state not in ENDS:
                 history.enter(transition(history.state, RunState.SHUTTING_DOWN), history.memory.ending_reason)
-            with contextlib.suppress(TimeoutError):  # as where it ends by a plan
-                async with asyncio.timeout(FLUSH_S):
-                    await history.flush()
+            await history.flush_in_time()  # as where it ends by a plan
             return RunOutcome(
                 status=history.memory.ending or TerminalStatus.ERRORED,
                 reason=history.memory.ending_reason,

@@ -11,7 +11,6 @@ Unblocked by: any of these; no action is waited for, each runs as a task with it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -35,9 +34,6 @@ TURN_S = 0.25
 """Between two looks at what time alone changes: a deadline, a doubt."""
 QUIET_TURN_S = 1.0
 """The same while the run steps and nobody is in doubt: what changes then is told (`ClusterInterface.changed`)."""
-FLUSH_S = 10.0
-"""For the journal's lines and the memory before the run is led, before a pause and a halt, and for the last ones at the
-end of the run: a disk that stalls must not keep a run from ending."""
 
 
 class ClusterInterface(Protocol):
@@ -110,9 +106,7 @@ class Coordinator:
             await self._cluster.close()
             if self._artifacts is not None:
                 await self._artifacts.close()
-            with contextlib.suppress(TimeoutError):  # a disk that stalls must not keep the outcome from the driver
-                async with asyncio.timeout(FLUSH_S):
-                    await self._history.flush()
+            await self._history.flush_in_time()
 
     def abort(self, reason: str) -> None:
         """End the run, saving what there is. Asking twice changes nothing."""
@@ -233,9 +227,7 @@ class Coordinator:
         if not isinstance(action, Halt | PauseTrainer):
             await self._secure()
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                await self._history.flush()
+        await self._history.flush_in_time()
 
     async def _secure(self) -> None:
         await self._history.secure()

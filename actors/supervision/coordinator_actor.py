@@ -21,10 +21,10 @@ from actors.cluster.node_identity import this_node
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.cluster_observer import ClusterObserver
-from actors.supervision.coordinator import FLUSH_S, Coordinator
+from actors.supervision.coordinator import Coordinator
 from actors.supervision.incident_artifacts import ArtifactCollector
 from actors.supervision.oom_backoff import OomBackoff
-from actors.supervision.run_history import RunHistory, furthest_step, server_names
+from actors.supervision.run_history import FLUSH_S, RunHistory, furthest_step, server_names
 from actors.training.trainer import MONITOR
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, TrainerStatus
@@ -124,9 +124,7 @@ class RunActor(ABC):
             journal, await take_place(self._config, file, self._attempt, self._paths.events), file
         )
         history.placed(this_node())
-        with contextlib.suppress(TimeoutError):  # a disk that stalls is only told, and the run ended, by who leads it
-            async with asyncio.timeout(FLUSH_S):
-                await history.flush()
+        await history.flush_in_time()  # a disk that stalls is only told, and the run ended, by who leads it
         status = await asyncio.to_thread(CurrentStatusFile, self._paths, self._driver)
         over = asyncio.Event()
         failed = partial(journal.record, "trainer.snapshot_failed", subject="trainer")

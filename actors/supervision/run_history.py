@@ -9,6 +9,7 @@ being ordered. An action is begun only after `secure`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -41,6 +42,10 @@ from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal, LineTail
 from launcher.run_files.run_memory import IncidentMemory, MemoryFile, RunMemory
 from launcher.run_files.run_order import TAKEN
+
+FLUSH_S = 10.0
+"""For the journal's lines and the memory before the run is led, before a pause and a halt, and for the last ones at the
+end of the run: a disk that stalls must not keep a run from ending."""
 
 TOOK_OVER = "trainer.took_over"
 RESIZED = "fleet.resized"
@@ -115,6 +120,12 @@ class RunHistory:
         """Returns when everything that was decided so far is on the disk, or was refused by it."""
         self.save()
         await self._journal.flush()
+
+    async def flush_in_time(self) -> None:
+        """As `flush`, for at most FLUSH_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self.flush()
 
     async def secure(self) -> None:
         """As `flush`, and raises RunError where the memory is not on the disk: one that takes over would not know."""

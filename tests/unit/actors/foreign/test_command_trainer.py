@@ -17,7 +17,7 @@ from actors.foreign import command_cluster, command_trainer, foreign_process
 from actors.foreign.command_cluster import CommandCluster
 from actors.foreign.foreign_process import TreeWatch, mark_of
 from actors.processes.process_tree import bearing, command_line, stat_fields
-from actors.supervision import coordinator as coordinator_module
+from actors.supervision import run_history
 from launcher.base.errors import RunError
 from launcher.base.messages import TerminalStatus
 from launcher.config.foreign import ForeignTrainerConfig
@@ -204,7 +204,7 @@ async def test_a_command_whose_run_ends_while_it_is_started_is_not_left_running(
 
 
 async def test_a_disk_that_stalls_at_the_end_keeps_the_outcome_from_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(coordinator_module, "FLUSH_S", 0.05)
+    monkeypatch.setattr(run_history, "FLUSH_S", 0.05)
     works, append = threading.Event(), journal_module.append_line
 
     def stalls(path, record, **more):

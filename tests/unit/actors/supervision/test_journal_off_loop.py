@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from actors.foreign.command_cluster import CommandCoordinator
-from actors.supervision import coordinator as coordinator_module
+from actors.supervision import run_history
 from actors.supervision.coordinator import Coordinator
 from launcher.base.messages import Cause
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, ResumeTrainer
@@ -57,7 +57,7 @@ async def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monk
 
 async def test_a_run_is_paused_and_ended_although_the_disk_of_its_journal_stalls(tmp_path, monkeypatch):
     disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
-    monkeypatch.setattr(coordinator_module, "FLUSH_S", 0.05)
+    monkeypatch.setattr(run_history, "FLUSH_S", 0.05)
     run = RunModel()
     history = history_of(path, journal=Journal(path, 1, in_background=True))
     hands = ModelHands(run, history)

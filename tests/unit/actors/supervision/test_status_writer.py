@@ -132,7 +132,7 @@ async def test_a_disk_that_takes_no_line_keeps_nobody_from_leading_the_run(trial
     stalled: nobody looked at the run meanwhile, nor at its disk, and it could not be ended."""
     released, append = threading.Event(), journal.append_line
     monkeypatch.setattr(journal, "append_line", lambda *line, **how: released.wait(60) and append(*line, **how))
-    monkeypatch.setattr("actors.supervision.coordinator_actor.FLUSH_S", 0.05)
+    monkeypatch.setattr("actors.supervision.run_history.FLUSH_S", 0.05)
     leader = trial.leader()
     async with asyncio.timeout(30):
         await leader.leads.wait()
