@@ -81,7 +81,6 @@ class TrainerWatch:
         self._evidence: TrainerEvidence | None = None
         self._step_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._step, self._step_at = -1, 0.0
-        self._heard_at = float("-inf")
         self._is_publishing = self._has_published = False
 
     def look(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
@@ -95,9 +94,9 @@ class TrainerWatch:
         was_publishing, self._is_publishing = self._is_publishing, view.phase == "publish"
         self._has_published |= was_publishing and not self._is_publishing
         self._time_steps(view, now)
+        before = self._evidence
         # That it waits is old news then: one that hung while it waited would be excused for ever.
-        is_silent = is_asked and heard_at == self._heard_at
-        self._heard_at = heard_at
+        is_silent = is_asked and before is not None and heard_at == before.look.pinged_at
         state, cpu_s = process_state(view.pid) if is_here(view.node) else (None, 0.0)
         look = TrainerLook(
             at=now,
@@ -114,10 +113,7 @@ class TrainerWatch:
             or not (view.is_running or view.is_allowed)
             or (self._is_publishing and (bool(view.loading) or not self._has_published)),
         )
-        evidence = self._evidence
-        self._evidence = (
-            TrainerEvidence(look=look) if evidence is None else observe_trainer(evidence, look, self._settings)
-        )
+        self._evidence = TrainerEvidence(look=look) if before is None else observe_trainer(before, look, self._settings)
 
     def verdict(self) -> Verdict:
         return judge_trainer(self._evidence, self._settings, self._clock())
