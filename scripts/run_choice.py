@@ -12,7 +12,7 @@ from launcher.checkpoints.trial_folders import folders_in, found_below
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.run_search import choose_names, names_in, runs_below
 from scripts.checkpoints.arguments import add_names
-from scripts.run_processes import live_runs
+from scripts.run_processes import only_live_run
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,9 +60,9 @@ def named_run(given: argparse.Namespace) -> RunPaths:
     if not logs.is_dir():
         raise UsageError(f"--fileroot {given.fileroot}: {logs} is not there", "give the cluster.fileroot of the run")
     if not given.experiment_name and not given.trial_name:
-        live = [paths for paths in live_runs(fileroot) if paths.user == given.user]
-        if len(live) == 1:
-            return live[0]
+        live = only_live_run(fileroot, given.user)
+        if live is not None:
+            return live
     there = [names_in(paths) for paths in runs_below(fileroot)]
     user, experiment, trial = choose_names(there, (given.user, given.experiment_name, given.trial_name), logs)
     return RunPaths(fileroot=fileroot, user=user, experiment_name=experiment, trial_name=trial)

@@ -195,6 +195,12 @@ def live_runs(fileroot: Path) -> list[RunPaths]:
     return [paths for paths in runs_below(fileroot) if is_live(paths)]
 
 
+def only_live_run(fileroot: Path, user: str) -> RunPaths | None:
+    """The user's; None where there is none, or more than one."""
+    live = [paths for paths in live_runs(fileroot) if paths.user == user]
+    return live[0] if len(live) == 1 else None
+
+
 def _trainer_elsewhere(paths: RunPaths) -> Process | None:
     """In a cluster that the run joined its workers aren't below the driver; the trainer holds its own log open."""
     titles = ((process, TITLE.match(title(process))) for process in all_processes())

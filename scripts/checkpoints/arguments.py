@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from launcher.base.errors import HINT
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.run_files.run_paths import login_name
-from scripts.run_processes import live_runs
+from scripts.run_processes import only_live_run
 
 NOTHING_FITS = 1
 DEFAULT_FILEROOT = Path("outputs/grpo")
@@ -97,7 +97,7 @@ def trial_of(given: argparse.Namespace) -> TrialFolder:
     naming what is wrong, and what there is instead."""
     names = (given.experiment_name, given.trial_name)
     if not any(names):
-        live = [paths for paths in live_runs(given.fileroot.expanduser().absolute()) if paths.user == given.user]
-        if len(live) == 1:
-            names = (live[0].experiment_name, live[0].trial_name)
+        live = only_live_run(given.fileroot.expanduser().absolute(), given.user)
+        if live is not None:
+            names = (live.experiment_name, live.trial_name)
     return find_trial(given.fileroot, given.user, *names)
