@@ -20,7 +20,6 @@ from tests.support.machine import need_programs
 
 pytestmark = pytest.mark.timeout(900)
 HELD_S = 10.0
-STALL_S = 3.0
 STEPS = 80
 """More than the run takes until its disk has been broken each time."""
 BYTES, INODES = 128 * 2**20, 2000
@@ -166,7 +165,7 @@ def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk, ref
         servers=2,
         console=small_disk.parent / "console.log",
         environment=refused_writes,
-        settings=(f"disk.stall_s={STALL_S}",),
+        settings=("disk.stall_s=3.0",),
     ) as run:
         for number, (broken, said) in enumerate(ways, 1):
             run.wait_steps(run.steps_done() + 6)

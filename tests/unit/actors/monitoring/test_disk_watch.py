@@ -41,6 +41,22 @@ def until(holds):
     return found
 
 
+@pytest.fixture
+def stalled_at(tmp_path, monkeypatch):
+    """A watch whose only probe has begun, and does not return until the end of the block; and the time of that look."""
+
+    @contextlib.contextmanager
+    def stalled(stall_s):
+        released, fsync = threading.Event(), disk_watch.os.fsync
+        monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
+        with watching(tmp_path, stall_s=stall_s) as watch:
+            until(lambda: watch._probes[str(tmp_path)].look().began_at)
+            yield watch, time.monotonic()
+            released.set()
+
+    return stalled
+
+
 def fill(folder) -> Path:
     ballast = folder / "ballast"
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
@@ -99,12 +115,8 @@ def test_folders_of_one_device_are_probed_once(tmp_path):
         assert list(watch._probes) == [str(tmp_path)]
 
 
-def test_the_end_of_a_checkpoint_or_of_a_pause_of_this_process_makes_no_slow_probe_a_stalled_one(tmp_path, monkeypatch):
-    released, fsync = threading.Event(), disk_watch.os.fsync
-    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
-    with watching(tmp_path, stall_s=30.0) as watch:
-        until(lambda: watch._probes[str(tmp_path)].look().began_at)
-        now = time.monotonic()
+def test_the_end_of_a_checkpoint_or_of_a_pause_of_this_process_makes_no_slow_probe_a_stalled_one(stalled_at):
+    with stalled_at(stall_s=30.0) as (watch, now):
         assert [watch.trouble(now + second, patient=True) for second in range(100)] == [None] * 100
         assert watch.trouble(now + 101) is None, "it has been waiting for the checkpoint"
         assert watch.trouble(now + 500) is None, "nobody looked for minutes"
@@ -113,20 +125,14 @@ def test_the_end_of_a_checkpoint_or_of_a_pause_of_this_process_makes_no_slow_pro
         assert found[-1].fault is DiskFault.STALLED
         found = [watch.trouble(now + 533 + second, patient=True) for second in range(100)]
         assert all(found), "a checkpoint that begins on a stalled disk does not end the trouble"
-        released.set()
 
 
-def test_a_disk_that_stalls_while_a_checkpoint_is_written_is_found_too(tmp_path, monkeypatch):
+def test_a_disk_that_stalls_while_a_checkpoint_is_written_is_found_too(stalled_at):
     """`fsfreeze` in a checkpoint: the trainer said that it was saving for as long as nothing could be written."""
-    released, fsync = threading.Event(), disk_watch.os.fsync
-    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
-    with watching(tmp_path, stall_s=3.0) as watch:
-        until(lambda: watch._probes[str(tmp_path)].look().began_at)
-        now = time.monotonic()
+    with stalled_at(stall_s=3.0) as (watch, now):
         found = [watch.trouble(now + second, patient=True) for second in range(35)]
         assert found[:29] == [None] * 29, "a probe may wait for a checkpoint"
         assert found[-1].fault is DiskFault.STALLED
-        released.set()
 
 
 def test_a_refusal_on_the_clock_of_another_machine_neither_waits_for_it_nor_ends_the_run(tmp_path):

@@ -38,40 +38,37 @@ def test_the_line_of_a_step_is_found_by_areals_words_and_read_as_ours(tmp_path, 
     assert read_step(line, 0, len(line)).global_step == 187
 
 
-def test_a_first_step_whose_completions_were_cut_is_told_once(tmp_path):
+@pytest.fixture
+def training(tmp_path):
+    """As much of one as writes a step down. `events`: what it has recorded."""
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
     paths.prepare()
     events = []
-    training = SimpleNamespace(
-        _config=SimpleNamespace(gconfig=SimpleNamespace(max_new_tokens=24)),
-        _journal=SimpleNamespace(record=lambda event, **facts: events.append((event, facts["reason"]))),
-        _records=StepRecords(paths),
-        _samples=SimpleNamespace(keep=lambda *kept: None),
-    )
-    for step, share in ((0, 0.94), (0, 0.95), (1, 1.0)):
-        metrics = {**REPORT.metrics, "grpo_actor/no_eos_ratios/avg": share}
-        Training._write_down(training, replace(REPORT, global_step=step, metrics=metrics), BATCH)
-    ((event, reason),) = events
-    assert event == "rollouts.cut"
-    assert reason.startswith("95% of the first step's completions were cut at gconfig.max_new_tokens=24: ")
-
-
-def test_a_reward_function_that_gives_no_score_is_told_once_with_its_error(tmp_path):
-    """Its prompts were made again and again, and the only word of it was "15 failed" at the end of the run."""
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    events = []
-    training = SimpleNamespace(
+    return SimpleNamespace(
+        events=events,
         _config=SimpleNamespace(gconfig=SimpleNamespace(max_new_tokens=24)),
         _journal=SimpleNamespace(record=lambda event, **facts: events.append((event, facts))),
         _records=StepRecords(paths),
         _samples=SimpleNamespace(keep=lambda *kept: None),
         _has_told_no_score=False,
     )
+
+
+def test_a_first_step_whose_completions_were_cut_is_told_once(training):
+    for step, share in ((0, 0.94), (0, 0.95), (1, 1.0)):
+        metrics = {**REPORT.metrics, "grpo_actor/no_eos_ratios/avg": share}
+        Training._write_down(training, replace(REPORT, global_step=step, metrics=metrics), BATCH)
+    ((event, facts),) = training.events
+    assert event == "rollouts.cut"
+    assert facts["reason"].startswith("95% of the first step's completions were cut at gconfig.max_new_tokens=24: ")
+
+
+def test_a_reward_function_that_gives_no_score_is_told_once_with_its_error(training):
+    """Its prompts were made again and again, and the only word of it was "15 failed" at the end of the run."""
     unscored = replace(BATCH, failed=3, unscored=2, no_score="KeyError: 'total' in rewards.py:7")
     for step, batch in enumerate((BATCH, replace(BATCH, failed=1), unscored, unscored)):
         Training._write_down(training, replace(REPORT, global_step=step), batch)
-    ((event, facts),) = events
+    ((event, facts),) = training.events
     assert (event, facts["subject"], facts["global_step"]) == ("reward.no_score", "reward", 2)
     assert "KeyError: 'total' in rewards.py:7" in facts["reason"]
 
