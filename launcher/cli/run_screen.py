@@ -22,7 +22,7 @@ from launcher.cli.watch_process import WatchProcess
 from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
-from launcher.reporting.current_status import CurrentStatus
+from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import alert_of, tell
 from launcher.reporting.live_display import Display, FollowedRun
 from launcher.reporting.otel_sink import OtelSink
@@ -100,6 +100,8 @@ class Screen:
     def begin(self, attempt: int) -> Path:
         """The attempt has its number: keep its settings, and open the sinks. Returns the file of the settings."""
         config = self._config
+        before = read_now(self._paths)
+        self._evals = () if before is None else before.evals  # a resume hears them again, and has not measured them
         self._display.begin(self._paths.title, attempt, started=self._started)
         settings = dataclasses.asdict(config)
         log_to_file(self._paths)

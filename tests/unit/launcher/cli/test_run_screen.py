@@ -1,5 +1,6 @@
 """What the driver shows of a run, from its files: each event, step and status once; none that can't be read ends it."""
 
+import dataclasses
 import io
 import math
 import time
@@ -99,6 +100,17 @@ def test_a_held_out_accuracy_is_told_once(shown):
         shown.follower.show()
     assert shown.out.getvalue().count("held-out accuracy at policy_version 2: sampled 0.500, greedy 0.250") == 1
     assert [line["eval/greedy"] for line in shown.lines] == [0.25]
+
+
+def test_a_resume_tells_no_held_out_accuracy_of_the_attempt_before_it_again(shown):
+    shown.tell_status(attempt=1, evals=(EVAL,))
+    shown.screen.leave()
+    shown.screen.begin(2)
+    measured = dataclasses.replace(EVAL, policy_version=4)
+    shown.tell_status(evals=(EVAL, measured))
+    shown.follower.show()
+    assert shown.out.getvalue().count("held-out accuracy") == 1
+    assert [line["global_step"] for line in shown.lines] == [3]
 
 
 @pytest.mark.parametrize("content", [None, "{", "of another attempt"])
