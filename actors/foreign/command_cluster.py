@@ -1,6 +1,7 @@
 """The cluster of a run whose trainer is another project's command, as its Coordinator sees it and acts on it.
 
-The command is a CommandTrainer in this process, and ends with it. Servers, where they are the launcher's, are a Fleet.
+The command is a CommandTrainer in this process, and ends with it. Servers, where they are the launcher's, are behind
+the door, which is their observer's trainer.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar, assert_never
 
 from actors.foreign.command_trainer import CommandTrainer
-from actors.foreign.fleet import DOOR_S, Fleet
+from actors.foreign.fleet import DOOR_S, FleetObserver
 from actors.foreign.foreign_checkpoints import FoundOnDisk
-from actors.supervision.action_executor import LAST_ORDER_S, STOP_S
+from actors.supervision.action_executor import LAST_ORDER_S, STOP_S, ActionExecutor
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.cluster_observer import MARGIN_S
 from actors.supervision.coordinator import Coordinator, Facts
@@ -51,7 +52,8 @@ def without_servers(config: RunConfig) -> RunConfig:
 
 
 class CommandCluster:
-    """`fleet` None: the command has servers of its own. `changed` is the trainer's too."""
+    """`fleet`: of the launcher's servers; None: the command has its own. `changed` is the trainer's too, and the
+    fleet's."""
 
     def __init__(
         self,
@@ -60,13 +62,14 @@ class CommandCluster:
         trainer: CommandTrainer,
         *,
         changed: asyncio.Event,
-        fleet: Fleet | None = None,
+        fleet: FleetObserver | None = None,
     ) -> None:
         self.changed = changed
         self._config = config
         self._history = history
         self._trainer = trainer
         self._fleet = fleet
+        self._servers = None if fleet is None else ActionExecutor(config, history, fleet, shares_gpu=False)
         self._is_stopped = False
         self._unusable: RunError | None = None
         self._scan: CheckpointScan[FoundOnDisk] = CheckpointScan(
@@ -77,8 +80,8 @@ class CommandCluster:
         )
 
     async def begin(self) -> None:
-        if self._fleet is not None:
-            await self._fleet.executor.begin()
+        if self._servers is not None:
+            await self._servers.begin()
         self._trainer.begin()
 
     async def look(self, *, with_checkpoints: bool = False) -> Observed:
@@ -87,10 +90,11 @@ class CommandCluster:
         trainer = self._trainer
         found = await self._scan.read() if with_checkpoints else None
         facts, incident = trainer.facts(), trainer.incident
-        if self._fleet is None:
+        if self._fleet is None or self._servers is None:
             seen = Observed(servers=(), trainer=facts, checkpoints=None, memory=_memory_of(self._config))
         else:
-            seen = await self._fleet.executor.look()
+            self._fleet.trainer.next_step = trainer.next_step
+            seen = await self._servers.look()
             door = seen.trainer
             facts = dataclasses.replace(
                 facts, policy_version=door.policy_version, lineage=door.lineage, is_publishing=door.is_publishing
@@ -118,10 +122,10 @@ class CommandCluster:
             case ResumeTrainer():
                 return DOOR_S + STOP_S
             case Halt():
-                of_servers = 0.0 if self._fleet is None else self._fleet.executor.deadline_s(action)
+                of_servers = 0.0 if self._servers is None else self._servers.deadline_s(action)
                 return ends_s + LAST_ORDER_S + STOP_S + of_servers
-            case _ if self._fleet is not None:
-                return self._fleet.executor.deadline_s(action)
+            case _ if self._servers is not None:
+                return self._servers.deadline_s(action)
             case _:
                 return STOP_S
 
@@ -148,8 +152,8 @@ class CommandCluster:
             case Halt(reinstate_after=restored):
                 await self._halt(action, reinstates=restored is not None)
             case RestartServer() | AbandonServer() | LeaveServer() | LoadWeights() | AdmitServer():
-                assert self._fleet is not None, "only a fleet has servers"
-                return await self._fleet.executor.perform(action)
+                assert self._servers is not None, "only a fleet has servers"
+                return await self._servers.perform(action)
             case ParkTrainer() | UnparkTrainer():
                 raise StateError(f"{type(action).__name__}: a command has no process that stands by")
             case _:
@@ -175,16 +179,16 @@ class CommandCluster:
             self._history.event("actor.stop_failed", subject=TRAINER, reason=str(error) or "no answer in time")
         finally:
             try:
-                if self._fleet is not None:
-                    await self._fleet.executor.perform(dataclasses.replace(action, reinstate_after=None))
+                if self._servers is not None:
+                    await self._servers.perform(dataclasses.replace(action, reinstate_after=None))
             finally:  # else a stop that fails would be ordered again and again
                 self._is_stopped = True
 
     async def close(self) -> None:
         self._scan.close()
         closing = [self._trainer.close()]
-        if self._fleet is not None:
-            closing.append(self._fleet.executor.close())
+        if self._servers is not None:
+            closing.append(self._servers.close())
         await asyncio.gather(*closing, return_exceptions=True)
 
 
@@ -199,10 +203,10 @@ class CommandCoordinator(Coordinator):
         trainer: CommandTrainer,
         *,
         changed: asyncio.Event,
-        fleet: Fleet | None = None,
+        fleet: FleetObserver | None = None,
     ) -> None:
         def pids() -> Mapping[str, int]:
-            return {**({} if fleet is None else fleet.pids), **({TRAINER: trainer.pid} if trainer.pid else {})}
+            return {**({} if fleet is None else fleet.pids()), **({TRAINER: trainer.pid} if trainer.pid else {})}
 
         super().__init__(
             config if fleet is not None else without_servers(config),

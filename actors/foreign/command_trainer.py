@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
+from actors.foreign.fleet import DoorHandle
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import TreeWatch, kill, start
@@ -55,19 +55,6 @@ STARTING = Verdict(health=Health.UNKNOWN, reason="it has not taken a step yet")
 CHECKING = Verdict(health=Health.UNKNOWN, reason="it is found out what was left of it, or who is at fault")
 
 
-class Door(Protocol):
-    """The door in front of the launcher's servers, for a command that asks them."""
-
-    async def new_client(self, is_first: bool) -> None:
-        """Another incarnation begins, with the first weights or with others. Raises ServerError."""
-
-    async def figures(self) -> Mapping[str, float]:
-        """Of what it was answered since this was last asked; empty where that is not known."""
-
-    def waits_for(self) -> str:
-        """Why its requests wait; "" where a server takes them."""
-
-
 class CommandTrainer:
     """`incident`: what is wrong with what it learns. `changed` is set when the plan should look again."""
 
@@ -80,11 +67,11 @@ class CommandTrainer:
         variables: Mapping[str, str],
         *,
         changed: asyncio.Event,
-        door: Door | None = None,
+        door: DoorHandle | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`variables`: the environment that it, and its check, are given beside their own. Raises ConfigError,
-        JournalError."""
+        """`variables`: the environment that it, and its check, are given beside their own. `door`: where it asks the
+        launcher's servers. Raises ConfigError, JournalError."""
         self._config = config
         self._paths = paths
         self._attempt = attempt

@@ -18,11 +18,12 @@ from actors.cluster.node_identity import alive_nodes
 from actors.foreign.command_cluster import CommandCoordinator
 from actors.foreign.command_trainer import CommandTrainer
 from actors.foreign.door_actor import DOOR, DoorActor
-from actors.foreign.fleet import Fleet, asked
+from actors.foreign.fleet import FleetObserver, asked
 from actors.foreign.foreign_process import inherited
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor import HealthMonitorActor
 from actors.supervision.coordinator_actor import RunActor, Seen, find_servers
+from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_actors import NO_GPU, RANK_0, RunActors
 from actors.supervision.run_history import RunHistory
 from actors.training.trainer import MONITOR
@@ -57,7 +58,7 @@ class ForeignTrainerActor(RunActor):
         memory. The door is found by its name: a handle as an argument is an object that a restart could miss."""
         super().__init__(config, paths, attempt, driver)
         self._has_servers, self._book, self._on_gpu = has_servers, book, on_gpu
-        self._fleet: Fleet | None = None
+        self._fleet: FleetObserver | None = None
         self._variables = variables
         self._trainer: CommandTrainer | None = None
 
@@ -74,7 +75,7 @@ class ForeignTrainerActor(RunActor):
             pid=os.getpid(),
             seconds_in_phase=time.monotonic() - made.since,
         )
-        return status, () if self._fleet is None else self._fleet.servers, ()
+        return status, () if self._fleet is None else self._fleet.trainer.view.servers, ()
 
     def _health(self) -> RunHealth | None:
         return None if self._fleet is None else self._fleet.health()
@@ -84,12 +85,21 @@ class ForeignTrainerActor(RunActor):
         variables = dict(self._variables)
         if self._has_servers:
             door: Any = await asyncio.to_thread(ray.get_actor, DOOR)
-            self._fleet = await self._find_fleet(history, door)
-            changed = self._fleet.executor.changed
+            self._fleet = FleetObserver(
+                config,
+                paths,
+                history,
+                servers=await asyncio.to_thread(find_servers, config, history),
+                trainer=door,
+                monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
+                memory=OomBackoff(config, history, self._book, on_gpu=self._on_gpu, shares_gpu=False),
+            )
+            changed = self._fleet.changed
             addresses = await asked(lambda: door.addresses.remote(), within_s=config.rollout.setup_timeout)
             variables[config.trainer.addresses_env] = ",".join(addresses)
+        door_handle = None if self._fleet is None else self._fleet.trainer
         trainer = self._trainer = CommandTrainer(
-            config, paths, self._attempt, history, variables, changed=changed, door=self._fleet
+            config, paths, self._attempt, history, variables, changed=changed, door=door_handle
         )
         coordinator = CommandCoordinator(config, paths, history, trainer, changed=changed, fleet=self._fleet)
         alerts = None
@@ -100,19 +110,6 @@ class ForeignTrainerActor(RunActor):
         finally:
             if alerts is not None:
                 await asyncio.to_thread(alerts.finish, config.alerts.timeout)
-
-    async def _find_fleet(self, history: RunHistory, door: Any) -> Fleet:
-        return Fleet(
-            self._config,
-            self._paths,
-            history,
-            next_step=lambda: 0 if self._trainer is None else self._trainer.next_step,
-            servers=await asyncio.to_thread(find_servers, self._config, history),
-            monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
-            door=door,
-            book=self._book,
-            on_gpu=self._on_gpu,
-        )
 
 
 class ForeignActors:

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from actors.cluster.fencing import lease_of
@@ -50,6 +49,7 @@ class ClusterObserver:
 
     has_trainer = True
     """The launcher's own."""
+    handle_type = TrainerHandle
 
     def __init__(
         self,
@@ -90,7 +90,15 @@ class ClusterObserver:
                 hung_after_s=config.health.supervisor_silence_s,
             )
         )
-        self.trainer = self._handle_of(trainer, paths.trainer_log)
+        self.trainer = self.handle_type(
+            trainer,
+            ended=self._trainer_ended,
+            changed=self.changed,
+            health=config.health,
+            log=paths.trainer_log,
+            lease_s=lease_of(config),
+            standby=self.standby,
+        )
         self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.memory.nodes)
         self._has_nodes = config.cluster.address != "local"
         self._unschedulable: set[str] = set()
@@ -117,17 +125,6 @@ class ClusterObserver:
             unreadable=self._checkpoints_unreadable,
             patience_s=config.disk.patience_s,
             was_read=history.lineage > 0,  # a restore was ordered, which is chosen from what was read
-        )
-
-    def _handle_of(self, trainer: Any, log: Path) -> TrainerHandle:
-        return TrainerHandle(
-            trainer,
-            ended=self._trainer_ended,
-            changed=self.changed,
-            health=self._config.health,
-            log=log,
-            lease_s=lease_of(self._config),
-            standby=self.standby,
         )
 
     def the_standby(self) -> StandbyHandle:
@@ -246,7 +243,8 @@ class ClusterObserver:
         """Of the main process of each server and of the trainer, as far as they are known and of this node."""
         infos = {name: slot.info for name, slot in self.slots.items()}
         known = {name: info.pid for name, info in infos.items() if info is not None and is_here(info.node)}
-        known["trainer"] = self.trainer.view.pid or None if is_here(self.trainer.view.node) else None
+        if self.has_trainer:
+            known["trainer"] = self.trainer.view.pid or None if is_here(self.trainer.view.node) else None
         return {name: pid for name, pid in known.items() if pid is not None}
 
     def incident(self, now: float) -> Incident | None:

@@ -240,8 +240,9 @@ async def test_a_trainer_that_can_not_be_halted_costs_its_own_time_and_not_that_
         halted.append(action)
 
     trainer = SimpleNamespace(halt=never, stop_s=0.0, checkpoints=None, steps=None)
-    fleet = SimpleNamespace(executor=SimpleNamespace(perform=halts, deadline_s=lambda action: 1920.0))
-    cluster = CommandCluster(RunConfig(experiment_name="e"), history, trainer, changed=asyncio.Event(), fleet=fleet)
+    servers = SimpleNamespace(perform=halts, deadline_s=lambda action: 1920.0)
+    monkeypatch.setattr(command_cluster, "ActionExecutor", lambda *_, **__: servers)
+    cluster = CommandCluster(RunConfig(experiment_name="e"), history, trainer, changed=asyncio.Event(), fleet=object())
     await asyncio.wait_for(cluster.perform(Halt(reason="ended by the user")), scaled(30))
     assert [type(one) for one in halted] == [Halt]
     (failed,) = [one for one in read_lines(tmp_path / "events.jsonl") if one["event"] == "actor.stop_failed"]

@@ -6,7 +6,7 @@ import pytest
 
 from actors.foreign.command_trainer import CommandTrainer
 from actors.foreign.completion_counts import CompletionCounts, compared
-from actors.foreign.fleet import Fleet
+from actors.foreign.fleet import DoorHandle
 from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_steps import ForeignSteps
 from launcher.adapters.trainer_adapter import StepSeen
@@ -87,10 +87,10 @@ async def test_each_step_gets_what_the_door_answered_since_the_one_before_also_w
     config = RunConfig(experiment_name="counted", trainer=ForeignTrainerConfig(adapter="command", command="true"))
     config.trainer.pattern = "step (?P<step>[0-9]+)"
     journal = Journal(paths.events, 1)
-    fleet = object.__new__(Fleet)
-    fleet._door, fleet._counted = FakeActor(completions=count), None
+    door = object.__new__(DoorHandle)
+    door.actor, door._counted = FakeActor(completions=count), None
     history = history_of(journal.path, journal=journal)
-    trainer = CommandTrainer(config, paths, 1, history, {}, changed=asyncio.Event(), door=fleet)
+    trainer = CommandTrainer(config, paths, 1, history, {}, changed=asyncio.Event(), door=door)
     paths.logs.mkdir(parents=True, exist_ok=True)
     for printed in ("step 1\n", "", "step 2\n", "step 3\n", "step 4\n", "step 5\n"):
         with paths.trainer_log.open("a") as log:

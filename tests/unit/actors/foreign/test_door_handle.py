@@ -32,11 +32,9 @@ class Silent:
         monkeypatch.setattr(fleet, "Silence", partial(actor_calls.Silence, lambda: next(clock)))
         self.handle = DoorHandle(
             FakeActor(view=self.view),
-            next_step=lambda: 0,
-            hung_after_s=2 * fleet.ANSWER_S,
             ended=self.died.append,
             changed=asyncio.Event(),
-            health=HealthConfig(),
+            health=HealthConfig(supervisor_silence_s=2 * fleet.ANSWER_S),
             log=tmp_path / "trainer.log",
         )
 

@@ -15,11 +15,12 @@ import pytest
 
 from actors.foreign import door_actor
 from actors.foreign.command_cluster import CommandCoordinator
-from actors.foreign.fleet import Fleet
+from actors.foreign.fleet import DoorHandle, FleetObserver
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
 from actors.serving.server_incarnation import ReadinessProof, ServerSpec
 from actors.serving.sglang_server import SGLangProcess
+from actors.supervision.oom_backoff import OomBackoff
 from launcher.base.messages import ServerInfo, ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RolloutConfig, RunConfig, SGLangConfig
 from launcher.config.supervision import RestartConfig
@@ -101,19 +102,17 @@ class Behind:
         door = door_actor.DoorActor.__ray_metadata__.modified_class(self.config, self.paths, 1)
         self.processes = [self._server(index) for index in range(self.config.sglang.n_servers)]
         self.trainer = Stepping()
-        self.fleet = Fleet(
+        self.fleet = FleetObserver(
             *(self.config, self.paths, self.history),
-            next_step=lambda: 0,
             servers={f"server-{index}": self._actor(one) for index, one in enumerate(self.processes)},
             monitor=Local(monitor, watch=watch, trust=trust),
-            door=Local(door),
-            book=None,
-            on_gpu=False,
+            trainer=Local(door),
+            memory=OomBackoff(self.config, self.history, None, on_gpu=False, shares_gpu=False),
         )
         self.monitor, self.door = monitor, door
         self.address = (await door.addresses())[0]
         parts = (self.config, self.paths, self.history, self.trainer)
-        coordinator = CommandCoordinator(*parts, changed=self.fleet.executor.changed, fleet=self.fleet)
+        coordinator = CommandCoordinator(*parts, changed=self.fleet.changed, fleet=self.fleet)
         self.serving = asyncio.create_task(coordinator.supervise())
         self.session = aiohttp.ClientSession()
         await self.until(lambda: len(self.ready()) == len(self.processes))
@@ -152,7 +151,7 @@ class Behind:
         assert not list(self.paths.checkpoints.glob("kept_weights/*")), "nothing is left of the weights"
 
     def ready(self):
-        return [one for one in self.fleet.servers if one.state == "READY"]
+        return [one for one in self.fleet.trainer.view.servers if one.state == "READY"]
 
     def events(self, name):
         return [line for line in read_lines(self.paths.events) if line["event"] == name]
@@ -184,11 +183,11 @@ def test_what_the_commands_requests_wait_for():
         ServerInfo(name="server-0", index=0, generation=0, state=state)
         for state in (ServerState.READY, ServerState.DEAD)
     )
-    fleet = object.__new__(Fleet)
+    door = object.__new__(DoorHandle)
 
     def waits(**view):
-        fleet._observer = SimpleNamespace(trainer=SimpleNamespace(view=TrainerView(pid=1, **view)))
-        return fleet.waits_for()
+        door.view = TrainerView(pid=1, **view)
+        return door.waits_for()
 
     assert waits(servers=(dead, ready), phase="serve") == ""
     assert waits(servers=(dead,), phase="serve") == "a server"

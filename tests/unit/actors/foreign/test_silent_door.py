@@ -10,8 +10,9 @@ from ray.exceptions import RayTaskError
 
 from actors.foreign import fleet
 from actors.foreign.command_cluster import CommandCoordinator
-from actors.foreign.fleet import Fleet
+from actors.foreign.fleet import FleetObserver
 from actors.supervision import trainer_handle
+from actors.supervision.oom_backoff import OomBackoff
 from launcher.base.disk_faults import DiskFault
 from launcher.base.messages import TerminalStatus
 from launcher.config.schema import RunConfig, SGLangConfig
@@ -54,8 +55,9 @@ class Behind:
         paths.prepare()
         history = history_of(paths.events)
         history.begin("the test")
-        no_monitor = {"servers": {}, "monitor": None, "book": None, "on_gpu": False}
-        self.fleet = Fleet(self.config, paths, history, next_step=lambda: 0, door=FakeActor(view=door), **no_monitor)
+        memory = OomBackoff(self.config, history, None, on_gpu=False, shares_gpu=False)
+        alone = {"servers": {}, "monitor": None, "memory": memory}
+        self.fleet = FleetObserver(self.config, paths, history, trainer=FakeActor(view=door), **alone)
         self.trainer = Stepping(
             incident=None,
             pid=0,
@@ -67,10 +69,8 @@ class Behind:
             begin=lambda: None,
             halted=[],
         )
-        changed = self.fleet.executor.changed
-        self.coordinator = CommandCoordinator(
-            self.config, paths, history, self.trainer, changed=changed, fleet=self.fleet
-        )
+        parts = (self.config, paths, history, self.trainer)
+        self.coordinator = CommandCoordinator(*parts, changed=self.fleet.changed, fleet=self.fleet)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ async def test_a_door_that_never_answers_ends_the_attempt_with_what_it_said_last
 async def test_while_a_disk_is_in_trouble_its_silence_does_not_count_until_the_patience_is_over(tmp_path, monkeypatch):
     """A disk that stalled for ten minutes ended a healthy command, and disk.patience_s promises a day."""
     run = Behind(tmp_path, monkeypatch, never)
-    eyes = run.fleet._observer
+    eyes = run.fleet
     since = time.monotonic()
     trouble = DiskTrouble(path="/runs", fault=DiskFault.STALLED, since=since, first=since)
     found = [trouble]
     monkeypatch.setattr(eyes.disks, "trouble", lambda *_, **__: found[0])
 
     async def silent_s():
-        eyes._door.silence.seconds = 3600.0
+        eyes.trainer.silence.seconds = 3600.0
         return (await eyes.look(is_stopped=False)).door_silent_s
 
     assert await silent_s() == 0.0
