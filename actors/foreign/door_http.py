@@ -12,7 +12,6 @@ import functools
 import json
 import re
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -87,32 +86,21 @@ class ByteBudget:
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._turn = asyncio.Lock()  # it wakes in the order of arrival
+        self._released = asyncio.Event()
 
     @asynccontextmanager
     async def take(self, size: int) -> AsyncIterator[None]:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
+        async with self._turn:
+            while self._taken and self._taken + size > self._most:
+                self._released.clear()
+                await self._released.wait()
+            self._taken += size
         try:
-            self._let_in()
-            await turn
             yield
         finally:
-            if turn.done() and not turn.cancelled():
-                self._taken -= size
-            else:
-                turn.cancel()
-            self._let_in()
-
-    def _let_in(self) -> None:
-        while self._waiting:
-            size, turn = self._waiting[0]
-            if not turn.cancelled():
-                if self._taken and self._taken + size > self._most:
-                    return
-                self._taken += size
-                turn.set_result(None)
-            self._waiting.popleft()
+            self._taken -= size
+            self._released.set()
 
 
 class DoorHttp:
