@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
 from actors.serving.server_log_tail import size_of
-from launcher.adapters.text_tail import TextTail
 from launcher.adapters.trainer_adapter import StepSeen, TrainerAdapter
 from launcher.policy.restore import FIRST_WEIGHTS
+
+MOST_BYTES = 4 * 2**20
 
 
 class StepSource:
@@ -25,7 +27,13 @@ class StepSource:
         self.at_byte = size_of(self._path) if at_byte is None else at_byte
         self.log_start = size_of(self._log)
         self._after = after
-        self._tail, self._rest = TextTail(self._path, self.at_byte), ""
+        self._offset = self.at_byte  # after the last byte that was read
+        self._was_begun_again = False
+        self._begin_text()
+
+    def _begin_text(self) -> None:
+        self._rest = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, *, is_over: bool = False) -> Sequence[StepSeen]:
         """All that is new. `is_over`: nothing comes any more, and the last line may lack its end. A disk may stall it:
@@ -37,15 +45,25 @@ class StepSource:
             found += self._take(text)
         if is_over:
             found += self._take("\n")
-        if self._tail.restarts and any(one.step == self._after for one in found):
+        if self._was_begun_again and any(one.step == self._after for one in found):
             return [one for one in found if one.step > self._after]
         return found
 
     def _new(self) -> str:
-        restarts = self._tail.restarts
-        text = self._tail.read()
-        self._rest = self._rest if self._tail.restarts == restarts else ""
-        return text
+        """What was appended, at most MOST_BYTES of it; "" where the file is not there or can't be read now. One that is
+        shorter than what was read of it was begun again."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:
+                    self._offset = 0
+                    self._was_begun_again = True
+                    self._begin_text()
+                file.seek(self._offset)
+                data = file.read(MOST_BYTES)
+        except OSError:
+            return ""
+        self._offset += len(data)
+        return self._decoder.decode(data)
 
     def _take(self, text: str) -> list[StepSeen]:
         seen, self._rest = self._adapter.read(self._rest + text)

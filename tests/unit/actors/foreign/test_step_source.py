@@ -2,8 +2,7 @@
 
 import pytest
 
-from actors.foreign.step_source import StepSource
-from launcher.adapters.text_tail import MOST_BYTES
+from actors.foreign.step_source import MOST_BYTES, StepSource
 from tests.support.worlds.adapters import adapter
 
 
