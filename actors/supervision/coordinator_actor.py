@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -69,18 +69,6 @@ def _find_standby(config: RunConfig, trainer: str) -> tuple[str, Any] | None:
     return None if other is None else (other, ray.get_actor(other))
 
 
-class RunLeader(Protocol):
-    """Leads a run to its end. What a person may ask of it: asking twice changes nothing."""
-
-    async def run(self) -> RunOutcome: ...
-
-    def hold(self, reason: str) -> None: ...
-
-    def abort(self, reason: str) -> None: ...
-
-    def resize(self, servers: int, reason: str) -> None: ...
-
-
 class RunActor(ABC):
     """What the actors that lead a run share: one `run`, whose outcome several may wait for, `ping` and `abort`. `_lead`
     is each one's own."""
@@ -95,7 +83,7 @@ class RunActor(ABC):
         self._running: asyncio.Task[RunOutcome] | None = None
         self._journal: Journal | None = None
         self._history: RunHistory | None = None
-        self._leader: RunLeader | None = None
+        self._coordinator: Coordinator | None = None
 
     async def run(self) -> RunOutcome:
         """To the run's end. Raises UsageError where it can't begin."""
@@ -113,8 +101,8 @@ class RunActor(ABC):
         return self._journal.unwritten()
 
     async def abort(self, reason: str) -> None:
-        if self._leader is not None:
-            self._leader.abort(reason)
+        if self._coordinator is not None:
+            self._coordinator.abort(reason)
 
     async def _begin(self) -> RunOutcome:
         """Files are read in threads: this loop answers `ping`."""
@@ -156,13 +144,13 @@ class RunActor(ABC):
     @abstractmethod
     async def _lead(self, journal: Journal, history: RunHistory) -> RunOutcome: ...
 
-    async def _following(self, leader: RunLeader, journal: Journal) -> RunOutcome:
+    async def _following(self, coordinator: Coordinator, journal: Journal) -> RunOutcome:
         """Run to the end, and carry out meanwhile what a person asks for."""
-        self._leader = leader
+        self._coordinator = coordinator
         requests = BackgroundTasks()
-        requests.start(follow_requests(leader, lambda: wanted(self._paths), journal))
+        requests.start(follow_requests(coordinator, lambda: wanted(self._paths), journal))
         try:
-            return await leader.run()
+            return await coordinator.run()
         finally:
             await requests.close()
 
@@ -251,7 +239,7 @@ async def take_place(config: RunConfig, file: MemoryFile, attempt: int, events: 
     return memory
 
 
-async def follow_requests(coordinator: RunLeader, read: Callable[[], RequestEntry | None], journal: Journal) -> None:
+async def follow_requests(coordinator: Coordinator, read: Callable[[], RequestEntry | None], journal: Journal) -> None:
     """Carry out what a person wants of the run, as its file contains it now: a state, not an order, so that the request
     outlives a Coordinator."""
 
@@ -305,7 +293,7 @@ async def repeat(
                     await over.wait()
 
 
-def carry_out(asked: RequestEntry | None, coordinator: RunLeader) -> None:
+def carry_out(asked: RequestEntry | None, coordinator: Coordinator) -> None:
     wish = ControlRequest.RUN if asked is None else asked.wish
     coordinator.hold(f"a pause {asked.description}" if asked is not None and wish is ControlRequest.PAUSE else "")
     if asked is not None and wish is ControlRequest.STOP:
