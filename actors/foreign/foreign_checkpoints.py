@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.foreign.checkpoint_disk import DISK_HINT, damage_in, set_aside, unread_in
 from actors.foreign.foreign_process import run_to_end
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import (
@@ -25,8 +25,10 @@ from launcher.adapters.foreign_health import (
     why_not_whole,
 )
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
-from launcher.base.errors import CheckpointError, DiskError, RunError
+from launcher.base.errors import CheckpointError, DiskError, ModelError, RunError
 from launcher.base.messages import Incident
+from launcher.checkpoints.checkpoint_folder import why_unread
+from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.restore import FIRST_WEIGHTS, choose, for_reports
@@ -38,6 +40,9 @@ ASIDE = "set_aside"
 DAMAGED, CONDEMNED, SUPERSEDED, CONTRADICTED = "damaged", "condemned", "superseded", "contradicted"
 UNPROVEN = "unproven"
 """Why one is set aside, in its new name; the last: nobody knows yet whether a step of sound rewards was in it."""
+DISK_HINT = (
+    "look at its disk: the same command resumes when it is back; to begin anew without them give another trial_name"
+)
 STEPS_WITHOUT = 100
 """So many steps without a checkpoint are told."""
 Moved = list[tuple[Path, Path]]
@@ -306,6 +311,34 @@ class ForeignCheckpoints:
                 for path in (one.path, *one.with_it):
                     with contextlib.suppress(OSError):  # then it is not taken back either, which is said
                         await asyncio.to_thread(set_aside, path, CONTRADICTED, one.path.parent / ASIDE)
+
+
+def damage_in(path: Path) -> str:
+    """Why the safetensors files of a checkpoint can't be loaded; "" where they can, or there are none. No other format
+    is read: pickled files would be executed. Raises DiskError where its disk does not give it."""
+    for file in sorted(path.rglob("*.safetensors")):
+        try:
+            read_entries(file)
+        except ModelError as error:
+            if isinstance(error.__cause__, OSError):
+                raise DiskError(error.message, DISK_HINT) from error
+            return error.message
+    return ""
+
+
+def unread_in(found: Sequence[FoundCheckpoint]) -> str:
+    """Why the disk does not give a file of theirs; "" where it gives all."""
+    with contextlib.suppress(FileNotFoundError):  # some file has just been removed
+        files = (file for one in found for file in (one.path, *one.path.rglob("*")) if file.is_file())
+        return next(filter(None, map(why_unread, files)), "")
+    return ""
+
+
+def set_aside(path: Path, why: str, folder: Path) -> tuple[Path, Path]:
+    """Move it; returns its path and the new one. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    names = (folder / f"{path.name}.{why}-{number}" for number in itertools.count(1))
+    return path, path.rename(next(name for name in names if not name.exists()))
 
 
 def left_by_predecessors(events: Iterable[Record]) -> tuple[Moved, bool, bool]:

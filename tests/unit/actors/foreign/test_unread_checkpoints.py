@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.foreign import checkpoint_disk, foreign_checkpoints
+from actors.foreign import foreign_checkpoints
 from actors.foreign.command_cluster import CommandCluster
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from launcher.adapters.trainer_adapter import adapter_of
@@ -80,10 +80,10 @@ def test_of_checkpoints_that_can_not_be_read_nothing_is_known(tmp_path, history,
     if fails == "list":
         monkeypatch.setattr(found._adapter, "checkpoints", refuse)
     elif fails == "tensors":
-        monkeypatch.setattr(checkpoint_disk, "read_entries", unread)
+        monkeypatch.setattr(foreign_checkpoints, "read_entries", unread)
     else:
         (tmp_path / "out" / "step-5" / "done").unlink()
-        monkeypatch.setattr(checkpoint_disk, "why_unread", lambda file: f"{file} can't be read: {error.strerror}")
+        monkeypatch.setattr(foreign_checkpoints, "why_unread", lambda file: f"{file} can't be read: {error.strerror}")
     with pytest.raises(DiskError, match="Input/output error"):
         resume_from(found, lines(9))
     assert bool(found.seen()) is (fails != "list")
@@ -98,7 +98,7 @@ def test_one_that_can_not_be_read_beside_one_that_can_is_damaged(tmp_path, histo
         if "step-6" in str(file):
             raise ModelError(f"{file} can't be read") from OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoint_disk, "read_entries", read)
+    monkeypatch.setattr(foreign_checkpoints, "read_entries", read)
     assert resume_from(found, lines(9)) == 5
     asyncio.run(found.clear(after=5, is_condemned=False))
     assert [path.name for path in (tmp_path / "out" / "set_aside").iterdir()] == ["step-6.damaged-1"]
@@ -115,7 +115,7 @@ def test_one_that_can_not_be_read_now_is_not_passed_over_for_the_beginning(tmp_p
         if "step-5" in str(file):
             raise ModelError(f"{file} can't be read") from OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoint_disk, "read_entries", read)
+    monkeypatch.setattr(foreign_checkpoints, "read_entries", read)
     fell = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="", since=0.0, onset_step=12, is_sharp=True)
     assert found.facts(found.read(lines(20)), lines(20), fell) is None
 
