@@ -111,7 +111,7 @@ class CommandTrainer:
         self._has_begun = False  # this attempt has started it
         self._is_checking = False
         self._counts = False  # it has taken a step that is not in doubt
-        self._can_wait = self._waits = False  # for the end of a pause, as it has reported
+        self._can_wait = self.is_paused = False  # it waits for the end of a pause, as it has reported
 
     # ── seeing ──
 
@@ -128,14 +128,9 @@ class CommandTrainer:
     def waits_for(self) -> str:
         """What it waits for that is not its own work; "" where nothing is. Once a pause is over it owes the line that
         says that it goes on: one that hung meanwhile would wait for ever."""
-        if self._waits:
+        if self.is_paused:
             return self._history.memory.hold_reason
         return "" if self._door is None else self._door.waits_for()
-
-    @property
-    def is_paused(self) -> bool:
-        """It waits between two steps, as it has reported itself."""
-        return self._waits
 
     @property
     def next_step(self) -> int:
@@ -150,7 +145,7 @@ class CommandTrainer:
         """It counts as loaded between a restore and its start, and once it has stepped from there. Raises RunError
         where it may not be started, and what is a defect of the watch."""
         self._tasks.check()
-        has_shown = self._counts or self._waits or self.incident is not None
+        has_shown = self._counts or self.is_paused or self.incident is not None
         is_loaded = self._restored_step is not None and not self._is_checking
         if self._dead is not None:
             verdict = self._dead
@@ -163,14 +158,14 @@ class CommandTrainer:
         return TrainerFacts(
             verdict=verdict,
             is_loaded=is_loaded and (has_shown or not self._is_running) and self._dead is None,
-            is_paused=not self._is_running or self._waits,
+            is_paused=not self._is_running or self.is_paused,
             policy_version=0,
             lineage=0,
             next_step=self.next_step,
             is_finished=bool(self._done),
             told=self._done or self._told,
             is_command=True,
-            waits_itself=self._is_running and self._waits,
+            waits_itself=self._is_running and self.is_paused,
         )
 
     def refuse_hold(self) -> None:
@@ -257,7 +252,7 @@ class CommandTrainer:
         self.checkpoints.started()
         self._source.begin(after=self._restored_step)
         self._has_begun = True
-        self._counts = self._can_wait = self._waits = False
+        self._counts = self._can_wait = self.is_paused = False
         self._told = ""
         at_byte, reason = self._source.at_byte, f"{self._adapter.reads} is read"
         history.event("trainer.starting", subject=TRAINER, reason=reason, with_overrides={}, at_byte=at_byte)
@@ -281,7 +276,7 @@ class CommandTrainer:
 
     async def hold(self) -> None:
         """Returns when it waits between two steps: it reads itself what a person asks for. Raises TrainerError."""
-        while not self._waits:
+        while not self.is_paused:
             if not self._is_running:
                 raise TrainerError("the trainer ended before it paused")
             if not self._history.memory.hold_reason:  # it reads that too, and may never wait
@@ -296,7 +291,7 @@ class CommandTrainer:
             await asyncio.wait([self._watching])
             self._watching = None
         self._stopping.clear()
-        self._dead, self._waits = None, False
+        self._dead, self.is_paused = None, False
         await self._end_process()
 
     async def halt(self, *, reinstates: bool) -> None:
@@ -433,7 +428,7 @@ class CommandTrainer:
         before = self.since if seen_at is None else seen_at
         for number, one in enumerate(seen, 1):
             if one.is_paused is not None:
-                self._can_wait, self._waits = True, one.is_paused
+                self._can_wait, self.is_paused = True, one.is_paused
                 self._changed.set()
                 continue
             age_s = (now - before) * (1 - number / len(seen))
