@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.adapters.areal_installed import LAUNCHER, areal_number, has_areal
 from launcher.adapters.areal_settings import RESUMING_MODES, areal_settings
 from launcher.adapters.command_adapter import MOST_REST, PYTHON, changed_at, split_words, step_seen
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
@@ -35,6 +34,8 @@ from launcher.config.compose import REPOSITORY
 from launcher.config.foreign import SERVERS, ForeignTrainerConfig
 from launcher.config.settings import as_typed
 
+LAUNCHER = "areal.infra.launcher.local"
+"""Its legacy launcher on one machine. The single controller came with the same version, 1.0."""
 REWARDS = ("task_reward/avg", "rollout/reward")
 FINITE = ("grad_norm", "actor_loss/avg")
 """Ends of keys, whose beginning differs with AReaL's version; the first that is there counts."""
@@ -269,3 +270,38 @@ def _figure(values: Mapping[str, float], ends: Sequence[str]) -> float | None:
         if keys := [key for key in values if key == end or key.endswith("/" + end)]:
             return values[min(keys, key=lambda key: (len(key), key))]
     return None
+
+
+# ── which AReaL an environment has, as its files show it: nothing of it is imported or run ──
+
+
+def has_areal(python: str | None, env: Mapping[str, object]) -> bool:
+    """Whether that interpreter has an AReaL of 1.0 or later."""
+    file = Path(*LAUNCHER.split(".")).with_suffix(".py")
+    return any((folder / file).is_file() for folder in _import_folders(python, env))
+
+
+def areal_number(python: str | None, env: Mapping[str, object]) -> str:
+    """As its package says; "" where that does not show."""
+    for folder in _import_folders(python, env):
+        for info in folder.glob("areal-*.dist-info"):
+            return info.name.split("-")[1].removesuffix(".dist")
+    return ""
+
+
+def _import_folders(python: str | None, env: Mapping[str, object]) -> Sequence[Path]:
+    """Where that interpreter looks for packages, as far as its folder and PYTHONPATH show it."""
+    given = str(env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
+    path = str(env.get("PATH", os.environ.get("PATH", os.defpath)))
+    found = shutil.which(python or "python3", path=path)
+    folders = [Path(folder) for folder in given.split(os.pathsep) if folder]
+    if found is not None:
+        root = Path(found).parent.parent
+        folders += [*root.glob("lib/python3*/site-packages"), *root.glob("lib/python3*/dist-packages")]
+    return [*folders, *(place for folder in folders for place in _edited(folder))]
+
+
+def _edited(folder: Path) -> Sequence[Path]:
+    """Checkouts that were installed in place, as their .pth files name them."""
+    lines = [line for file in folder.glob("*areal*.pth") for line in file.read_text(errors="replace").splitlines()]
+    return [Path(line) for line in lines if line.startswith("/")]
