@@ -27,7 +27,7 @@ def with_standby_trainer(config: RunConfig, hardware: Hardware, plan: RunPlan) -
     places = tuple(dataclasses.replace(one, planned=one.planned + _bytes_on(one, parked)) for one in plan.places)
     how = "null: 1, as memory allows it" if wanted is None else "1"
     whose = "a second trainer process" if len(ranks) == 1 else f"a second process of each of {len(ranks)} trainer ranks"
-    note = f"{whose}, parked after the first step, takes over when the trainer ends ({KEY}={how})"
+    note = f"{whose}, parked once the trainer has loaded, takes over when the trainer ends ({KEY}={how})"
     processes = (*plan.processes, *parked)
     return dataclasses.replace(noted(plan, note), processes=processes, places=places, standby_trainers=1)
 
