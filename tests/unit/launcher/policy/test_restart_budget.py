@@ -55,10 +55,6 @@ def test_the_ladder_is_climbed_rung_by_rung(history, rung):
     assert decide(history).rung is rung
 
 
-def test_the_last_word_says_what_was_tried():
-    assert decide(attempts(*EVERYTHING)).reason == ("server_crash of s0 again, without progress: server 3 times")
-
-
 def test_progress_refills_and_a_quiet_window_forgets():
     spent = attempts(*EVERYTHING)
     assert decide(spent, progress_at=99.0).rung is Rung.HALT
@@ -86,15 +82,6 @@ def test_rungs_that_cannot_help_are_left_out():
     assert decide(spent, **lost, without=frozenset({RESTORE})).rung is Rung.HALT, "a server's"
     nothing = decide([], without=frozenset({SERVER}))
     assert nothing.reason.endswith("nothing can help here")
-
-
-def test_a_retry_is_tried_anew_after_each_larger_repair():
-    stale = Cause.SERVER_STALE
-    retries = attempts(RETRY, RETRY, RETRY, cause=stale)
-    assert decide(retries, cause=stale).rung is SERVER
-    restarted = [*retries, *attempts(SERVER, cause=stale, start=120)]
-    assert decide(restarted, cause=stale).rung is RETRY
-    assert decide([*retries, *attempts(SERVER, cause=CRASH, start=120)], cause=stale).rung is RETRY
 
 
 def test_every_cause_has_a_ladder_that_ends():
@@ -178,11 +165,6 @@ class Budgets(RuleBasedStateMachine):
 
 TestBudgets = Budgets.TestCase
 TestBudgets.settings = hypothesis_settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
-
-
-def test_without_counting_the_ladder_would_be_climbed_for_ever(monkeypatch):
-    monkeypatch.setattr("launcher.policy.restart_budget._spent", lambda *args: 0)
-    assert decide(attempts(*EVERYTHING)).rung is SERVER
 
 
 def test_the_wait_is_for_one_s_own_attempts_and_retries_of_others_are_not_one_s_own():

@@ -12,7 +12,6 @@ from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.restore import (
     FIRST_WEIGHTS,
     choose,
-    first_damaged,
 )
 
 SETTINGS = RestoreConfig()
@@ -32,20 +31,6 @@ def incident(onset, cause=Cause.REWARD_COLLAPSE):
 
 def restored(onset, to, cause=Cause.REWARD_COLLAPSE):
     return RepairAttempt(at=0.0, cause=cause, subject="trainer", rung=Rung.RESTORE, onset_step=onset, restored_step=to)
-
-
-@pytest.mark.parametrize(
-    ("cause", "damaged"),
-    [
-        (Cause.REWARD_COLLAPSE, 41),  # rollouts of step 42 came from the weights after step 41
-        (Cause.NONFINITE, 41),
-        (Cause.VERIFIER_BROKEN, 42),  # step 42 was the first trained on false rewards
-        (Cause.SERVER_STALE, 42),
-    ],
-)
-def test_the_first_damaged_checkpoint(cause, damaged):
-    assert first_damaged(incident(42, cause)) == damaged
-    assert first_damaged(incident(None, cause)) is None
 
 
 @pytest.mark.parametrize(
@@ -89,14 +74,6 @@ def test_a_run_that_had_learned_goes_back_to_what_is_trusted_where_there_is_any(
 def test_a_run_that_may_not_begin_anew_takes_the_oldest_from_before_the_onset():
     shelf, settings = [saved(19), saved(24)], dataclasses.replace(SETTINGS, begin_anew=False)
     assert choose(shelf, incident(21), [], settings).global_step == 19
-
-
-def test_a_collapse_again_at_the_same_place_goes_further_back_and_the_third_halts():
-    first = choose(SHELF, incident(62), [], SETTINGS)
-    second = choose(SHELF, incident(65), [restored(62, 39)], SETTINGS)
-    third = choose(SHELF, incident(60), [restored(62, 39), restored(65, 29)], SETTINGS)
-    assert (first.global_step, second.global_step, third.global_step) == (39, 29, None)
-    assert third.reason == "reward_collapse at about step 60, 3 times: restoring does not help"
 
 
 def test_a_collapse_again_with_nothing_older_takes_the_oldest_from_before_it_and_the_third_halts():

@@ -6,12 +6,10 @@ import pytest
 
 from launcher.base.disk_faults import DiskFault
 from launcher.base.messages import Cause, Health, TerminalStatus, Verdict
-from launcher.config.supervision import RestartConfig
 from launcher.policy.actions import Halt, LoadWeights, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.incident_policy import OpenIncident, incident_changes
 from launcher.policy.observed import RunState
-from launcher.policy.restart_budget import next_repair
 from tests.support.simulated_run.looks import (
     CONFIG,
     CRASHED,
@@ -125,12 +123,6 @@ def test_failures_of_ever_new_causes_are_not_repaired_without_a_wait():
         history += made.attempts
         times.append(now)
     assert times == [0.0, 1.0, 3.0, 7.0, 15.0]
-
-
-def test_a_restore_for_the_trainer_s_own_sake_delays_no_server():
-    history = decide(observed(trainer=trainer(verdict=T_CRASHED))).attempts
-    repair = next_repair(Cause.SERVER_CRASH, "s0", history, RestartConfig(), now=NOW, progress_at=None)
-    assert repair.not_before == NOW
 
 
 def test_a_pause_that_failed_is_tried_again_long_before_the_patience_ends():

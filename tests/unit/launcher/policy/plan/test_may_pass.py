@@ -61,11 +61,6 @@ def test_a_trainer_that_says_the_same_each_time_would_say_it_again(before, now, 
     assert halt_of(seen, restarts_of_the_trainer(*before)).may_pass is may_pass
 
 
-def test_the_words_are_kept_with_the_attempt():
-    (attempt,) = decide(observed(trainer=trainer(verdict=T_CRASHED, told=BUG))).attempts
-    assert attempt.told == BUG
-
-
 @pytest.mark.parametrize(
     ("seen", "history"),
     [

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import pytest
-
 from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, Verdict
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, ResumeTrainer
+from launcher.policy.actions import Halt
 from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import Rung
-from tests.support.simulated_run.looks import NOW, PAUSED, attempts, dead, decide, kinds, observed, server, trainer
+from tests.support.simulated_run.looks import NOW, attempts, dead, decide, kinds, observed, server, trainer
 
 LOST = Verdict(health=Health.DEAD, reason="node 10.0.0.7 was lost", cause=Cause.NODE_LOST)
 CONFIG = RunConfig()
@@ -18,12 +16,6 @@ CONFIG.cluster.node_wait_s = 100.0
 
 def unschedulable(number=0, since=NOW - 10):
     return dead(number, LOST, unschedulable_since=since)
-
-
-def test_a_server_that_has_a_place_elsewhere_is_restarted_there():
-    made = decide(observed(server(0), dead(1, LOST)), config=CONFIG)
-    assert [action.name for action in made.actions if isinstance(action, RestartServer)] == ["s1"]
-    assert made.state is RunState.REPAIRING
 
 
 def test_one_without_a_place_is_waited_for_and_the_others_go_on_without_it():
@@ -55,26 +47,9 @@ def test_a_server_that_is_given_up_is_no_reason_to_go_on_without_one():
     assert "Ray has found no node for any server for 1000 s (cluster.node_wait_s)" in halt.actions[0].reason
 
 
-def test_a_trainer_that_has_a_place_elsewhere_is_restarted_there():
-    made = decide(observed(server(), trainer=trainer(verdict=LOST, is_loaded=False)), config=CONFIG)
-    assert kinds(made) == [RestartTrainer]
-    assert made.state is RunState.RESTORING
-
-
 def test_a_trainer_without_a_place_is_waited_for_and_not_for_ever():
     lost = trainer(verdict=LOST, is_loaded=False, unschedulable_since=NOW - 10)
     made = decide(observed(server(), trainer=lost), config=CONFIG)
     assert (made.actions, made.wake_at) == ((), NOW + 90)
     made = decide(observed(server(), trainer=dataclasses.replace(lost, unschedulable_since=NOW - 100)), config=CONFIG)
     assert kinds(made) == [Halt]
-
-
-@pytest.mark.parametrize("is_paused", [False, True])
-def test_an_operators_pause_holds_until_it_is_taken_back(is_paused):
-    held = observed(server(), trainer=PAUSED if is_paused else trainer(), hold_reason="a pause asked by me")
-    made = decide(held)
-    assert kinds(made) == ([] if is_paused else [PauseTrainer])
-    assert made.state is RunState.PAUSED
-    if is_paused:
-        released = decide(dataclasses.replace(held, state=RunState.PAUSED, hold_reason=""))
-        assert kinds(released) == [ResumeTrainer]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, ServerState, TerminalStatus
+from launcher.base.messages import ServerState, TerminalStatus
 from launcher.policy.actions import (
     Halt,
     LoadWeights,
@@ -14,13 +14,12 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.observed import RunState
-from launcher.policy.restart_budget import RepairAttempt, Rung
+from launcher.policy.restart_budget import Rung
 from tests.support.simulated_run.looks import (
     BROKEN,
     COLLAPSE,
     CONFIG,
     CRASHED,
-    NOW,
     PAUSED,
     SUSPECT,
     UNKNOWN,
@@ -92,23 +91,6 @@ def test_no_step_is_taken_before_what_holds_the_damage_is_condemned():
     assert kinds(decide(dataclasses.replace(restored, under_way=(late,)))) == []
 
 
-def test_a_third_collapse_at_the_same_place_halts():
-    history = [
-        RepairAttempt(
-            at=NOW - 100,
-            cause=Cause.REWARD_COLLAPSE,
-            subject="trainer",
-            rung=Rung.RESTORE,
-            onset_step=o,
-            restored_step=r,
-        )
-        for o, r in ((33, 19), (36, 9))
-    ]
-    made = decide(observed(incident=COLLAPSE, trainer=PAUSED, state=RunState.PAUSED, progress_at=NOW - 1), history)
-    assert kinds(made) == [Halt]
-    assert "3 times: restoring does not help" in made.actions[0].reason
-
-
 def test_a_broken_verifier_pauses_and_in_the_end_halts_but_restores_nothing():
     """S1: the gate stopped its first false batch, so no weights are damaged."""
     pausing = decide(observed(incident=BROKEN))
@@ -140,12 +122,6 @@ def test_the_trainer_is_never_resumed_on_damage_or_a_broken_verifier():
     assert LoadWeights not in kinds(damaged), "no server gets damaged weights"
     sound = decide(observed(behind, incident=BROKEN, trainer=PAUSED, state=RunState.PAUSED))
     assert kinds(sound) == [LoadWeights], "a broken reward function has damaged none"
-
-
-def test_without_the_look_at_the_damage_it_would_be_resumed(monkeypatch):
-    monkeypatch.setattr("launcher.policy.plan.holds_damage", lambda incident, trainer: False)
-    made = decide(observed(incident=COLLAPSE, trainer=PAUSED, state=RunState.PAUSED))
-    assert kinds(made) == [ResumeTrainer]
 
 
 # ── beginning and end ──
@@ -189,11 +165,6 @@ def test_a_hold_before_the_first_step_is_paused_as_soon_as_there_could_be_one():
     assert decide(observed(empty, trainer=not_loaded, **held)).state is RunState.INITIALIZING
     released = decide(observed(empty, trainer=loaded, state=RunState.PAUSED))
     assert released.actions == (ResumeTrainer(),)
-
-
-def test_a_hold_pauses_and_keeps_paused():
-    assert decide(observed(hold_reason="look first")).actions == (PauseTrainer(reason="look first"),)
-    assert decide(observed(hold_reason="look first", trainer=PAUSED, state=RunState.PAUSED)).actions == ()
 
 
 @pytest.mark.parametrize("word", TerminalStatus)

@@ -8,14 +8,13 @@ from launcher.base.messages import Cause, Health, ServerState, Verdict
 from launcher.policy.actions import (
     AbandonServer,
     Halt,
-    LoadWeights,
     PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
 )
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.observed import RunState, holds_damage, is_unschedulable
+from launcher.policy.observed import holds_damage, is_unschedulable
 from launcher.policy.restart_budget import Rung
 from tests.support.simulated_run.looks import (
     BOTH_SPENT,
@@ -29,7 +28,6 @@ from tests.support.simulated_run.looks import (
     SPENT,
     T_CRASHED,
     T_OUT_OF_MEMORY,
-    UNKNOWN,
     attempts,
     dead,
     decide,
@@ -42,7 +40,6 @@ from tests.support.simulated_run.looks import (
 
 RESTORING = (RestoreTrainer(global_step=19, reason="fell"),)
 RESTARTING = (RestartTrainer(reason="exited with 1"),)
-NOT_LOADED = trainer(is_loaded=False, verdict=UNKNOWN)
 EMPTY = trainer(is_loaded=False, is_paused=True)
 
 
@@ -98,16 +95,6 @@ def test_weights_are_nobody_s_while_the_trainer_has_no_place_or_holds_damage():
     assert kinds(damaged) == [PauseTrainer]
 
 
-def test_a_plan_that_ends_the_run_says_what_came_first():
-    made = decide(observed(dead(0)), attempts(*SPENT))
-    assert made.actions[0].reason.startswith("server_crash of s0 again")
-    lost = trainer(verdict=T_CRASHED)
-    spent = of_trainer(*[Rung.RESTORE] * CONFIG.restart.restore)
-    both = decide(observed(dead(0), trainer=lost), [*attempts(*SPENT), *spent])
-    assert kinds(both) == [Halt]
-    assert both.actions[0].reason.startswith("trainer_crash of trainer again")
-
-
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
@@ -160,14 +147,6 @@ def test_each_rung_of_memory_is_another_repair_that_neither_waits_nor_is_counted
         assert "max_tokens_per_mb" in made.actions[0].reason
 
 
-def test_a_fresh_trainer_gets_what_is_from_before_the_damage():
-    made = decide(observed(trainer=EMPTY, incident=COLLAPSE))
-    (restore,) = made.actions
-    assert (type(restore), restore.global_step, restore.condemn_after) == (RestoreTrainer, 19, 33)
-    unknown = dataclasses.replace(COLLAPSE, onset_step=None)
-    assert decide(observed(trainer=EMPTY, incident=unknown)).actions[0].global_step == 39
-
-
 def test_a_fresh_trainer_without_any_checkpoint_to_load_ends_the_run():
     corrupt = of_trainer(
         *[Rung.RESTORE] * CONFIG.restart.restore, *[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.CHECKPOINT_CORRUPT
@@ -202,13 +181,3 @@ def test_a_plan_that_restores_asks_for_the_checkpoints_and_orders_no_restore_wit
     made = decide(dataclasses.replace(seen, checkpoints=SHELF))
     assert not made.needs_checkpoints
     assert RestoreTrainer in kinds(made)
-
-
-def test_a_plan_that_restores_nothing_asks_for_no_checkpoints():
-    for seen in (observed(), observed(dead()), observed(trainer=PAUSED), observed(incident=COLLAPSE)):
-        assert not decide(dataclasses.replace(seen, checkpoints=None)).needs_checkpoints
-
-
-def test_a_trainer_is_restoring_while_its_checkpoint_is_loaded():
-    assert decide(observed(trainer=EMPTY, under_way=RESTORING)).state is RunState.RESTORING
-    assert LoadWeights not in kinds(decide(observed(server(0, verdict=CORRUPT), trainer=EMPTY, under_way=RESTORING)))

@@ -8,7 +8,6 @@ from launcher.base.messages import Cause, Health, Incident, ServerState, Termina
 from launcher.policy.actions import (
     AdmitServer,
     Halt,
-    PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
@@ -16,13 +15,9 @@ from launcher.policy.actions import (
 )
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.observed import RunState
-from launcher.policy.restart_budget import Rung
 from tests.support.simulated_run.looks import (
-    BROKEN,
     COLLAPSE,
-    CONFIG,
     T_CRASHED,
-    attempts,
     dead,
     decide,
     kinds,
@@ -63,36 +58,12 @@ def test_servers_behind_a_door_are_repaired_and_admitted_while_the_command_start
         assert kinds(decide(observed(dead(), trainer=command))) == [*others, RestartServer]
 
 
-def test_a_command_begins_while_its_servers_start():
-    assert ResumeTrainer in kinds(decide(observed(dead(), trainer=RESTORED, state=RunState.INITIALIZING)))
-
-
-def test_one_that_waits_itself_for_the_end_of_a_pause_is_given_no_order():
-    waits = decide(alone(dataclasses.replace(RESTORED, waits_itself=True), RunState.PAUSED))
-    assert (waits.actions, waits.state) == ((), RunState.PAUSED)
-
-
-def test_a_collapse_of_a_command_is_stopped_then_restored_and_condemned():
-    assert kinds(decide(alone(COMMAND, RunState.RUNNING, incident=COLLAPSE))) == [PauseTrainer]
-    (restore,) = decide(alone(RESTORED, incident=COLLAPSE)).actions
-    assert (restore.global_step, restore.onset_step) == (19, COLLAPSE.onset_step)
-
-
 def test_what_a_person_has_to_mend_is_told_and_the_restore_is_taken_back():
     (halt,) = decide(alone(RESTORED, incident=OUTSIDE)).actions
     assert (halt.word, halt.may_pass, halt.reinstate_after) == (TerminalStatus.ERRORED, False, RESTORED.next_step - 1)
     assert halt.reason.endswith(
         "the same command again: it resumes from the newest checkpoint from before the rewards fell"
     )
-
-
-def test_a_broken_reward_function_is_awaited_once_it_is_back_before_the_onset():
-    back = dataclasses.replace(RESTORED, next_step=BROKEN.onset_step)
-    waits = decide(alone(back, incident=BROKEN))
-    assert (waits.actions, waits.state) == ((), RunState.PAUSED)
-    assert waits.wake_at == BROKEN.since + CONFIG.reward_health.verifier_patience_s
-    (halt,) = decide(alone(back, incident=BROKEN), now=waits.wake_at).actions
-    assert halt.reason.startswith("the reward function is broken")
 
 
 def test_how_it_is_done_is_the_reason_of_the_end():
@@ -116,11 +87,3 @@ def test_a_command_that_had_learned_is_not_sent_to_a_tool_that_knows_only_our_ch
     (halt,) = decide(seen).actions
     assert "setup_recovery" not in halt.reason
     assert halt.reason.endswith("choose one by hand, and leave no later one")
-
-
-def test_a_command_that_always_ends_with_the_same_words_is_not_begun_anew():
-    told = "ValueError: no such data"
-    lost = dataclasses.replace(COMMAND, verdict=T_CRASHED, told=told)
-    tried = attempts(*[Rung.RESTORE] * CONFIG.restart.restore, cause=Cause.TRAINER_CRASH, subject="trainer")
-    same = [dataclasses.replace(one, told=told) for one in tried]
-    assert [decide(alone(lost, RunState.RUNNING), some).actions[0].may_pass for some in (same, tried)] == [False, True]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, Verdict
+from launcher.base.messages import Cause, ServerState, TerminalStatus
 from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
@@ -118,14 +118,6 @@ def test_and_when_nothing_helps_the_run_halts_and_another_attempt_begins_everyth
     assert halt.may_pass
 
 
-@pytest.mark.parametrize("cause", [Cause.SERVER_OOM, Cause.GPU_FAULT, Cause.NODE_LOST, Cause.DISK_FULL])
-def test_no_step_is_thrown_away_for_what_no_weights_cause(cause):
-    failed = dead(0, Verdict(health=Health.DEAD, reason="no room", cause=cause))
-    (halt,) = decide(observed(failed), attempts(*SPENT, cause=cause)).actions
-    assert isinstance(halt, Halt)
-    assert "restore" not in halt.reason
-
-
 def test_progress_of_the_server_itself_refills_its_budget():
     history = attempts(*SPENT)
     assert kinds(decide(observed(dead(0, progress_at=900.0), server(1)), history)) == [RestartServer]
@@ -138,19 +130,6 @@ def test_a_server_out_of_memory_starts_one_rung_down_however_often_it_was_tried(
     assert made.actions[0].overrides == {"sglang.mem_fraction_static": 0.7}
 
 
-@pytest.mark.parametrize(
-    ("held", "why"),
-    [
-        ({"weight_version": 40}, "an older version"),
-        ({"weight_version": None, "lineage": None}, "none"),
-        ({"lineage": 3}, "the same number from before a restore"),
-    ],
-)
-def test_a_ready_server_with_other_weights_gets_the_current_ones(held, why):
-    made = decide(observed(server(0, **held), server(1)))
-    assert made.actions == (LoadWeights(name="s0", version=VERSION, lineage=0),), why
-
-
 def test_damaged_weights_are_loaded_again_then_the_server_is_restarted():
     seen = observed(server(0, verdict=CORRUPT), server(1))
     assert kinds(decide(seen)) == [LoadWeights]
@@ -158,11 +137,6 @@ def test_damaged_weights_are_loaded_again_then_the_server_is_restarted():
     assert kinds(decide(seen, retries)) == [RestartServer]
     loading = dataclasses.replace(seen, under_way=(LoadWeights(name="s0", version=VERSION, lineage=0),))
     assert decide(loading, retries).actions == ()
-
-
-def test_weights_that_are_not_to_be_had_are_waited_for():
-    for waiting in (trainer(verdict=T_CRASHED), trainer(is_loaded=False, verdict=UNKNOWN), trainer(is_publishing=True)):
-        assert LoadWeights not in kinds(decide(observed(fresh(0), server(1), trainer=waiting)))
 
 
 def test_a_server_that_is_alone_is_not_its_own_stand_in():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.base.messages import Cause, ServerState
+from launcher.base.messages import Cause
 from launcher.policy.actions import ParkTrainer, RestartTrainer, UnparkTrainer
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import TriedSettings
@@ -11,9 +11,7 @@ from launcher.policy.restart_budget import Rung
 from tests.support.simulated_run.looks import (
     MEMORY,
     NOW,
-    PAUSED,
     T_CRASHED,
-    UNKNOWN,
     attempts,
     dead,
     decide,
@@ -49,29 +47,11 @@ def test_an_empty_one_is_parked_and_one_that_hangs_replaced(standby, ordered):
     assert kinds(decide(look(standby=standby))) == ordered
 
 
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_the_first_is_parked_while_servers_start_when_the_trainer_has_loaded(is_loaded):
-    starting = server(state=ServerState.STARTING, verdict=UNKNOWN)
-    seen = look(starting, state=RunState.INITIALIZING, progress_at=None, trainer=trainer(is_loaded=is_loaded))
-    assert (ParkTrainer in kinds(decide(seen))) is is_loaded
-
-
 def test_after_a_restart_the_next_is_parked_as_soon_as_the_run_steps_again():
     """Another end is likelier then, and one that comes before costs a cold start."""
     history = attempts(Rung.RESTORE, cause=Cause.TRAINER_CRASH, subject="trainer")
     assert kinds(decide(look(progress_at=None), history)) == [ParkTrainer]
     assert ParkTrainer not in kinds(decide(look(state=RunState.RESTORING), history))
-
-
-@pytest.mark.parametrize(
-    "busy",
-    [
-        {"state": RunState.REPAIRING},
-        {"state": RunState.PAUSED, "trainer": trainer(is_paused=True), "hold_reason": PAUSED},
-    ],
-)
-def test_none_is_parked_while_something_else_is_done(busy):
-    assert ParkTrainer not in kinds(decide(look(**busy)))
 
 
 def test_a_repair_goes_first():
@@ -90,17 +70,6 @@ def test_one_that_may_be_taking_over_is_not_ended():
     under_way = (RestartTrainer(reason="out of memory"),)
     seen = look(standby=StandbyTrainer.PARKED, tried=(out_of_memory(RanOut.TRAINER_HOST),), under_way=under_way)
     assert kinds(decide(seen)) == []
-
-
-def test_a_gpus_memory_is_not_the_hosts():
-    tried = (out_of_memory(RanOut.TRAINER_DEVICE),)
-    assert kinds(decide(look(standby=StandbyTrainer.PARKED, tried=tried))) == []
-    assert kinds(decide(look(standby=StandbyTrainer.EMPTY, tried=tried))) == [ParkTrainer]
-
-
-def test_it_is_ordered_once():
-    under_way = (ParkTrainer(reason="it is to take over when the trainer ends"),)
-    assert kinds(decide(look(under_way=under_way))) == []
 
 
 def test_none_is_parked_beside_a_trainer_that_has_not_loaded_though_nothing_else_is_to_do():

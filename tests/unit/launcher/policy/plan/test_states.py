@@ -77,12 +77,6 @@ def test_the_plan_is_made_again_when_the_first_of_those_that_wait_is_due():
     assert (both.actions, both.wake_at) == ((), 801.0)
 
 
-@pytest.mark.parametrize("under_way", [RESTORING, RESTARTING], ids=["restore", "restart"])
-def test_while_the_trainer_goes_back_it_is_neither_paused_nor_resumed(under_way):
-    assert decide(observed(trainer=PAUSED, under_way=under_way)).actions == ()
-    assert decide(observed(hold_reason="look first", under_way=under_way)).actions == ()
-
-
 def test_a_trainer_that_is_dead_is_not_asked_to_pause_or_resume():
     assert decide(observed(trainer=UNSCHEDULABLE, hold_reason="look first")).actions == ()
     gone = trainer(verdict=LOST, unschedulable_since=NOW - 10, is_paused=True)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, ServerState
+from launcher.base.messages import Cause
 from launcher.policy.actions import (
     Halt,
     LoadWeights,
@@ -31,7 +31,6 @@ from tests.support.simulated_run.looks import (
     attempts,
     dead,
     decide,
-    fresh,
     kinds,
     observed,
     server,
@@ -66,23 +65,6 @@ def test_the_life_of_a_lost_trainer():
     assert decide(observed(current, trainer=going, state=resuming.state), history).state is RunState.RUNNING
 
 
-def test_a_trainer_is_not_resumed_before_a_server_has_its_weights():
-    back = trainer(is_paused=True, policy_version=40, next_step=40, lineage=1)
-    for unready in (
-        dead(0),
-        fresh(0),
-        server(0, ServerState.STALE, weight_version=40, lineage=1),
-        server(0, lineage=0),
-    ):
-        assert ResumeTrainer not in kinds(decide(observed(unready, trainer=back, state=RunState.RESTORING)))
-
-
-def test_a_trainer_out_of_memory_starts_one_rung_down():
-    lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
-    made = decide(observed(trainer=lost))
-    assert made.actions[0].overrides == {"actor.mb_spec.max_tokens_per_mb": CONFIG.actor.mb_spec.max_tokens_per_mb // 2}
-
-
 def test_out_of_memory_where_nothing_may_give_way():
     config = dataclasses.replace(CONFIG, memory=dataclasses.replace(CONFIG.memory, give_way=False))
     lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
@@ -102,12 +84,6 @@ def test_servers_that_share_its_gpu_are_started_anew_to_make_room():
     made = decide(seen)
     assert kinds(made) == [RestartTrainer, RestartServer, RestartServer]
     assert made.actions[0].overrides.keys() == {"sglang.mem_fraction_static"}
-
-
-def test_a_trainer_that_dies_again_and_again_halts():
-    history = attempts(*[Rung.RESTORE] * CONFIG.restart.restore, cause=Cause.TRAINER_CRASH, subject="trainer")
-    assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED)), history)) == [Halt]
-    assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED), progress_at=900.0), history)) == [RestartTrainer]
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_not_tried_for_ever():
@@ -133,12 +109,6 @@ def test_before_the_health_monitor_was_asked_nothing_is_loaded_nor_resumed_but_w
     assert held.actions == ()
     assert UNJUDGED in held.reason
     assert kinds(decide(observed(trainer=PAUSED))) == [ResumeTrainer]
-
-
-def test_a_restore_that_failed_a_moment_ago_is_tried_again_later():
-    empty = trainer(is_loaded=False, is_paused=True)
-    made = decide(observed(trainer=empty, not_before={(RestoreTrainer, ""): NOW + 2.0}))
-    assert (made.actions, made.attempts, made.wake_at) == ((), (), NOW + 2.0)
 
 
 @pytest.mark.parametrize(("failed", "rungs"), [({}, []), ({(RestoreTrainer, ""): NOW - 1.0}, [Rung.RETRY])])
