@@ -9,7 +9,7 @@ import math
 
 from launcher.base.utc_offsets import local_offsets
 from launcher.diagnosis.reading.log_clock import QUARTER_S, SKEW_S, LogClock, WallScale
-from launcher.diagnosis.reading.time_zones import WallClock, by_anchors, by_offsets
+from launcher.diagnosis.reading.time_zones import WallClock, zone_of
 
 DAY_S = 86_400
 AROUND_DAYS = 400
@@ -49,9 +49,9 @@ class LogTimes:
 def _wall_clock(scale: WallScale, last: float, changed_at: float) -> WallClock | None:
     """By what the log itself shows; else by this machine's zone, where the file's last date is then as old as the
     file's last change; else by that change."""
-    if scale.anchors and (measured := by_anchors(scale.anchors, scale)) is not None:
-        return measured
-    here = by_offsets(local_offsets(last - AROUND_DAYS * DAY_S, 2 * AROUND_DAYS), scale)
+    if (measured := zone_of(scale.anchors, scale)) is not None:
+        return WallClock(measured, scale.put_back)
+    here = WallClock(local_offsets(last - AROUND_DAYS * DAY_S, 2 * AROUND_DAYS), scale.put_back)
     age_s = changed_at - here.to_unix(last)
     if -SKEW_S <= age_s < QUARTER_S:
         return here
@@ -60,5 +60,5 @@ def _wall_clock(scale: WallScale, last: float, changed_at: float) -> WallClock |
     ):  # as if it was written at this moment, on a clock of another zone
         shift = scale.put_back[-1].shift if scale.put_back else 0
         offset = math.ceil((last - shift - changed_at - SKEW_S) / QUARTER_S) * QUARTER_S
-        return by_offsets(((-math.inf, offset),), scale)
+        return WallClock(((-math.inf, offset),), scale.put_back)
     return here if 0 <= age_s < UNDATED_S or age_s >= ZONES_S else None

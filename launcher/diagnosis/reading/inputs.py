@@ -18,10 +18,10 @@ import numpy as np
 from launcher.base.errors import DataError, LauncherError, StorageError
 from launcher.base.wording import some_of
 from launcher.checkpoints.trial_folders import found_below
-from launcher.diagnosis.reading.kills import each_kill_once, of_the_run
 from launcher.diagnosis.reading.log_file import read_log, role_of_name
 from launcher.diagnosis.reading.log_records import (
     FAILED,
+    KILLS,
     NOT_READ,
     REWARD,
     TENSORBOARD,
@@ -46,6 +46,8 @@ LOGS = ("*.log*", "*.out", "*.err", "dmesg*", "kern*", "syslog*", "messages*")
 """How files are named that are read of a folder, beside tables, archives and what our runs write."""
 TABLES, ARCHIVES = ("*.csv*", "*.wandb", "*.tfevents.*"), ("*.tar", "*.tar.*", "*.tgz", "*.zip")
 OF_OURS = ("metrics.jsonl", "events.jsonl")
+ONE_KILL_S = 600.0
+"""What tells of one process within this time tells of one kill: numbers of processes are used again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,8 +266,7 @@ def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[in
 
 
 def _joined(found: Sequence[Contents]) -> Contents:
-    clock = on_one_clock(found)
-    read = clock.read
+    read, shown = on_one_clock(found)
     used = _used_for_steps(read)
     steps, origins = Steps(), list[int]()
     for contents in used:
@@ -286,7 +287,7 @@ def _joined(found: Sequence[Contents]) -> Contents:
         for event in one.log_events
         if not (has_own and _is_log(one) and event.kind in STARTS) and not (one in copies and event.kind in FAILED)
     ]
-    told = of_the_run(each_kill_once(events), sources)
+    told = _of_the_run(_each_kill_once(events), sources)
     placed = (event for event in _placed(told, steps) if not _is_first_start(event))
     return Contents(
         steps=steps,
@@ -295,7 +296,7 @@ def _joined(found: Sequence[Contents]) -> Contents:
         sources=tuple(sources),
         keys=tuple(sorted({key for contents in read for key in contents.keys})),
         total_steps=max((contents.total_steps for contents in read), default=0),
-        shown=clock.shown,
+        shown=shown,
     )
 
 
@@ -348,3 +349,37 @@ def _placed(events: Iterable[LogEvent], steps: Steps) -> Iterator[LogEvent]:
 def _is_first_start(event: LogEvent) -> bool:
     """A run's beginning: its first weights are loaded, and there is no step to go back from."""
     return event.kind is Kind.RESUMED and event.facts.get("global_step") == -1 and event.after_step is None
+
+
+def _each_kill_once(events: Sequence[LogEvent]) -> list[LogEvent]:
+    """A kernel writes several lines of one kill, and a launcher others: of a process the one that says why is kept,
+    with the role that either of them shows."""
+    kept, last = [event for event in events if event.kind not in KILLS], dict[object, LogEvent]()
+    for event in sorted((event for event in events if event.kind in KILLS), key=lambda event: event.time or 0.0):
+        pid = event.facts.get("pid")
+        before = last.get(pid)
+        if pid is None or before is None or abs((event.time or 0.0) - (before.time or 0.0)) > ONE_KILL_S:
+            kept.append(event)
+        else:
+            best, other = (before, event) if before.kind is not Kind.KILLED else (event, before)
+            role = other.role if best.role is Role.UNKNOWN and other.kind is Kind.KILLED else best.role
+            step = other.after_step if best.after_step is None else best.after_step
+            kept.remove(before)
+            kept.append(event := replace(best, role=role, after_step=step))
+        last[pid] = event
+    return kept
+
+
+def _of_the_run(events: Iterable[LogEvent], sources: Sequence[Source]) -> Iterator[LogEvent]:
+    """What the kernel killed when no log of the run was written is none of its processes."""
+    times = [
+        time
+        for source in sources
+        if source.role is not Role.KERNEL
+        for time in (source.first_time, source.last_time)
+        if time is not None
+    ]
+    for event in events:
+        is_outside = times and event.time is not None and not min(times) <= event.time <= max(times) + ONE_KILL_S
+        is_other = is_outside and event.kind is Kind.KILLED_FOR_MEMORY
+        yield replace(event, kind=Kind.OTHER_KILLED) if is_other else event

@@ -29,7 +29,7 @@ LEAST_AGREEING = 0.8
 """Of the steps that two files share; others may be lines of another attempt."""
 NEAR_S = 300.0
 """A step's line and its figures are written within this time; more is half a quarter of an hour, and says nothing."""
-HOUR_S = 3600
+HOUR_S, HALF_AN_HOUR_S = 3600, 1800
 FOLDED_S = 3 * HOUR_S
 """Within this time of a clock that was put back, it is that change."""
 APART_S = 1200.0
@@ -38,114 +38,77 @@ PAUSES = (Kind.SILENCE, Kind.NO_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """From `wall` (made to rise, see LogClock) on: unix seconds are `wall - offset`, and the clock showed
-    `wall - shift`."""
-
-    wall: float
-    offset: int
-    shift: int
-
-
-@dataclass(frozen=True, slots=True)
 class WallClock:
-    """How a log's wall clock becomes unix seconds. `how`: what it rests on, for a person."""
+    """How a log's wall clock becomes unix seconds: by its zone, and where the log's own dates were put back. `how`:
+    what that rests on, for a person."""
 
-    pieces: tuple[Piece, ...]
+    zone: Offsets
+    put_back: tuple[PutBack, ...]
     how: str = ""
 
     def to_unix(self, wall: float) -> float:
-        at = bisect_right(self.pieces, wall, key=lambda piece: piece.wall) - 1
-        return wall - self.pieces[max(at, 0)].offset
-
-    def shown(self) -> Offsets:
-        """What the clock showed, as offsets of unix seconds."""
-        before = (self.pieces[0], *self.pieces)  # what the clock left out belongs to the offset before
-        pairs = zip(before, self.pieces, strict=False)
-        return tuple((piece.wall - last.offset, piece.offset - piece.shift) for last, piece in pairs)
+        """`wall`: made to rise, see LogClock. An hour that came twice is the second one where the log had gone back."""
+        back = bisect_right(self.put_back, wall, key=lambda one: one.wall) - 1
+        shown = wall - (self.put_back[back].shift if back >= 0 else 0)
+        is_again = back >= 0 and wall - self.put_back[back].wall < FOLDED_S
+        early = HOUR_S if is_again else 0  # the change itself is known to the hour
+        sinces = [-math.inf, *(since for since, _ in self.zone[1:])]
+        begun = [(shown - offset, since) for since, (_, offset) in zip(sinces, self.zone, strict=True)]
+        ends = [*sinces[1:], math.inf]
+        possible = [unix for (unix, since), end in zip(begun, ends, strict=True) if since - early <= unix < end]
+        if possible:
+            return possible[-1 if is_again else 0]
+        return next(unix for unix, since in reversed(begun) if since <= unix + HOUR_S)  # no clock there showed this
 
 
 # ── of one log ──
 
 
-def by_anchors(anchors: Sequence[Anchor], scale: WallScale) -> WallClock | None:
+def zone_of(anchors: Sequence[Anchor], scale: WallScale) -> Offsets | None:
     """None where they don't agree on the offset of a zone, up to changes of summer time."""
     near = [one for one in sorted(anchors, key=lambda one: one.wall) if abs(one.wall - one.unix - one.offset) <= NEAR_S]
-    if not anchors or len(near) < LEAST_AGREEING * len(anchors):
-        return None
     counts = Counter(one.offset for one in near)
-    usual = max(counts, key=lambda offset: (counts[offset], -offset))
+    usual = max(counts, key=lambda offset: (counts[offset], -offset), default=0)
     near = [one for one in near if abs(one.offset - usual) in (0, HOUR_S // 2, HOUR_S)]
-    if len(near) < LEAST_AGREEING * len(anchors):
+    if not near or len(near) < LEAST_AGREEING * len(anchors):
         return None
     changes = [(-math.inf, near[0].offset)]
     for before, after in pairwise(near):
-        if after.offset != before.offset:
-            changes.append((_changed_at(before.wall, after), after.offset))
+        if after.offset != before.offset:  # clocks are changed at a full hour
+            changes.append((min(math.ceil(before.wall / HOUR_S) * float(HOUR_S), after.wall), after.offset))
     for missing in scale.put_forward:  # where nothing is measured on both sides of it
         if near[-1].wall < missing:
             changes.append((missing, near[-1].offset + HOUR_S))
         elif near[0].wall > missing:
             changes = [(-math.inf, near[0].offset - HOUR_S), (missing, near[0].offset), *changes[1:]]
-    return WallClock(_pieces(changes, scale))
+    return _zone(changes, scale.put_back)
 
 
-def _changed_at(before: float, after: Anchor) -> float:
-    """Clocks are changed at a full hour, or at half past where there is none between."""
-    full = math.ceil(before / HOUR_S) * float(HOUR_S)
-    return full if full <= after.wall else math.ceil(before / 1800) * 1800.0
-
-
-def by_offsets(offsets: Offsets, scale: WallScale) -> WallClock:
-    """By a zone that is known."""
-    changes = [(-math.inf, offsets[0][1])] if offsets else []
-    starts = [(-math.inf, 0), *((one.wall, one.shift) for one in scale.put_back)]
-    for (start, shift), (end, _) in zip(starts, [*starts[1:], (math.inf, 0)], strict=True):
-        if start > -math.inf:
-            changes.append((start, _offset_behind(offsets, start - shift) + shift))
-        for (_, before), (since, after) in pairwise(offsets):
-            ends = since + before + shift  # when the clock that is left shows the moment of the change
-            is_this = start > -math.inf and abs(since + after + shift - start) < FOLDED_S and after < before
-            if start < ends < end and not is_this:
-                changes.append((ends, after + shift))
-    return WallClock(_pieces(changes, scale))
-
-
-def _offset_behind(offsets: Offsets, wall: float) -> int:
-    """Of a clock that was just put back: the later of the two moments at which it showed this."""
-    return next((offset for since, offset in reversed(offsets) if since + offset <= wall + 60), offsets[0][1])
-
-
-def _pieces(changes: Sequence[tuple[float, int]], scale: WallScale) -> tuple[Piece, ...]:
-    starts = [one.wall for one in scale.put_back]
-    walls = sorted({wall for wall, _ in changes} | set(starts))
-    found = []
-    for wall in walls:
-        offset = next(offset for start, offset in reversed(changes) if start <= wall)
+def _zone(changes: Sequence[tuple[float, int]], put_back: Sequence[PutBack]) -> Offsets:
+    """Of a clock that, made to rise, is so many seconds ahead of unix seconds from each of these places on."""
+    found, before = list[tuple[float, int]](), changes[0][1]
+    starts = [one.wall // HALF_AN_HOUR_S * HALF_AN_HOUR_S for one in put_back]
+    for wall in sorted({*starts, *(wall for wall, _ in changes)}):
+        ahead = next(seconds for start, seconds in reversed(changes) if start <= wall)
         at = bisect_right(starts, wall)
-        found.append(Piece(wall, offset, scale.put_back[at - 1].shift if at else 0))
+        found.append((wall - before, ahead - (put_back[at - 1].shift if at else 0)))
+        before = ahead
     return tuple(found)
 
 
-def agrees(clock: WallClock, anchors: Sequence[Anchor]) -> bool:
+def agrees(zone: Offsets, anchors: Sequence[Anchor], scale: WallScale) -> bool:
     """Whether it brings them where they are known to be."""
+    clock = WallClock(zone, scale.put_back)
     right = sum(abs(clock.to_unix(one.wall) - one.unix) <= QUARTER_S for one in anchors)
-    return right >= LEAST_AGREEING * len(anchors)
+    return bool(anchors) and right >= LEAST_AGREEING * len(anchors)
 
 
 # ── of all files ──
 
 
-@dataclass(frozen=True, slots=True)
-class OneClock:
-    """The files on one clock. `shown`: what the run's wall clock showed, by the seconds of its times."""
-
-    read: tuple[Contents, ...]
-    shown: Offsets
-
-
-def on_one_clock(read: Sequence[Contents]) -> OneClock:
-    """All times in unix seconds where that is known, else in those of the logs' own wall clock."""
+def on_one_clock(read: Sequence[Contents]) -> tuple[list[Contents], Offsets]:
+    """The files with all times in unix seconds where that is known, else in those of the logs' own wall clock; and what
+    the run's wall clock showed, by these."""
     read = [_of_several(one) if one.scale is not None and one.scale.is_mixed else one for one in read]
     recorded = next((one.utc_offsets for one in read if one.utc_offsets), ())
     clocks = _tied(read, recorded)
@@ -153,11 +116,11 @@ def on_one_clock(read: Sequence[Contents]) -> OneClock:
     is_unix = _is_unix(read, clocks, longest)
     if is_unix:
         done = [one if one.scale is None else _brought(one, clocks[number]) for number, one in enumerate(read)]
-        return OneClock(tuple(done), _shown(read, clocks, longest, recorded))
+        return done, _shown(read, clocks, longest, recorded)
     alone = _untied(read, clocks)
     done = [_brought(one, alone.get(number)) for number, one in enumerate(read)]
     done = [_placed_beside(one, done[longest]) for one in done]
-    return OneClock(tuple(done), alone[longest].shown() if longest in alone else ((-math.inf, 0),))
+    return done, alone[longest].zone if longest in alone else ((-math.inf, 0),)
 
 
 def _tied(read: Sequence[Contents], recorded: Offsets) -> dict[int, WallClock | None]:
@@ -168,35 +131,33 @@ def _tied(read: Sequence[Contents], recorded: Offsets) -> dict[int, WallClock | 
     zones = [recorded] if recorded else []
     for number, scale in scales.items():
         shared, name = _shared_steps(read[number], read)
-        clock = _of_zones(zones, shared, scale) or by_anchors(shared, scale)
-        if clock is not None and not any(clock == by_offsets(zone, scale) for zone in zones):
-            offset = clock.shown()[0][1]
-            how = f"its dates are taken as {say_zone(offset)}: by that its steps agree with {name}"
-            clock = WallClock(clock.pieces, how)
-            zones.append(clock.shown())
-        if clock is not None or shared:
-            clocks[number] = clock
+        zone, how = next((one for one in zones if agrees(one, shared, scale)), None), ""
+        if zone is None and (zone := zone_of(shared, scale)) is not None:
+            how = f"its dates are taken as {say_zone(zone[0][1])}: by that its steps agree with {name}"
+            zones.append(zone)
+        if zone is not None or shared:
+            clocks[number] = None if zone is None else WallClock(zone, scale.put_back, how)
     for number in scales.keys() - clocks.keys():
-        anchors = scales[number].anchors
-        clocks[number] = _of_zones(zones, anchors, scales[number]) or by_anchors(anchors, scales[number])
-        if clocks[number] is None and recorded and not anchors:
-            clocks[number] = by_offsets(recorded, scales[number])
+        scale = scales[number]
+        zone = next((one for one in zones if agrees(one, scale.anchors, scale)), zone_of(scale.anchors, scale))
+        if zone is None and recorded and not scale.anchors:
+            zone = recorded
+        clocks[number] = None if zone is None else WallClock(zone, scale.put_back)
     _share(clocks, read)
     return clocks
-
-
-def _of_zones(zones: Sequence[Offsets], anchors: Sequence[Anchor], scale: WallScale) -> WallClock | None:
-    found = (by_offsets(zone, scale) for zone in zones) if anchors else ()
-    return next((clock for clock in found if agrees(clock, anchors)), None)
 
 
 def _untied(read: Sequence[Contents], clocks: Mapping[int, WallClock | None]) -> dict[int, WallClock]:
     """The logs that nothing ties, as of one clock: what it was changed by in one of them counts for all."""
     scales = {number: scale for number, one in enumerate(read) if (scale := one.scale) and clocks[number] is None}
-    back = sorted({one for scale in scales.values() for one in scale.put_back}, key=lambda one: one.wall)
+    back = list[PutBack]()
+    for one in sorted((one for scale in scales.values() for one in scale.put_back), key=lambda one: one.wall):
+        if not back or one.wall - back[-1].wall >= FOLDED_S:  # else: the same, in another log
+            back.append(one)
     forward = sorted({hour for scale in scales.values() for hour in scale.put_forward})
     forward = [hour for hour in forward if all(_misses(read[number], hour) for number in scales)]
-    return {number: _alone(scale, back, forward) for number, scale in scales.items()}
+    zone = _zone([(-math.inf, 0), *((hour, count * HOUR_S) for count, hour in enumerate(forward, 1))], back)
+    return {number: WallClock(zone, scale.put_back) for number, scale in scales.items()}
 
 
 def _misses(contents: Contents, hour: float) -> bool:
@@ -205,19 +166,6 @@ def _misses(contents: Contents, hour: float) -> bool:
     first, last = source.first_time, source.last_time
     is_outside = first is None or last is None or first >= hour or last < hour
     return is_outside or source.role is Role.KERNEL or (scale is not None and hour in scale.put_forward)
-
-
-def _alone(scale: WallScale, back: Sequence[PutBack], forward: Sequence[float]) -> WallClock:
-    changes = [(hour, HOUR_S) for hour in forward]
-    for before, one in zip((None, *back), back, strict=False):
-        if not any(abs(one.wall - own.wall) < FOLDED_S for own in scale.put_back):
-            is_again = before is not None and one.wall - before.wall < FOLDED_S  # the same, in another log
-            changes.append((one.wall, 0 if is_again else -HOUR_S))
-    total, found = 0, [(-math.inf, 0)]
-    for wall, seconds in sorted(changes):
-        total += seconds
-        found.append((wall, total))
-    return WallClock(_pieces(found, scale))
 
 
 def _shared_steps(contents: Contents, read: Sequence[Contents]) -> tuple[list[Anchor], str]:
@@ -250,16 +198,16 @@ def _times_of_steps(steps: Steps) -> dict[int, list[float]]:
 def _share(clocks: dict[int, WallClock | None], read: Sequence[Contents]) -> None:
     """Logs that nothing ties are of the clock of those that something ties, where these agree."""
     known = [clock for clock in clocks.values() if clock is not None]
-    offsets = {piece.offset - piece.shift for clock in known for piece in clock.pieces[:1]}
+    offsets = {clock.zone[0][1] for clock in known}
     if len(offsets) != 1:
         return
     for number in [number for number, clock in clocks.items() if clock is None]:
         scale = read[number].scale
         assert scale is not None
-        shared = by_offsets(known[0].shown(), scale)
         how = f"its dates are taken as {say_zone(*offsets)}, as those of the other logs"
+        shared = WallClock(known[0].zone, scale.put_back, how)
         if not _lies_elsewhere(read[number], shared, read, clocks):
-            clocks[number] = WallClock(shared.pieces, how)
+            clocks[number] = shared
 
 
 def _lies_elsewhere(
@@ -300,7 +248,7 @@ def _shown(
     if recorded:
         return recorded
     if (clock := next((one for one in known if one is not None), None)) is not None:
-        return clock.shown()
+        return clock.zone
     times = [source.first_time for one in read for source in one.sources if source.first_time is not None]
     times += [event.time for one in read for event in one.log_events if event.time is not None]
     begin = min(times, default=time.time())
