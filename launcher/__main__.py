@@ -72,8 +72,7 @@ from launcher.resources.missing_files import find_shape, model_folder
 from launcher.resources.node_checks import check_node, unknown_of_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight, refuse
-from launcher.resources.run_plan import make_plan, noted, recommend_server
-from launcher.resources.standby_trainer import with_standby_trainer
+from launcher.resources.run_plan import make_plan, noted, recommend_server, with_standby_trainer
 from launcher.run_files.run_paths import login_name
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 

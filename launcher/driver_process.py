@@ -41,8 +41,7 @@ def drive(task: DriverTask, interrupts: Interrupts, server_entry: tuple[str, ...
     from launcher.config.foreign import OWN
     from launcher.resources.hardware import find_hardware, of_the_run
     from launcher.resources.missing_files import find_shape
-    from launcher.resources.run_plan import make_plan
-    from launcher.resources.standby_trainer import with_standby_trainer
+    from launcher.resources.run_plan import make_plan, with_standby_trainer
     from launcher.run_files.run_paths import RunPaths
     from launcher.run_files.written_settings import read_config
 

@@ -20,15 +20,16 @@ from launcher.config.settings import value_of, with_values
 from launcher.resources.config_checks import (
     LAST_PORT,
     SINGLE_ON_CPU,
+    WAY,
+    accepted_ways,
     beyond_last_port,
+    other_ways,
     token_pool_on_cpu,
     usual_token_pool,
 )
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import RunPlan, lacks, smallest_gpu_gib
-from launcher.resources.weight_way_checks import KEY as WAY
-from launcher.resources.weight_way_checks import accepted_ways, other_ways
 from launcher.run_files.run_keys import webhook_url
 from launcher.run_files.run_paths import RunPaths
 

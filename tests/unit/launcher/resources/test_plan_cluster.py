@@ -12,8 +12,7 @@ from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import planned_hardware
 from launcher.resources.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
 from launcher.resources.preflight import find_missing
-from launcher.resources.run_plan import lacks, make_plan
-from launcher.resources.standby_trainer import with_standby_trainer
+from launcher.resources.run_plan import lacks, make_plan, with_standby_trainer
 from tests.support.composed import composed
 from tests.support.preflight_parts import NO_GPU, changed, printed
 

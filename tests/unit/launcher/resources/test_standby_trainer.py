@@ -8,8 +8,7 @@ from launcher.checkpoints.model_files import read_shape
 from launcher.config.supervision import RecoveryConfig
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
-from launcher.resources.run_plan import make_plan
-from launcher.resources.standby_trainer import STANDBY, with_standby_trainer
+from launcher.resources.run_plan import STANDBY, make_plan, with_standby_trainer
 from tests.support.preflight_parts import NO_GPU, changed, printed
 from tests.support.worlds.resources import ARITHMETIC, GSM8K, LARGE, MODEL, QWEN
 
