@@ -616,7 +616,7 @@ async def test_orders_wait_for_no_room_that_requests_hold_which_wait_for_them(tm
         await door.servers.serves()
         assert (await door.post("/pause_generation", {"mode": "in_place"}))[0] == 200
         asked = [door.generate(), door.generate()]
-        await until(lambda: door.http._budget._waiting)
+        await until(lambda: door.http._budget._turn.locked())
         async with door.session.get(f"http://{door.http.addresses[0]}/health") as response:
             assert response.status == 200
         assert (await door.post("/abort_request", {"rid": "nobody's"}))[0] == 200
