@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
         type=seconds,
         default=120.0,
         metavar="S",
-        help="seconds to wait until it is done (default: %(default)s); 0: none",
+        help="seconds to wait until the run has done what was asked (default: %(default)s); 0: none; attach waits for "
+        "the end",
     )
     made.add_argument("--json", action="store_true", help="status as JSON")
     return made

@@ -41,15 +41,22 @@ def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[Usag
         models["ref.path"] = config.ref.path
     problems: dict[str, UsageError] = {}  # a tokenizer in a model's folder has some of that model's: each is told once
     for path, keys in _keys_by_path(models).items():
-        problems |= {str(problem): problem for problem in _missing_model(path, keys, _check_model)}
+        problems |= {one.message: _naming(keys, one) for one in _missing_model(path, keys, _check_model)}
     is_reported = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
     if not is_reported:
-        found = _missing_model(config.tokenizer_path, "tokenizer_path", _tokenizer_check(config))
-        problems |= {str(problem): problem for problem in found}
+        for one in _missing_model(config.tokenizer_path, "tokenizer_path", _tokenizer_check(config)):
+            problems.setdefault(one.message, _naming("tokenizer_path", one))
     yield from problems.values()
     if shape is not None:
         yield from _sizes_disagree(config, shape)
         yield from _models_disagree(config, shape)
+
+
+def _naming(keys: str, problem: UsageError) -> UsageError:
+    """What a folder lacks is found by its files alone, which know no setting."""
+    if keys in problem.message:
+        return problem
+    return type(problem)(f"{keys}: {problem.message}", problem.hint)
 
 
 def _keys_by_path(paths: dict[str, str]) -> dict[str, str]:
@@ -136,7 +143,8 @@ def _models_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageErro
             "leave sglang.model_path out: it follows actor.path",
         )
     if tokenizer is not None and not list(_problems(_tokenizer_check(config), tokenizer)):
-        yield from _problems(lambda folder: model_files.check_vocabulary(folder, shape), tokenizer)
+        for one in _problems(lambda folder: model_files.check_vocabulary(folder, shape), tokenizer):
+            yield _naming("tokenizer_path", one)
 
 
 def missing_data(config: RunConfig) -> Iterator[UsageError]:

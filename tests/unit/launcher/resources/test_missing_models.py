@@ -57,7 +57,8 @@ def with_facts(name, **facts):
 )
 def test_what_is_missing_in_a_model_or_does_not_fit_is_named(config, model, damage, said):
     damage(model)
-    assert said in the_one(config, ModelError)
+    assert said in (told := the_one(config, ModelError))
+    assert told.startswith(("actor.path and sglang.model_path", "tokenizer_path")), "its setting is named"
 
 
 @pytest.mark.parametrize(
