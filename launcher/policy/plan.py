@@ -310,7 +310,8 @@ def _restore(builder: PlanBuilder, incident: Incident) -> None:
 def _condemn_after(checkpoints: Sequence[CheckpointFacts], incident: Incident) -> int | None:
     """None where no checkpoint holds the damage."""
     damaged = first_damaged(incident)
-    if damaged is None or all(checkpoint.global_step < damaged for checkpoint in newest_first(checkpoints)):
+    assert damaged is not None, "else nothing is restored for it"
+    if all(checkpoint.global_step < damaged for checkpoint in newest_first(checkpoints)):
         return None
     return damaged - 1
 
@@ -697,9 +698,9 @@ class PlanBuilder:
         return self.seen.checkpoints
 
     def halt(self, reason: str, *, may_pass: bool = False) -> None:
-        """The first reason is the one that is told. It may pass where each of them may."""
-        self.may_pass = may_pass and (self.may_pass or not self.halt_reason)
-        self.halt_reason = self.halt_reason or reason
+        """The run can't be repaired: what comes later in the plan is not looked at any more."""
+        self.may_pass = may_pass
+        self.halt_reason = reason
 
     def is_due(self, repair: Repair) -> bool:
         """May it begin? If not yet, the plan asks to be made again at its time."""

@@ -24,8 +24,8 @@ STORE = (
 )
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 OF_THE_PLAN = (
-    *("disk_pause", "may_pass", "node_policy", "plan", "plan_borders", "run_state"),
-    *("servers", "standby_trainer", "states", "trainer", "undone_restore"),
+    *("disk_pause", "may_pass", "node_policy", "plan", "plan_borders", "plan_of_a_command"),
+    *("run_state", "servers", "standby_trainer", "states", "trainer", "undone_restore"),
 )
 PLAN = [*(f"{POLICY}/plan/test_{name}.py" for name in OF_THE_PLAN), SCALING]
 

@@ -62,6 +62,11 @@ def test_what_is_too_many_leaves_while_another_one_serves_or_when_it_is_dead(ser
     assert ("s0 leaves when another one serves" in made.reason) is not leaves
 
 
+def test_one_that_serves_is_enough_for_another_one_to_leave():
+    leaves = LeaveServer(name="s0", reason="there are to be 2 servers")
+    assert leaves in decide(observed(server(0), server(1), dead(2), fleet=("s1", "s2"))).actions
+
+
 def test_while_weights_are_handed_out_the_others_serve_with_those_they_have():
     publishing = trainer(is_publishing=True)
     made = decide(observed(server(0), server(1, weight_version=40), trainer=publishing, **ONE))

@@ -179,6 +179,7 @@ def test_out_of_memory_where_nothing_may_give_way():
     made = decide(observed(dead(0, OUT_OF_MEMORY, ran_out=RanOut.SERVER_DEVICE), server(1)), config=config)
     assert [type(action) for action in made.actions] == [Halt]
     assert made.actions[0].word is TerminalStatus.ERRORED
+    assert not made.actions[0].may_pass, "the same command has the same settings"
     assert made.actions[0].reason.startswith("server_oom of s0 (server_device), and nothing may give way")
     crashed = decide(observed(dead(0, CRASHED), server(1)), config=config)
     assert kinds(crashed) == [RestartServer]

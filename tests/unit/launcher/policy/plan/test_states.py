@@ -1,10 +1,13 @@
 """Which state a plan shows, when it is made again, and what it leaves alone meanwhile."""
 
+import dataclasses
+
 import pytest
 
 from launcher.base.messages import Cause, Health, Incident, ServerState, TerminalStatus, Verdict
-from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.observed import RunState
+from launcher.policy.plan import WAITS_ITSELF
 from launcher.policy.restart_budget import Rung
 from tests.support.simulated_run.looks import (
     CONFIG,
@@ -60,6 +63,25 @@ def test_the_state_says_what_is_being_done(seen, state):
     assert decide(seen).state is state
 
 
+@pytest.mark.parametrize(
+    ("servers", "told"),
+    [
+        ((server(0), server(1)), "s0, s1 serve"),
+        ((server(0), server(1, ServerState.FAILED, CRASHED)), "s0 serves; s1 is FAILED"),
+        ((server(0, ServerState.SUSPECT, SUSPECT),), "s0 is SUSPECT"),
+    ],
+)
+def test_a_run_that_runs_again_says_from_which_step_and_which_servers_serve(servers, told):
+    made = decide(observed(*servers, state=RunState.REPAIRING))
+    assert (made.state, made.reason) == (RunState.RUNNING, f"the trainer takes step 41; {told}")
+
+
+def test_what_failed_a_moment_ago_is_named_with_the_time_until_it_is_tried_again():
+    made = decide(observed(dead(0), server(1), not_before={(RestartServer, "s0"): NOW + 1.5}))
+    assert (made.actions, made.reason) == ((), "RestartServer s0 failed: again in 1.5 s")
+    assert made.wake_at == NOW + 1.5
+
+
 def test_a_server_that_was_given_up_is_no_repair_and_one_that_waits_for_its_turn_is():
     spent = attempts(*[Rung.SERVER] * CONFIG.restart.server)
     given_up = decide(observed(server(0, ServerState.FAILED, CRASHED), server(1)), spent)
@@ -92,6 +114,8 @@ def test_one_server_that_can_serve_is_enough_to_resume_and_one_that_is_dead_is_n
 
 def test_the_reason_is_what_is_done_or_waited_for():
     assert decide(observed()).reason == "nothing to do"
+    itself = decide(observed(trainer=dataclasses.replace(PAUSED, waits_itself=True)))
+    assert (itself.actions, itself.reason) == ((), WAITS_ITSELF)
     broken = Incident(cause=Cause.VERIFIER_BROKEN, subject="reward", reason="all 0\n  → mend it", since=NOW)
     assert decide(observed(trainer=PAUSED, incident=broken)).reason == "all 0"
     assert decide(observed(trainer=PAUSED, hold_reason="look first")).reason == "look first"

@@ -14,6 +14,7 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.observed import RunState
 from launcher.policy.plan import UNJUDGED
@@ -147,3 +148,10 @@ def test_a_lost_trainer_loads_its_newest_before_a_person_s_restore():
     assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED), asked_restore=ASKED))) == [RestartTrainer]
     loading = decide(observed(trainer=trainer(is_loaded=False, is_paused=True), asked_restore=ASKED))
     assert [action.global_step for action in loading.actions] == [39]
+
+
+def test_a_person_who_has_to_choose_a_checkpoint_is_told_of_the_tool_that_shows_them():
+    none = tuple(CheckpointFacts(global_step=step, status=CheckpointStatus.CANDIDATE) for step in (38, 39))
+    seen = observed(trainer=PAUSED, incident=dataclasses.replace(COLLAPSE, had_learned=True))
+    (halt,) = decide(dataclasses.replace(seen, checkpoints=none)).actions
+    assert "setup_recovery" in halt.reason

@@ -20,7 +20,8 @@ def test_a_restore_that_changed_nothing_is_undone_and_the_run_ends_for_a_person(
     assert kinds(decide(running, [RESTORED])) == [PauseTrainer]
 
     paused = dataclasses.replace(running, trainer=dataclasses.replace(PAUSED, **there))
-    (halt,) = decide(paused, [RESTORED]).actions
+    failed_before = dataclasses.replace(RESTORED, cause=Cause.NONFINITE)
+    (halt,) = decide(paused, [failed_before, RESTORED]).actions
     assert isinstance(halt, Halt)
     assert halt.word is TerminalStatus.ERRORED
     assert halt.reinstate_after == 19
