@@ -291,7 +291,8 @@ class CommandTrainer:
             await asyncio.wait([self._watching])
             self._watching = None
         self._stopping.clear()
-        self._dead, self.is_paused = None, False
+        self._dead = None
+        self.is_paused = False
         await self._end_process()
 
     async def halt(self, *, reinstates: bool) -> None:
@@ -428,7 +429,8 @@ class CommandTrainer:
         before = self.since if seen_at is None else seen_at
         for number, one in enumerate(seen, 1):
             if one.is_paused is not None:
-                self._can_wait, self.is_paused = True, one.is_paused
+                self._can_wait = True
+                self.is_paused = one.is_paused
                 self._changed.set()
                 continue
             age_s = (now - before) * (1 - number / len(seen))

@@ -40,12 +40,14 @@ def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[Usag
     if config.actor.needs_reference:
         models["ref.path"] = config.ref.path
     problems: dict[str, UsageError] = {}  # a tokenizer in a model's folder has some of that model's: each is told once
-    for path, keys in _keys_by_path(models).items():
-        problems |= {one.message: _naming(keys, one) for one in _missing_model(path, keys, _check_model)}
+    found = [(keys, _missing_model(path, keys, _check_model)) for path, keys in _keys_by_path(models).items()]
     is_reported = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
     if not is_reported:
-        for one in _missing_model(config.tokenizer_path, "tokenizer_path", _tokenizer_check(config)):
-            problems.setdefault(one.message, _naming("tokenizer_path", one))
+        check = _tokenizer_check(config)
+        found.append(("tokenizer_path", _missing_model(config.tokenizer_path, "tokenizer_path", check)))
+    for keys, those in found:
+        for one in those:
+            problems.setdefault(one.message, _naming(keys, one))
     yield from problems.values()
     if shape is not None:
         yield from _sizes_disagree(config, shape)

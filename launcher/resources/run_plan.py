@@ -333,11 +333,11 @@ def _why_no_standby(config: RunConfig, hardware: Hardware, plan: RunPlan, parked
         return "its memory is not known before the model is here"
     for host in hosts:
         left = host.headroom if plan.is_described else min(host.headroom, hardware.memory_free - host.planned)
-        takes, gib = _bytes_on(host, parked), GIB
+        takes = _bytes_on(host, parked)
         if takes > left:
             if left < 0:
-                return f"it takes {takes / gib:.1f} GiB, and {-left / gib:.1f} GiB are missing without it"
-            return f"it takes {takes / gib:.1f} GiB and {left / gib:.1f} GiB are left"
+                return f"it takes {takes / GIB:.1f} GiB, and {-left / GIB:.1f} GiB are missing without it"
+            return f"it takes {takes / GIB:.1f} GiB and {left / GIB:.1f} GiB are left"
     return ""
 
 

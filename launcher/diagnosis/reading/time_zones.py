@@ -29,7 +29,8 @@ LEAST_AGREEING = 0.8
 """Of the steps that two files share; others may be lines of another attempt."""
 NEAR_S = 300.0
 """A step's line and its figures are written within this time; more is half a quarter of an hour, and says nothing."""
-HOUR_S, HALF_AN_HOUR_S = 3600, 1800
+HOUR_S = 3600
+HALF_AN_HOUR_S = 1800
 FOLDED_S = 3 * HOUR_S
 """Within this time of a clock that was put back, it is that change."""
 APART_S = 1200.0
@@ -69,7 +70,7 @@ def zone_of(anchors: Sequence[Anchor], scale: WallScale) -> Offsets | None:
     near = [one for one in sorted(anchors, key=lambda one: one.wall) if abs(one.wall - one.unix - one.offset) <= NEAR_S]
     counts = Counter(one.offset for one in near)
     usual = max(counts, key=lambda offset: (counts[offset], -offset), default=0)
-    near = [one for one in near if abs(one.offset - usual) in (0, HOUR_S // 2, HOUR_S)]
+    near = [one for one in near if abs(one.offset - usual) in (0, HALF_AN_HOUR_S, HOUR_S)]
     if not near or len(near) < LEAST_AGREEING * len(anchors):
         return None
     changes = [(-math.inf, near[0].offset)]

@@ -88,7 +88,8 @@ async def test_each_step_gets_what_the_door_answered_since_the_one_before_also_w
     config.trainer.pattern = "step (?P<step>[0-9]+)"
     journal = Journal(paths.events, 1)
     door = object.__new__(DoorHandle)
-    door.actor, door._counted = FakeActor(completions=count), None
+    door.actor = FakeActor(completions=count)
+    door._counted = None
     history = history_of(journal.path, journal=journal)
     trainer = CommandTrainer(config, paths, 1, history, {}, changed=asyncio.Event(), door=door)
     paths.logs.mkdir(parents=True, exist_ok=True)
