@@ -43,6 +43,7 @@ from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, is
 from launcher.policy.incident_policy import ENVIRONMENT
 from launcher.policy.reward_health import (
     Level,
+    LowerLevel,
     RewardVerdict,
     as_learned,
     find_cause,
@@ -79,11 +80,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorReport:
     """What the Coordinator gets: each server's report by name, and what is wrong with the learning. `incident_age_s`:
-    seconds since `incident` was first seen; its `since` is of another clock."""
+    seconds since `incident` was first seen; its `since` is of another clock. `lower_level`: of the rewards."""
 
     servers: Mapping[str, ServerReport] = field(default_factory=dict)
     incident: Incident | None = None
     incident_age_s: float = 0.0
+    lower_level: LowerLevel | None = None
 
 
 class HealthMonitor:
@@ -254,7 +256,10 @@ class HealthMonitor:
         for name in report.distances:
             self._doubts.pop(name, None)
         if report.global_step >= 0:
+            before = self._series.lower_level
             self._series.admitted(report.figures, has_changed=has_changed)
+            if self._series.lower_level != before:  # known before the step is: else its incident would seem to be over
+                self.changed.set()
             self._judge()
             drift = self._series.drift(self._gate, report.distances)
             is_known = self._series.usual() is not None
@@ -379,6 +384,7 @@ class HealthMonitor:
             servers={name: self._doubted(name, one) for name, one in reports.items() if one is not None},
             incident=found,
             incident_age_s=0.0 if found is None else max(self._clock() - found.since, 0.0),
+            lower_level=self._series.lower_level,
         )
 
     def _doubted(self, name: str, report: ServerReport) -> ServerReport:

@@ -23,6 +23,7 @@ from launcher.policy.admission import (
 )
 from launcher.policy.canary_policy import LAST_ATTEMPT_BROKE, CanaryRound, CanaryScore
 from launcher.policy.reward_health import (
+    LowerLevel,
     RewardPoint,
     ServerFault,
     distance_drifted,
@@ -63,6 +64,7 @@ class RewardSeries:
         self.lineage = 0
         self.base = 0
         self.changed_at = 0
+        self._fell_at: int | None = None
         self._undone: list[StepFigures] = []  # by restores since the last step
         self._undone_base = 0  # before these
 
@@ -115,6 +117,13 @@ class RewardSeries:
     def next_step(self) -> int:
         return self.steps[-1].point.step + 1 if self.steps else 0
 
+    @property
+    def lower_level(self) -> LowerLevel | None:
+        """None where the gate has let no such batch pass."""
+        if self._fell_at is None:
+            return None
+        return LowerLevel(since_step=self._fell_at, is_settled=self.next_step - self._fell_at >= USUAL_MIN_STEPS)
+
     def usual(self) -> UsualValues | None:
         """None as long as the run has too few steps to compare with."""
         last, known = self.steps[-USUAL_STEPS:], self.next_step - self.changed_at
@@ -138,7 +147,10 @@ class RewardSeries:
         `has_changed`: it is far from what was usual, as were those before it.
         """
         self.restored(step.point.step - 1)
-        self.changed_at = step.point.step if has_changed else self.changed_at
+        if has_changed:
+            before = self.usual()
+            self.changed_at = step.point.step
+            self._fell_at = step.point.step if before is not None and step.point.mean < before.mean_reward else None
         self.owes_proof = False
         self.steps.append(step)
         if len(self.steps) > 2 * MOST_STEPS:
@@ -153,6 +165,7 @@ class RewardSeries:
         self._first = [step for step in self._first if step.point.step <= global_step]
         self.base = self.base if self.base <= global_step else 0
         self.changed_at = self.changed_at if self.changed_at <= global_step else 0
+        self._fell_at = self._fell_at if self._fell_at is not None and self._fell_at <= global_step else None
         if onset_step is not None:
             self._forgive(global_step)
         if onset_step is not None and onset_step > global_step:

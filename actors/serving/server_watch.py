@@ -41,7 +41,16 @@ class GenerationProbe:
     the clock's; used on one asyncio loop.
     """
 
-    def __init__(self, url: str, client: SGLangClient, settings: HealthConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        url: str,
+        client: SGLangClient,
+        settings: HealthConfig,
+        clock: Callable[[], float],
+        first_s: float | None = None,
+    ) -> None:
+        """`first_s`: what an answer took before, for as long as none of these has come."""
+        self._first_s = first_s
         self._url = url
         self._client = client
         self._settings = settings
@@ -58,7 +67,7 @@ class GenerationProbe:
 
     @property
     def usual_answer_s(self) -> float | None:
-        return median(self._durations) if self._durations else None
+        return median(self._durations) if self._durations else self._first_s
 
     def send_if_due(self, *, makes_tokens: bool = False) -> None:
         """Every `probe_interval_s`; every `probe_busy_interval_s` while it makes tokens for others; while one waits,
@@ -122,9 +131,12 @@ class ServerWatch:
         settings: HealthConfig,
         client: SGLangClient,
         *,
+        first_answer_s: float | None = None,
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`first_answer_s`: what its first generation took: a busy machine is slow from the first request on, when the
+        server has no usual answer time yet, and was restarted for it."""
         self.server = server
         self.blind = ""
         self._settings = settings
@@ -134,7 +146,7 @@ class ServerWatch:
         process = identify(server.pid) if server.pid is not None else None
         self._tree = None if process is None else ServerProcesses(process)
         self._gone_at: float | None = None
-        self._probe = GenerationProbe(server.url, client, settings, clock)
+        self._probe = GenerationProbe(server.url, client, settings, clock, first_answer_s)
         self._evidence: ServerEvidence | None = None
         self._verdict: Verdict | None = None
         self._waiting = 0

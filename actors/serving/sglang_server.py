@@ -217,7 +217,7 @@ class SGLangProcess:
         await asyncio.wait([serving, ending], timeout=self._spec.setup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         failure = self._failure(server, serving, ending)
         if failure is None:
-            self._watching = _task(self._judge(self._info, serving.result()))
+            self._watching = _task(self._judge(self._info, *serving.result()))
             return self._info
         serving.cancel()
         if not self._stopping:
@@ -225,26 +225,30 @@ class SGLangProcess:
             await server.end()
         raise failure
 
-    async def _serve(self, server: ServerIncarnation) -> ServerKeys:
-        """Until it has generated. Returns the keys that it takes."""
+    async def _serve(self, server: ServerIncarnation) -> tuple[ServerKeys, float]:
+        """Until it has generated. Returns the keys that it takes, and the seconds of its first generation."""
         keys = ServerKeys.read_file(self._spec.keys)
         async with SGLangClient(keys) as client:
             await server.wait_answers(client)
             self._take(replace(self._info, state=ServerState.STALE, reason=FIRST_GENERATION))
+            asked_at = time.monotonic()
             held = await server.generate(client)
+            first_answer_s = time.monotonic() - asked_at
         if held != server.weight_version:
             raise ServerError(f"it generates with weight version {held}, not {server.weight_version}")
         self._take(replace(self._info, state=ServerState.READY, weight_version=held, reason=""))
-        return keys
+        return keys, first_answer_s
 
-    async def _judge(self, info: ServerInfo, keys: ServerKeys) -> None:
+    async def _judge(self, info: ServerInfo, keys: ServerKeys, first_answer_s: float) -> None:
         """Of one that is READY, until it has ended."""
         async with SGLangClient(keys) as client:
-            self._watch = ServerWatch(info, self._spec.health, client, changed=self._changed.set)
+            self._watch = ServerWatch(
+                info, self._spec.health, client, first_answer_s=first_answer_s, changed=self._changed.set
+            )
             await self._watch.run()
 
     def _failure(
-        self, server: ServerIncarnation, serving: asyncio.Task[ServerKeys], ending: asyncio.Task[ServerExit]
+        self, server: ServerIncarnation, serving: asyncio.Task[tuple[ServerKeys, float]], ending: asyncio.Task[ServerExit]
     ) -> ServerError | None:
         """Why `server` is not READY; None where it is."""
         if ending.done():

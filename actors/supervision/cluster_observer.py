@@ -233,6 +233,7 @@ class ClusterObserver:
             is_stopped=is_stopped,
             evals=view.evals,
             rejections=view.rejections,
+            lower_level=None if self.monitor is None else self.monitor.lower_level,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
             monitor_error="" if self.monitor is None else self.monitor.error,
             disk=self.disks.trouble(now, stepped_at=self._stepped_at, patient=view.is_saving and view.is_running),

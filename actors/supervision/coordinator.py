@@ -26,6 +26,7 @@ from launcher.policy.actions import Action, Halt, PauseTrainer, RestoreTrainer
 from launcher.policy.observed import ENDS, Observed, RecoveryPlan, RunState
 from launcher.policy.plan import plan
 from launcher.policy.restart_budget import wait_s
+from launcher.policy.standstill import StandstillClock
 from launcher.policy.trainer_liveness import StepClock
 
 Facts = Mapping[str, object]
@@ -82,6 +83,7 @@ class Coordinator:
         self._under_way: dict[asyncio.Task[None], Action] = {}
         self._failures: dict[tuple[type[Action], str], list[float]] = {}
         self._steps = StepClock(config.health)
+        self._standstill = StandstillClock()
         self._asked_restore: RestoreTrainer | None = None
 
     async def run(self) -> RunOutcome:
@@ -146,6 +148,7 @@ class Coordinator:
             is_restoring = any(isinstance(action, RestoreTrainer) for action in seen.under_way)
             if not is_restoring and self._history.memory.has_lost_a_restore(seen.trainer):
                 self._history.lost_restore()
+            seen = dataclasses.replace(seen, standstill_s=self._standstill.note(seen, now))
             made = plan(seen, self._history.attempts, self._config, now)
             if not made.needs_checkpoints:
                 break

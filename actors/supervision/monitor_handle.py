@@ -66,6 +66,11 @@ class MonitorHandle:
         return None if report is None else report.incident
 
     @property
+    def lower_level(self) -> LowerLevel | None:
+        report = self._fresh()
+        return None if report is None else report.lower_level
+
+    @property
     def is_heard(self) -> bool:
         """It has answered lately: that it names no incident says that there is none."""
         return self._fresh() is not None
@@ -154,4 +159,4 @@ def _what_calls_for_a_plan(report: MonitorReport | None) -> object:
     servers = {
         name: (one.ordered, one.info, one.verdict and one.verdict.health) for name, one in report.servers.items()
     }
-    return servers, report.incident and report.incident.cause
+    return servers, report.incident and report.incident.cause, report.lower_level

@@ -179,9 +179,17 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
         return None  # it is away: that it names no incident says nothing
     # Known answers may be right where the step's own can't be scored: each try of that step was an incident, repaired.
     owes_step = one.subject == REWARD and trainer.next_step == one.onset_step and not trainer.is_finished
-    if _is_stepping(trainer) and not owes_step and not holds_damage(seen.incident, trainer):
-        return Ending(incident=one, reason="training is done" if trainer.is_finished else "training continues")
-    return None
+    if not _is_stepping(trainer) or owes_step or holds_damage(seen.incident, trainer):
+        return None
+    if trainer.is_finished:
+        return Ending(incident=one, reason="training is done")
+    if one.subject != POLICY or seen.lower_level is None or seen.lower_level.since_step < (one.onset_step or 0):
+        return Ending(incident=one, reason="training continues")
+    # The gate drops no more batches in a row: whether the policy collapsed is only now to be found, and is this incident.
+    if not seen.lower_level.is_settled:
+        return None
+    lower = f"rewards are lower since step {seen.lower_level.since_step}, and no collapse was found"
+    return Ending(incident=one, reason=f"{lower}: training continues")
 
 
 def _ending_of_server(one: OpenIncident, server: ServerFacts, seen: Observed) -> Ending | None:

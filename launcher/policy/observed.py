@@ -18,6 +18,7 @@ from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import first_damaged
+from launcher.policy.reward_health import LowerLevel
 
 TRAINER = "trainer"
 GONE = frozenset({ServerState.DEAD, ServerState.FAILED})
@@ -117,6 +118,15 @@ def is_current(server: ServerFacts, trainer: TrainerFacts) -> bool:
     return (server.weight_version, server.lineage) == (trainer.policy_version, trainer.lineage)
 
 
+def can_serve(seen: Observed) -> bool:
+    """Does a server have the trainer's weights? A command may begin without one: its requests wait at the door, or its
+    servers are its own."""
+    return seen.trainer.is_command or any(
+        server.state is ServerState.READY and not is_dead(server) and is_current(server, seen.trainer)
+        for server in seen.servers
+    )
+
+
 def is_unschedulable(server: ServerFacts) -> bool:
     """It ended with its node, and Ray has found no other for it."""
     return is_dead(server) and server.unschedulable_since is not None
@@ -147,6 +157,7 @@ class Observed:
     whoever finds them has answered lately, else none is known and there may be one. `under_way`: actions ordered and
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `evals`: held-out accuracies so far, for the run's outcome. `rejections`: batches rejected since the last step.
+    `lower_level`: what the gate has let pass after some of them.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `asked_restore`: what a person asked for, until it is done. `ending`: the status with which the run is being shut
     down. `reinstate_after`: as of that halt, until it is done.
@@ -157,6 +168,7 @@ class Observed:
     keeps the run from writing.
     `standby_trainer`: NONE where there is none. `report_every`: of how many steps the trainer reports one.
     `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
+    `standstill_s`: for how long it could take no step, and waited for nobody (launcher/policy/standstill.py).
     """
 
     servers: tuple[ServerFacts, ...]
@@ -169,6 +181,7 @@ class Observed:
     is_stopped: bool = False
     evals: tuple[EvalReport, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+    lower_level: LowerLevel | None = None
     monitor_silent_s: float = 0.0
     monitor_error: str = ""
     door_silent_s: float = 0.0
@@ -187,6 +200,7 @@ class Observed:
     fleet: tuple[str, ...] | None = None
     newcomers: frozenset[str] = frozenset()
     not_before: Mapping[tuple[type[Action], str], float] = field(default_factory=dict)
+    standstill_s: float = 0.0
 
     def stays(self, server: str) -> bool:
         """Whether there is to be such a server."""

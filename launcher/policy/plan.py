@@ -55,6 +55,7 @@ from launcher.policy.observed import (
     RunState,
     ServerFacts,
     StandbyTrainer,
+    can_serve,
     holds_damage,
     is_current,
     is_dead,
@@ -63,6 +64,7 @@ from launcher.policy.observed import (
 )
 from launcher.policy.restart_budget import Repair, RepairAttempt, Rung, next_repair
 from launcher.policy.restore import HINT, choose, first_damaged, for_reports
+from launcher.policy.standstill import longest_standstill_s
 
 UNJUDGED = "the HealthMonitor is asked first whether anything is wrong"
 WAITS_ITSELF = "the trainer waits between two steps, and says itself when it goes on"
@@ -107,6 +109,8 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     if seen.door_silent_s > config.health.monitor_silence_s:
         # The command's requests wait for it however long it takes, and meanwhile no server is repaired.
         return _end(seen, _halt_for_silence("door of the trainer's servers", seen.door_silent_s, seen.door_error))
+    if seen.standstill_s > (limit_s := longest_standstill_s(config)):
+        return _end(seen, _halt_for_standstill(seen, limit_s))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
     reconcile_trainer(builder)
     reconcile_servers(builder)
@@ -135,6 +139,17 @@ def _halt_for_silence(who: str, silent_s: float, error: str) -> Halt:
         f"health.monitor_silence_s; the last: {in_one_line(error, longest=LONGEST_ERROR)}"
     )
     return Halt(reason=f"{reason}; see ray.log in the run's logs", may_pass=True)
+
+
+def _halt_for_standstill(seen: Observed, limit_s: float) -> Halt:
+    orders = [*seen.not_before, *((type(action), getattr(action, "name", "")) for action in seen.under_way)]
+    names = sorted({f"{kind.__name__} {name}".strip() for kind, name in orders})
+    reason = (
+        f"the run could take no step for {seen.standstill_s:.0f} s, more than {limit_s:.0f} s, in which everything could "
+        "have been started twice (rollout.setup_timeout, health.trainer_first_s), and it waits for nobody"
+    )
+    tried = f"; failed, or not done by then: {', '.join(names)}" if names else ""
+    return Halt(reason=f"{reason}{tried}", may_pass=True)
 
 
 def _end(seen: Observed, halt: Halt) -> RecoveryPlan:
@@ -560,7 +575,7 @@ def _hold_or_resume(builder: PlanBuilder) -> None:
         return
     if hold and not trainer.is_paused:
         builder.order(PauseTrainer(reason=hold))
-    if trainer.is_paused and not _why_paused(builder) and _can_serve(builder):
+    if trainer.is_paused and not _why_paused(builder) and can_serve(builder.seen):
         if trainer.waits_itself:  # an order would be done at once and change nothing: the next turn would give it again
             builder.reasons.append(WAITS_ITSELF)
         elif builder.seen.is_judged:
@@ -581,14 +596,6 @@ def _why_paused(builder: PlanBuilder) -> str:
     return ""
 
 
-def _can_serve(builder: PlanBuilder) -> bool:
-    """A command may begin without a server: its requests wait at the door, or its servers are its own."""
-    return builder.seen.trainer.is_command or any(
-        server.state is ServerState.READY and not is_dead(server) and is_current(server, builder.seen.trainer)
-        for server in builder.seen.servers
-    )
-
-
 def _is_restoring(builder: PlanBuilder) -> bool:
     return builder.does(RestartTrainer) or builder.does(RestoreTrainer)
 
@@ -600,8 +607,8 @@ def _next_state(builder: PlanBuilder) -> RunState:
     """The state that shows what is being done; until the trainer steps, or is held where it could, INITIALIZING."""
     seen, trainer = builder.seen, builder.seen.trainer
     steps = trainer.is_loaded and not trainer.is_paused and trainer.verdict.health is not Health.DEAD
-    if seen.state is RunState.INITIALIZING and not (steps and _can_serve(builder)):
-        is_held = trainer.is_loaded and trainer.is_paused and bool(seen.hold_reason) and _can_serve(builder)
+    if seen.state is RunState.INITIALIZING and not (steps and can_serve(seen)):
+        is_held = trainer.is_loaded and trainer.is_paused and bool(seen.hold_reason) and can_serve(seen)
         return RunState.PAUSED if is_held and trainer.verdict.health is not Health.DEAD else RunState.INITIALIZING
     if _is_restoring(builder) or trainer.verdict.health is Health.DEAD or not trainer.is_loaded:
         state = RunState.RESTORING

@@ -58,6 +58,15 @@ class RewardPoint:
         return self.low == self.high == 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowerLevel:
+    """Since `since_step` rewards are far below what was usual, and the gate has rejected as many batches as it may.
+    `is_settled`: enough steps are known by now for a fall to have been found."""
+
+    since_step: int
+    is_settled: bool
+
+
 class Level(enum.StrEnum):
     """SOUND: continue. ALERT: report it, continue. BREAK: no further optimizer step before the cause is known."""
 

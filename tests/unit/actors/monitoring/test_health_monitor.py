@@ -185,6 +185,28 @@ def test_a_changed_reward_is_turned_away_twice_and_then_left_to_the_detectors(wo
     assert use(world, work) == [False, False, True]
 
 
+def test_rewards_that_fell_are_reported_until_a_collapse_would_have_been_found(world):
+    """The incident of the rejected batches was told as repaired, and the collapse that they began as a second one."""
+    world.steps(30)
+    world.config.gate.max_reward_jump = 0.4
+
+    def work(monitor, mean):
+        seen = [monitor.report()]
+        for step in (30, 30, 30, 31, 32, 33, 34):
+            monitor.admit(batch(step, mean_reward=mean, canaries=()))
+            seen.append(monitor.report())
+        monitor.restored(25)
+        levels = [level and (level.since_step, level.is_settled) for level in (one.lower_level for one in seen)]
+        return levels, seen[-1].incident and seen[-1].incident.cause, monitor.report().lower_level
+
+    fell, settled = (30, False), (30, True)
+    collapsed = [None, None, None, fell, fell, fell, fell, fell]
+    assert use(world, lambda m: work(m, 0.05)) == (collapsed, Cause.REWARD_COLLAPSE, None)
+    assert use(world, lambda m: work(m, 1.0)) == ([None] * 8, None, None), "what rose may stay"
+    world.config.reward_health.fall_threshold = None
+    assert use(world, lambda m: work(m, 0.05)) == ([*collapsed[:-1], settled], None, None)
+
+
 def test_a_batch_that_is_asked_about_again_is_judged_once(world):
     """A monitor that was stopped for 25 s finds the same question three times: the third answer let the batch pass."""
     world.steps(30)

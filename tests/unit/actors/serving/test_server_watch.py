@@ -290,6 +290,27 @@ def test_one_that_was_condemned_is_not_healthy_while_it_is_ended(tmp_path):
     assert (verdict.health, verdict.reason) == (Health.UNKNOWN, "no token since it was found dead")
 
 
+@pytest.mark.parametrize(("first_answer_s", "patience"), [(None, 1), (QUICK.silence_s / 2, 5)])
+async def test_until_its_first_answer_a_server_has_the_patience_of_its_first_generation(
+    tmp_path, monkeypatch, first_answer_s, patience
+):
+    """Of one that had just begun to serve, on a crowded machine, 3.1 s without a token passed for a hang."""
+    monkeypatch.setattr(server_watch.ServerProcesses, "tokens", lambda self: 0)
+    now, settings = 0.0, dataclasses.replace(QUICK, silence_factor=10.0)
+    async with SGLangClient() as client:
+        with tree(tmp_path) as process:
+            alone = ServerWatch(
+                server(process.pid, URL_OF_NOBODY), settings, client, first_answer_s=first_answer_s, clock=lambda: now
+            )
+            while alone.verdict().health is not Health.DEAD:
+                now += QUICK.look_interval_s / 4
+                alone.take_work(ServerWork(generation=0, waiting=8))
+                alone.look()
+                await asyncio.sleep(0.001)
+            await asyncio.gather(alone._probe.close(), alone._metrics.close(), alone._health.close())
+    assert patience * QUICK.silence_s <= now < (patience + 1) * QUICK.silence_s
+
+
 # ── a part taken away: what it is there for goes wrong ──
 
 

@@ -20,6 +20,7 @@ from launcher.policy.actions import (
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.observed import RunState
 from launcher.policy.restart_budget import RepairAttempt, Rung
+from launcher.policy.standstill import longest_standstill_s
 from tests.support.run_memory import history_of
 from tests.support.simulated_run.run_model import CONFIG
 from tests.support.worlds.supervision import Trial, collapsed, restored_unheard
@@ -253,3 +254,21 @@ async def test_a_person_s_restore_is_done_once_however_late_its_file_was_read(tm
     trial.coordinator.restore(RestoreTrainer(global_step=4, reason="a person asked", restore_count=2))
     await trial.turns(3)
     assert trial.run.trainer.next_step == 5
+
+
+@pytest.mark.parametrize("stuck", [AdmitServer, ResumeTrainer])
+async def test_an_order_that_never_succeeds_ends_the_attempt_and_not_the_night(tmp_path, stuck):
+    """No budget counts it: the servers, or the trainer, waited for it for ever, and nobody was told."""
+    trial = await Trial(tmp_path).begun()
+    trial.hands.fails[stuck] = 10**9
+    trial.run.kill_server("server-0")
+    trial.run.kill_server("server-1")
+    trial.run.kill_trainer()
+    limit_s, died_at = longest_standstill_s(CONFIG), trial.run.now
+    while trial.history.state is not RunState.ERRORED and trial.run.now < died_at + 2 * limit_s:
+        await trial.turns(50)
+    assert trial.history.state is RunState.ERRORED
+    assert limit_s < trial.run.now - died_at < limit_s + 100
+    memory = trial.history.memory
+    assert memory.ending_may_pass, "the next attempt starts everything anew"
+    assert f"failed, or not done by then: {stuck.__name__}" in memory.ending_reason

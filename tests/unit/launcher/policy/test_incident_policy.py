@@ -9,6 +9,7 @@ from launcher.policy.actions import AdmitServer, Halt, LoadWeights, PauseTrainer
 from launcher.policy.incident_policy import OpenIncident, Trouble, incident_changes, repair_text
 from launcher.policy.observed import Observed, RunState, ServerFacts, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung
+from launcher.policy.reward_health import LowerLevel
 from launcher.run_files.run_memory import IncidentMemory
 from tests.support.simulated_run.run_model import ALIVE, MEMORY, killed
 
@@ -33,6 +34,7 @@ TRAINER = OpenIncident(number=2, cause=Cause.TRAINER_CRASH, subject="trainer", s
 REWARD = OpenIncident(number=3, cause=Cause.VERIFIER_BROKEN, subject="reward", since=1.0)
 UNSCORED = OpenIncident(number=5, cause=Cause.VERIFIER_BROKEN, subject="reward", since=1.0, onset_step=STEPS.next_step)
 POLICY = OpenIncident(number=4, cause=Cause.REWARD_COLLAPSE, subject="policy", since=1.0)
+FELL = dataclasses.replace(POLICY, onset_step=7)
 
 
 def look(*servers, trainer=STEPS, state=RunState.RUNNING, **more):
@@ -96,12 +98,21 @@ def test_what_begins_where_nothing_is_open(seen, expected):
         (POLICY, look(incident=FALL), []),
         (POLICY, look(trainer=PAUSED), []),
         (POLICY, look(), [(4, True)]),
+        (FELL, look(lower_level=LowerLevel(since_step=7, is_settled=False)), []),
+        (FELL, look(lower_level=LowerLevel(since_step=7, is_settled=True)), [(4, True)]),
+        (FELL, look(lower_level=LowerLevel(since_step=6, is_settled=False)), [(4, True)]),  # of an earlier fall
+        (TRAINER, look(lower_level=LowerLevel(since_step=7, is_settled=False)), [(2, True)]),
     ],
 )
 def test_when_one_ends(one, seen, expected):
     change = incident_changes([one], seen)
     assert ended(change) == expected
     assert not change.begins, "another trouble of the same subject is the same incident"
+
+
+def test_a_lower_level_that_stays_is_said_to_stay():
+    (ending,) = incident_changes([FELL], look(lower_level=LowerLevel(since_step=7, is_settled=True))).ends
+    assert ending.reason == "rewards are lower since step 7, and no collapse was found: training continues"
 
 
 def rejection(cause, *subjects):
