@@ -248,7 +248,10 @@ class SGLangProcess:
             await self._watch.run()
 
     def _failure(
-        self, server: ServerIncarnation, serving: asyncio.Task[tuple[ServerKeys, float]], ending: asyncio.Task[ServerExit]
+        self,
+        server: ServerIncarnation,
+        serving: asyncio.Task[tuple[ServerKeys, float]],
+        ending: asyncio.Task[ServerExit],
     ) -> ServerError | None:
         """Why `server` is not READY; None where it is."""
         if ending.done():

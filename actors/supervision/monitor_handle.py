@@ -22,6 +22,7 @@ from actors.serving.server_report import ServerReport, ServerWork
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Incident, Verdict
 from launcher.policy.canary_policy import CanaryRound
+from launcher.policy.reward_health import LowerLevel
 
 ANSWER_S = 2.0
 HOLD_S = 1.0

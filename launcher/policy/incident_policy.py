@@ -185,7 +185,7 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
         return Ending(incident=one, reason="training is done")
     if one.subject != POLICY or seen.lower_level is None or seen.lower_level.since_step < (one.onset_step or 0):
         return Ending(incident=one, reason="training continues")
-    # The gate drops no more batches in a row: whether the policy collapsed is only now to be found, and is this incident.
+    # The gate drops no more batches in a row. Whether the policy collapsed is only now found, as this incident.
     if not seen.lower_level.is_settled:
         return None
     lower = f"rewards are lower since step {seen.lower_level.since_step}, and no collapse was found"

@@ -145,8 +145,8 @@ def _halt_for_standstill(seen: Observed, limit_s: float) -> Halt:
     orders = [*seen.not_before, *((type(action), getattr(action, "name", "")) for action in seen.under_way)]
     names = sorted({f"{kind.__name__} {name}".strip() for kind, name in orders})
     reason = (
-        f"the run could take no step for {seen.standstill_s:.0f} s, more than {limit_s:.0f} s, in which everything could "
-        "have been started twice (rollout.setup_timeout, health.trainer_first_s), and it waits for nobody"
+        f"the run could take no step for {seen.standstill_s:.0f} s, more than {limit_s:.0f} s, in which all could have "
+        "been started twice (rollout.setup_timeout, health.trainer_first_s), and it waits for nobody"
     )
     tried = f"; failed, or not done by then: {', '.join(names)}" if names else ""
     return Halt(reason=f"{reason}{tried}", may_pass=True)

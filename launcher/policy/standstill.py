@@ -14,7 +14,6 @@ from launcher.config.schema import RunConfig
 from launcher.policy.observed import Observed, can_serve, is_unschedulable
 from launcher.policy.trainer_liveness import MOST_BETWEEN_LOOKS_S
 
-
 STARTS = 2
 """A start that fails at its deadline is no standstill: the next one may succeed."""
 
