@@ -55,6 +55,7 @@ class StandbyHandle:
         self._names = names
         self._took_over = took_over
         self._view = TrainerView(pid=0)
+        self._viewed_at = time.monotonic()
         self._changed = changed
         self._hung_after_s = hung_after_s
         self.probe = ActorProbe(self._ask, heard=self._take)
@@ -67,6 +68,8 @@ class StandbyHandle:
         self.probe.tasks.check()
         if self._view.is_started or self.probe.unanswered * ANSWER_S >= self._hung_after_s:
             return StandbyTrainer.HUNG  # or it was the trainer, of which only one may be
+        if self._view.busy == PARKING and time.monotonic() - self._viewed_at > PARK_S:
+            return StandbyTrainer.HUNG  # it answers, and its order will never end
         if self._view.pid == 0 or self._view.busy or not self.probe.is_fresh(LOOK_S + ANSWER_S):
             return StandbyTrainer.UNKNOWN
         return StandbyTrainer.PARKED if self._view.is_parked else StandbyTrainer.EMPTY
@@ -142,6 +145,7 @@ class StandbyHandle:
         actor, view = answered
         if actor is self.actor and view != self._view:  # else it was asked before they changed places
             self._view = view
+            self._viewed_at = time.monotonic()
             self._changed.set()
 
     async def close(self) -> None:

@@ -310,3 +310,13 @@ async def test_one_that_does_not_answer_for_a_moment_is_not_ended(monkeypatch):
             await asyncio.sleep(0.005)
         assert standby.probe.unanswered == 1
         assert standby.state is StandbyTrainer.UNKNOWN
+
+
+async def test_one_whose_parking_never_ends_is_hung_though_it_answers(monkeypatch):
+    """It was busy for ever: no other was parked, and the next trainer that died started cold."""
+    trainers = Trainers(PARKING)
+    async with trainers.handles() as (_, standby):
+        monkeypatch.setattr(standby_handle, "PARK_S", 1e6)
+        assert standby.state is StandbyTrainer.UNKNOWN
+        monkeypatch.setattr(standby_handle, "PARK_S", 0.0)
+        assert standby.state is StandbyTrainer.HUNG
