@@ -87,6 +87,7 @@ class RolloutEngine:
         sampling: Sampling,
         weight_version: int,
         concurrent_prompts: int,
+        may_leave_out: bool = False,
     ) -> RolloutBatch:
         """The next `want` prompts of the queue (fewer at the end of an epoch), each with all its samples scored,
         at most `concurrent_prompts` of them in flight.
@@ -94,7 +95,12 @@ class RolloutEngine:
         As `RolloutStream.next_batch`.
         """
         stream = self.stream(
-            queue, prompts, n_samples=n_samples, sampling=sampling, concurrent_prompts=concurrent_prompts
+            queue,
+            prompts,
+            n_samples=n_samples,
+            sampling=sampling,
+            concurrent_prompts=concurrent_prompts,
+            may_leave_out=may_leave_out,
         )
         try:
             return await stream.next_batch(want, version=weight_version)
@@ -112,8 +118,9 @@ class RolloutEngine:
         ahead: int = 0,
         newest: Callable[[], int] | None = None,
         most_batches: int | None = None,
+        may_leave_out: bool = False,
     ) -> RolloutStream:
-        """Batches one after another; `ahead`, `newest` and `most_batches` as a RolloutStream has them."""
+        """Batches one after another; `ahead` and what follows it as a RolloutStream has them."""
 
         async def make(prompt: Prompt, weights: Weights, tally: Tally, kept: Sequence[Completion]) -> RolloutGroup:
             return await self._group(prompt, n_samples, sampling, weights, tally, kept)
@@ -129,6 +136,7 @@ class RolloutEngine:
             ahead=ahead,
             newest=newest,
             most_batches=most_batches,
+            may_leave_out=may_leave_out,
         )
 
     async def _group(
@@ -285,7 +293,11 @@ class LiveRollouts:
             self._thread.call(self._stream.close())
 
     def evaluate(self, weight_version: int) -> EvalReport | None:
-        """Mean reward on the held-out prompts, sampled as in training and greedy; None where there are none."""
+        """Mean reward on the held-out prompts, sampled as in training and greedy; None where there are none.
+
+        A prompt that can't be scored is left out and counted: its greedy completion is the same at each try, so that
+        the evaluation, and with it the run, would never end.
+        """
         if not self._held_out:
             return None
         greedy = replace(self._sampling, temperature=0.0)
@@ -295,10 +307,13 @@ class LiveRollouts:
         return EvalReport(
             policy_version=weight_version,
             prompts=len(self._held_out),
+            unscored=len(self._held_out.keys() - ({*sampled.used_ids} & {*best.used_ids})),
             sampled=mean_reward(sampled),
             greedy=mean_reward(best),
             by_dataset={
-                name: [mean, best.rewards_by_dataset[name]] for name, mean in sampled.rewards_by_dataset.items()
+                name: [mean, best.rewards_by_dataset[name]]
+                for name, mean in sampled.rewards_by_dataset.items()
+                if name in best.rewards_by_dataset
             },
         )
 
@@ -327,6 +342,7 @@ class LiveRollouts:
             sampling=sampling,
             weight_version=weight_version,
             concurrent_prompts=max(1, in_flight // n_samples),
+            may_leave_out=True,
         )
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

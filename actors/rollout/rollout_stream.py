@@ -40,7 +40,7 @@ class GroupFailed(Exception):
 @dataclass
 class Tally:
     """What it cost since the last batch. `made`, `failed` and `unscored` count prompts' groups, one for each try;
-    `unscored_in_a_row` those since the last that was scored; `no_score`: why the last had no score."""
+    `unscored_in_a_row`: the prompts since the last that was scored; `no_score`: why the last had no score."""
 
     made: int = 0
     failed: int = 0
@@ -52,7 +52,7 @@ class Tally:
     late: int = 0
     hedged: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
-    unscored_in_a_row: int = 0
+    unscored_in_a_row: set[str] = field(default_factory=set)
     no_score: str = ""
 
     def reset(self) -> None:
@@ -89,9 +89,10 @@ class RolloutStream:
         ahead: int = 0,
         newest: Callable[[], int] | None = None,
         most_batches: int | None = None,
+        may_leave_out: bool = False,
     ) -> None:
-        """`attempts`: failed tries of one prompt, or of prompts in a row, after which it raises; `scored_by`: where to
-        look then."""
+        """`attempts`: failed tries of one prompt, or prompts in a row that failed, after which it raises; `scored_by`:
+        where to look then. `may_leave_out`: a prompt alone that can't be scored is not in its batch."""
         self.queue = queue
         self._make = make
         self._prompts = prompts
@@ -101,6 +102,7 @@ class RolloutStream:
         self._scored_by = scored_by
         self._ahead = ahead
         self._most_batches = most_batches
+        self._may_leave_out = may_leave_out
         self._newest = newest if ahead else None
         self._tally = Tally()
         self._since: float | None = None
@@ -189,25 +191,30 @@ class RolloutStream:
             if self._most_batches is not None and group.is_flat:
                 self._flat.add(prompt_id)
             self._tally.made += 1
-            self._tally.unscored_in_a_row = 0
+            self._tally.unscored_in_a_row.clear()
         except GroupFailed as failure:
             del self._taken[prompt_id]
             self._give_back(prompt_id, failure)
 
     def _give_back(self, prompt_id: str, failure: GroupFailed) -> None:
         tally = self._tally
-        self.queue.requeue([prompt_id])
         tally.failed += 1
         tally.unscored += failure.scoring
         tally.attempts[prompt_id] += 1
-        tally.unscored_in_a_row += failure.scoring
+        if failure.scoring:
+            tally.unscored_in_a_row.add(prompt_id)
         tally.no_score = str(failure) if failure.scoring else tally.no_score
-        if tally.unscored_in_a_row >= self._attempts:  # else each prompt of the epoch would be tried
+        is_spent = tally.attempts[prompt_id] >= self._attempts
+        if is_spent and failure.scoring and self._may_leave_out and self._taken:
+            self.queue.commit([prompt_id])
+            return
+        self.queue.requeue([prompt_id])
+        if len(tally.unscored_in_a_row) >= self._attempts:  # else each prompt of the epoch would be tried
             raise RewardError(
-                f"{tally.unscored_in_a_row} prompts in a row could not be scored, last {prompt_id}: {failure}",
+                f"{len(tally.unscored_in_a_row)} prompts in a row could not be scored, last {prompt_id}: {failure}",
                 self._scored_by,
             )
-        if tally.attempts[prompt_id] < self._attempts:
+        if not is_spent:
             return
         kind = RewardError if failure.scoring else RolloutError
         raise kind(

@@ -110,7 +110,8 @@ class StepReport:
 class EvalReport:
     """Accuracy on held-out prompts at one policy version: `sampled` at the training temperature, `greedy` at 0.
 
-    `by_dataset`: the same two of each held-out data set, where there are several.
+    `by_dataset`: the same two of each held-out data set, where there are several. `unscored`: how many of the `prompts`
+    got no reward, and are missing in one of the means or in both.
     """
 
     policy_version: int
@@ -118,6 +119,7 @@ class EvalReport:
     sampled: float
     greedy: float
     by_dataset: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    unscored: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import alert_of, tell
+from launcher.reporting.formats import without_score
 from launcher.reporting.live_display import Display, FollowedRun
 from launcher.reporting.otel_sink import OtelSink
 from launcher.reporting.run_gauges import gauges_of_facts, gauges_of_status
@@ -144,7 +145,7 @@ class Screen:
     def _tell_eval(self, report: EvalReport) -> None:
         self.line(
             f"held-out accuracy at policy_version {report.policy_version}: sampled {report.sampled:.3f}, "
-            f"greedy {report.greedy:.3f} ({report.prompts} prompts)"
+            f"greedy {report.greedy:.3f} ({report.prompts} prompts{without_score(report)})"
             + "".join(f"; {name} {sampled:.3f}, {best:.3f}" for name, (sampled, best) in report.by_dataset.items())
         )
         figures: dict[str, object] = {"global_step": report.policy_version - 1}

@@ -43,11 +43,16 @@ def held_out(evals: Sequence[EvalReport]) -> str:
         return ""
     first, last = evals[0], evals[-1]
     if first is last:
-        seen = f"({counted(first.prompts, 'problem')}, version {first.policy_version} alone)"
+        seen = f"({counted(first.prompts, 'problem')}{without_score(first)}, version {first.policy_version} alone)"
         return f"sampled {first.sampled:.3f}   greedy {first.greedy:.3f}   {seen}"
     sampled, greedy = _before_after(first.sampled, last.sampled), _before_after(first.greedy, last.greedy)
     versions = f"version {first.policy_version} → {last.policy_version}"
-    return f"sampled {sampled}   greedy {greedy}   ({last.prompts} problems, {versions})"
+    return f"sampled {sampled}   greedy {greedy}   ({last.prompts} problems{without_score(last)}, {versions})"
+
+
+def without_score(report: EvalReport) -> str:
+    """An addition to the number of prompts; "" where each has a score."""
+    return f", {report.unscored} not scored" if report.unscored else ""
 
 
 def _before_after(before: float, after: float) -> str:

@@ -373,7 +373,12 @@ class RunLog:
         pairs = given.items() if isinstance(given, Mapping) else ()
         by_dataset = {name: [*map(as_float, pair)] for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
         self._evals[version] = EvalReport(
-            policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy, by_dataset=by_dataset
+            policy_version=version,
+            prompts=prompts,
+            sampled=sampled,
+            greedy=greedy,
+            by_dataset=by_dataset,
+            unscored=as_integer(event.get("unscored")) or 0,
         )
 
 

@@ -15,8 +15,6 @@ STEPS = 40
 """More than a run takes until it has been broken each time, also where this test gets its turns late."""
 ENDLESS = 2000
 """For runs that are stopped once they have shown what they should."""
-NARROW_GATE = "gate.max_reward_jump=0.3"
-"""The gate drops the first batches of the fall, and the monitor finds it later: one incident."""
 
 
 def rewards(run):
@@ -74,7 +72,7 @@ def test_rewards_and_weights_that_are_no_numbers_and_a_policy_that_collapses(tmp
     # Without the run's own record, a function that fails new completions alone passes for a policy that collapses.
     poison, known = tmp_path / "poison", known_completions(tmp_path / "known.jsonl")
     optimizer = "actor.optimizer.type=tests.support.hot_optimizer:PoisonedAdamW"
-    settings = [f"reward.canaries={known}", "gate.recorded=0", NARROW_GATE, optimizer]
+    settings = [f"reward.canaries={known}", "gate.recorded=0", optimizer]
     with SupervisedRun(
         tmp_path, steps=ENDLESS, servers=1, settings=settings, environment=os.environ | {POISON: str(poison)}
     ) as run:
@@ -127,7 +125,7 @@ def test_rewards_and_weights_that_are_no_numbers_and_a_policy_that_collapses(tmp
 
 
 def test_with_dynamic_sampling_a_collapse_is_found_though_its_groups_are_left_out(tmp_path):
-    settings = ["actor.dynamic_sampling=3", "gate.recorded=0", NARROW_GATE]
+    settings = ["actor.dynamic_sampling=3", "gate.recorded=0"]
     with SupervisedRun(tmp_path, steps=ENDLESS, servers=2, settings=settings) as run:
         run.wait_steps(9)
         run.break_reward("zero_unless_known")

@@ -207,6 +207,12 @@ async def the_policy_collapses(run):
     run.truth.damage(once_at(FALLS_AT, Policy(quality=0.0)))
 
 
+async def the_policy_collapses_behind_a_narrow_gate(run):
+    run.config.gate.max_reward_jump, run.config.gate.reward_jump_noise = 0.25, 3.0
+    run.config.reward_health.fall_threshold = 8.0
+    run.truth.damage(once_at(FALLS_AT, Policy(quality=0.3)))
+
+
 async def the_policy_collapses_and_a_restore_fails(run):
     run.trainer.breaks_restores = 1
     run.truth.damage(once_at(FALLS_AT, Policy(quality=0.0)))
@@ -402,7 +408,16 @@ SCENARIOS = (
         befalls=the_policy_collapses,
         stands_for="S4: paused, what holds the damage condemned, restored to before it, resumed",
         epochs=LONG,
+        incidents=1,
         shows=BACK,
+        never=ONLY_A_COLLAPSE[1:],
+    ),
+    Scenario(
+        befalls=the_policy_collapses_behind_a_narrow_gate,
+        stands_for="the batches that the gate drops first belong to the collapse that is found later: one incident",
+        epochs=LONG,
+        incidents=1,
+        shows=("batch.rejected", "incident.began", "batch.rejected", *BACK),
         never=ONLY_A_COLLAPSE[1:],
     ),
     Scenario(
@@ -416,6 +431,7 @@ SCENARIOS = (
         befalls=the_policy_half_collapses,
         stands_for="rewards that fall, and are not 0, are a collapse too",
         epochs=LONG,
+        incidents=1,
         shows=BACK,
         never=ONLY_A_COLLAPSE[1:],
     ),
@@ -423,6 +439,7 @@ SCENARIOS = (
         befalls=the_policy_rots,
         stands_for="a slope is dated to where it began: no checkpoint from within passes for good",
         epochs=LONG,
+        incidents=1,
         shows=BACK,
         never=ONLY_A_COLLAPSE[1:],
     ),
@@ -438,6 +455,7 @@ SCENARIOS = (
         befalls=the_policy_writes_one_bad_text,
         stands_for="a policy that writes one text and earns less has collapsed, although its rewards vary no more",
         epochs=LONG,
+        incidents=1,
         shows=BACK,
         never=ONLY_A_COLLAPSE[1:],
     ),

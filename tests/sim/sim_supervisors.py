@@ -77,6 +77,10 @@ class SimMonitor:
     def incident(self):
         return None if self.monitor is None else self.monitor.report().incident
 
+    @property
+    def lower_level(self):
+        return None if self.monitor is None else self.monitor.report().lower_level
+
     async def canaries(self, scored):
         if self.monitor is not None:
             self.monitor.canaries(scored)
@@ -165,6 +169,7 @@ class SimObserver:
             is_stopped=is_stopped,
             evals=view.evals,
             rejections=view.rejections,
+            lower_level=self.monitor.lower_level,
             disk=self.disks.trouble(
                 self.run.loop.now, stepped_at=self._stepped_at, patient=view.is_saving and view.is_running
             ),

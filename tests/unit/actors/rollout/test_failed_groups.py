@@ -23,7 +23,7 @@ DONE = Rollout(
 )
 
 
-def stream_of(make, *, order=ORDER, n_samples=1, attempts=2, concurrent=1, ahead=0, newest=None):
+def stream_of(make, *, order=ORDER, n_samples=1, attempts=2, concurrent=1, **more):
     """`make(prompt, weights)` raises, waits, or returns nothing."""
 
     async def group(prompt, weights, tally, kept):
@@ -38,8 +38,7 @@ def stream_of(make, *, order=ORDER, n_samples=1, attempts=2, concurrent=1, ahead
         concurrent_prompts=concurrent,
         attempts=attempts,
         scored_by="the scorer's log",
-        ahead=ahead,
-        newest=newest,
+        **more,
     )
 
 
@@ -92,6 +91,44 @@ async def test_prompts_in_a_row_that_can_not_be_scored_end_the_wait_before_each_
     assert raised.value.message == "3 prompts in a row could not be scored, last p002: it broke"
     assert raised.value.hint == "the scorer's log"
     assert asked == ORDER[:3]
+
+
+@pytest.mark.parametrize("order", [ORDER, ORDER[::-1], ORDER[:2]])
+async def test_one_that_can_not_be_scored_is_left_out_where_that_is_allowed(order):
+    """A held-out prompt's greedy completion is the same each time, and a run of a week halted for it at its end."""
+    asked = []
+
+    async def make(prompt_id, weights):
+        asked.append(prompt_id)
+        await some_turns()
+        if prompt_id == "p001":
+            raise GroupFailed("it broke", scoring=True)
+
+    stream = stream_of(make, order=order, attempts=3, may_leave_out=True)
+    batch = await stream.next_batch(len(order), version=0)
+    assert sorted(batch.prompt_ids) == sorted({*order} - {"p001"})
+    assert asked.count("p001") == 3
+    assert (batch.failed, batch.unscored) == (3, 3)
+
+
+@pytest.mark.parametrize("order", [ORDER, ORDER[:2], ORDER[:1]])
+async def test_all_of_them_are_not_left_out(order):
+    async def make(prompt_id, weights):
+        await some_turns()
+        raise GroupFailed("it broke", scoring=True)
+
+    with pytest.raises(RewardError):
+        await stream_of(make, order=order, attempts=3, may_leave_out=True).next_batch(len(order), version=0)
+
+
+async def test_one_whose_completions_do_not_come_is_never_left_out():
+    async def make(prompt_id, weights):
+        await some_turns()
+        if prompt_id == "p001":
+            raise GroupFailed("no server")
+
+    with pytest.raises(RolloutError):
+        await stream_of(make, may_leave_out=True).next_batch(len(ORDER), version=0)
 
 
 async def test_one_that_is_scored_in_between_and_a_new_batch_begin_the_count_anew():

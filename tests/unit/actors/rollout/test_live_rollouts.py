@@ -1,5 +1,6 @@
 """A trainer that waits for a server without a limit stands at once when it is told to."""
 
+import dataclasses
 import threading
 from concurrent import futures
 from functools import partial
@@ -11,11 +12,15 @@ from actors.processes.loop_thread import LoopThread
 from actors.rollout.rollout_engine import LiveRollouts, RolloutEngine, Stopped
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
+from launcher.base.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from launcher.config.schema import DatasetConfig, RunConfig
 from tests.support.machine import scaled
 from tests.support.replay import prompts
 
 deadline_s = partial(scaled, 60)
+
+
+ANSWER = Completion(token_ids=(7,), logprobs=(-1.0,), weight_version=7, finish_reason="stop")
 
 
 async def nobody(url):
@@ -70,6 +75,28 @@ def test_a_stop_ends_the_wait_for_a_server_that_never_comes(held, what):
     assert len(ended) == 1
     queue.load_state_dict(queue.state_dict())  # as the loop does when it goes on
     assert queue.waiting == 4, "no prompt was lost"
+
+
+class Judge:
+    """An engine whose reward function has no answer to the greedy completion of one prompt."""
+
+    async def collect_batch(self, queue, items, *, want, n_samples, sampling, may_leave_out, **more):
+        assert may_leave_out
+        answered = [one for one in items.values() if sampling.temperature or one.id != "p001"]
+        rollout = Rollout(completion=ANSWER, text="", reward=1.0)
+        groups = [RolloutGroup(prompt=one, rollouts=(rollout,) * n_samples) for one in answered]
+        return RolloutBatch(groups=tuple(groups), failed=3, retried=0, generated_tokens=1, seconds=1.0)
+
+
+def test_an_evaluation_says_how_many_prompts_are_missing_in_its_means():
+    thread = LoopThread("rollouts")
+    config = RunConfig(experiment_name="held", train_dataset=DatasetConfig(path="none"))
+    items = prompts(4)
+    items["p001"] = dataclasses.replace(items["p001"], dataset="hard")
+    report = LiveRollouts(thread, Judge(), config=config, prompts=items, held_out=items).evaluate(7)
+    thread.close()
+    assert (report.policy_version, report.prompts, report.unscored) == (7, 4, 1)
+    assert (report.sampled, report.greedy, dict(report.by_dataset)) == (1.0, 1.0, {})
 
 
 def test_a_stop_just_as_the_wait_begins_ends_it_too(held, monkeypatch):

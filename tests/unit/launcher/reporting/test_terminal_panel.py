@@ -72,6 +72,8 @@ def test_accuracy_on_held_out_problems_before_and_after():
     )
     both = "\n".join(drawn(view(evals=(before, after)), 80))
     assert "sampled 0.341 → 0.812 (+0.471)   greedy 0.500 → 0.900 (+0.400)" in both
+    short = dataclasses.replace(after, unscored=3)
+    assert "(256 problems, 3 not scored, version 200 alone)" in "\n".join(drawn(view(evals=(short,)), 100))
 
 
 def test_many_servers_are_counted_and_the_unwell_are_not_lost():
