@@ -183,13 +183,14 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
         return None
     if trainer.is_finished:
         return Ending(incident=one, reason="training is done")
-    if one.subject != POLICY or seen.lower_level is None or seen.lower_level.since_step < (one.onset_step or 0):
+    lower = seen.lower_level if one.subject == POLICY else None
+    if lower is None or (one.onset_step is not None and lower.since_step < one.onset_step):
         return Ending(incident=one, reason="training continues")
     # The gate drops no more batches in a row. Whether the policy collapsed is only now found, as this incident.
-    if not seen.lower_level.is_settled:
+    if not lower.is_settled:
         return None
-    lower = f"rewards are lower since step {seen.lower_level.since_step}, and no collapse was found"
-    return Ending(incident=one, reason=f"{lower}: training continues")
+    stays = f"rewards are lower since step {lower.since_step}, and no collapse was found"
+    return Ending(incident=one, reason=f"{stays}: training continues")
 
 
 def _ending_of_server(one: OpenIncident, server: ServerFacts, seen: Observed) -> Ending | None:

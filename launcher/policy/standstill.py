@@ -22,13 +22,13 @@ class StandstillClock:
     """Of one Coordinator: what its predecessor saw stand still is not counted."""
 
     def __init__(self) -> None:
-        self._next_step = -1
+        self._next_step: int | None = None
         self._at = 0.0
         self._seconds = 0.0
 
     def note(self, seen: Observed, now: float) -> float:
         """One more look. Returns the seconds that count, since the last step that was taken or gone back to."""
-        elapsed_s = min(now - self._at, MOST_BETWEEN_LOOKS_S) if self._next_step >= 0 else 0.0
+        elapsed_s = min(now - self._at, MOST_BETWEEN_LOOKS_S)
         self._at = now
         if seen.trainer.next_step != self._next_step:
             self._next_step = seen.trainer.next_step

@@ -9,7 +9,7 @@ ROLLOUT = "tests/unit/actors/rollout"
 EPISODES = "tests/unit/actors/episodes"
 QUEUE = ("prompt_queue", "kept_answers", "training_data")
 POOL = ("server_pool", "pool_news", "pool_probes", "pool_rules")
-ENGINE = ("scripted_answers", "unanswered")
+ENGINE = ("live_rollouts", "scripted_answers", "unanswered")
 STEPS = ("scripted_steps",)
 CHECKPOINTS = "tests/unit/launcher/checkpoints"
 STORE = (
@@ -50,7 +50,7 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/memory_backoff.py": [f"{POLICY}/test_memory_backoff.py"],
     "launcher/policy/observation_history.py": [f"{POLICY}/test_liveness.py", f"{POLICY}/test_stopped_servers.py"],
     "launcher/policy/observed.py": PLAN,
-    "launcher/policy/plan.py": [*PLAN, f"{POLICY}/test_restore.py"],
+    "launcher/policy/plan.py": [*PLAN, f"{POLICY}/test_restore.py", f"{POLICY}/test_standstill.py"],
     "launcher/policy/restart_budget.py": [f"{POLICY}/test_restart_budget.py", *PLAN],
     "launcher/policy/restore.py": [
         *(f"{POLICY}/test_{name}.py" for name in ("restore", "borne_out")),
@@ -64,6 +64,7 @@ TARGETS: dict[str, list[str]] = {
         f"{POLICY}/test_routing.py",
         *(f"{ROLLOUT}/test_{name}.py" for name in ("stream_pace", "dynamic_sampling")),
     ],
+    "launcher/policy/standstill.py": [f"{POLICY}/test_standstill.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
     "launcher/base/prompt_order.py": [f"tests/unit/actors/data/test_{name}.py" for name in QUEUE],
     "launcher/reporting/ledger_audit.py": [

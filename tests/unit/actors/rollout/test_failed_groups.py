@@ -108,6 +108,7 @@ async def test_one_that_can_not_be_scored_is_left_out_where_that_is_allowed(orde
     batch = await stream.next_batch(len(order), version=0)
     assert sorted(batch.prompt_ids) == sorted({*order} - {"p001"})
     assert asked.count("p001") == 3
+    assert "p001" not in stream.queue.in_flight
     assert (batch.failed, batch.unscored) == (3, 3)
 
 

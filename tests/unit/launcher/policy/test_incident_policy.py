@@ -98,6 +98,9 @@ def test_what_begins_where_nothing_is_open(seen, expected):
         (POLICY, look(incident=FALL), []),
         (POLICY, look(trainer=PAUSED), []),
         (POLICY, look(), [(4, True)]),
+        (POLICY, look(is_judged=False), []),  # whoever finds that it is over is away
+        (TRAINER, look(is_judged=False), [(2, True)]),
+        (POLICY, look(lower_level=LowerLevel(since_step=7, is_settled=False)), []),
         (FELL, look(lower_level=LowerLevel(since_step=7, is_settled=False)), []),
         (FELL, look(lower_level=LowerLevel(since_step=7, is_settled=True)), [(4, True)]),
         (FELL, look(lower_level=LowerLevel(since_step=6, is_settled=False)), [(4, True)]),  # of an earlier fall

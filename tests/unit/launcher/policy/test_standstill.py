@@ -34,6 +34,7 @@ def stood_s(*looks, every_s=2.0):
         observed(trainer=trainer(is_loaded=False)),
         observed(trainer=PAUSED, incident=FALL),
         observed(NO_NODE, server(1, weight_version=3)),
+        dataclasses.replace(STANDS, servers=()),
     ],
 )
 def test_time_counts_while_the_trainer_can_take_no_step(seen):
