@@ -171,6 +171,7 @@ class Server:
         ended.register(self._own.ended, select.POLLIN)
         if not ended.poll(0):
             signal.pidfd_send_signal(self._own.ended, number)
+            signal.pidfd_send_signal(self._own.ended, signal.SIGCONT)  # one that is stopped takes no SIGTERM before
             ended.poll(within_s * 1000)
 
     def descriptors(self) -> list[int]:

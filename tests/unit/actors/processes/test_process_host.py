@@ -145,12 +145,15 @@ async def test_ending_ends_the_whole_tree_and_can_be_repeated(world):
     assert world.process.ended.cause == "told to stop"
 
 
-async def test_within_its_grace_a_server_ends_in_its_own_way(run):
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_within_its_grace_a_server_ends_in_its_own_way(run, is_stopped):
     script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up'); time.sleep(1000)"
-    await run.launch(sys.executable, "-S", "-u", "-c", script, grace_s=deadline_s())
+    await run.launch(sys.executable, "-S", "-u", "-c", script, grace_s=deadline_s() / 4)
     async with asyncio.timeout(deadline_s()):
         while not run.log.exists() or "up" not in run.log.read_text():
             await asyncio.sleep(0.01)
+    if is_stopped:
+        os.kill(run.process.pid, signal.SIGSTOP)
     await run.process.end()
     assert run.process.ended.exit_code == 5
 
