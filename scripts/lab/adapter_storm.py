@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from actors.foreign.foreign_process import mark_of
-from actors.processes.process_tree import Process, bearing, command_line, process_state, send, stat_fields
+from actors.processes.process_host import HOST
+from actors.processes.process_tree import Process, bearing, command_line, name, process_state, send, stat_fields
 from launcher.__main__ import ordered_arguments
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import UsageError
@@ -228,7 +229,8 @@ def _servers(paths: RunPaths, states: Collection[str]) -> list[LiveServer]:
 def _target(fault: str, paths: RunPaths, adapter: TrainerAdapter, run: Driver, chance: random.Random) -> Process | None:
     """A process of the command's tree; None where the run ends before there is one."""
     while run.poll() is None:
-        tree = sorted(bearing(mark_of(paths)), key=lambda one: one.pid)
+        theirs = (one for one in bearing(mark_of(paths)) if name(one) != HOST)  # its host is the launcher's
+        tree = sorted(theirs, key=lambda one: one.pid)
         alike = {one.pid for one in tree if adapter.is_trainer(command_line(one))}
         within = alike or {one.pid for one in tree}
         first = [one for one in tree if one.pid in within and _parent(one) not in within]

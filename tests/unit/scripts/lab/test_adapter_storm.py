@@ -1,11 +1,15 @@
 """What a fault on another project's trainer cost, by the lines of metrics.jsonl and its log; and what is refused."""
 
+import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from actors.foreign.foreign_process import start
 from actors.processes.process_tree import identify
+from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_log.step_line import StepLine
@@ -14,6 +18,7 @@ from scripts.lab.adapter_storm import (
     _is_known,
     _learned,
     _starve,
+    _target,
     main,
 )
 from scripts.lab.foreign_cost import FaultCost, cost_of, fault_cost
@@ -124,6 +129,20 @@ def test_a_process_that_may_write_to_nothing_more_ends_of_it():
         process.kill()
         assert ended
         assert b"MemoryError" in process.stderr.read()
+
+
+async def test_a_fault_hits_the_command_and_not_the_launchers_host_above_it(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    process = await start(TrainerCommand(words=("sleep", "3600"), cwd=tmp_path, variables={}), paths, {}, stop_s=0.1)
+    adapter, run = SimpleNamespace(is_trainer=lambda _: False), SimpleNamespace(poll=lambda: None)
+    try:
+        hits = [
+            _target(fault, paths, adapter, run, random.Random(seed)) for fault in ("kill", "any") for seed in (1, 2)
+        ]
+    finally:
+        await process.end()
+    assert {hit.pid for hit in hits} == {process.pid}
 
 
 def test_what_was_learned_is_the_reward_of_the_last_steps_that_count(tmp_path):
