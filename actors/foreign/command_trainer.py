@@ -218,6 +218,9 @@ class CommandTrainer:
     async def restart(self) -> None:
         """What is left of it ends; the next one waits to be told from where. Raises RunError."""
         await self.stop()
+        # One that was ended as hung may have reported more by then, and have checkpoints of those steps.
+        if self.incident is None and (found := await self._take_all()) is not None:
+            await self._accuse(found)
         self._restored_step = None
 
     async def restore(self, step: int, onset_step: int | None) -> None:

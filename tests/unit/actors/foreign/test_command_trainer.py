@@ -249,6 +249,57 @@ async def test_a_trainer_that_can_not_be_halted_costs_its_own_time_and_not_that_
     assert failed["reason"] == "no answer in time"
 
 
+PRINTS = """
+import sys, time
+from pathlib import Path
+
+begin = int(sys.argv[1].split("-")[-1]) if sys.argv[1:] else 0
+for step in range(begin + 1, 9):
+    while step == 4 and not Path("go").exists():
+        time.sleep(0.01)
+    print(f"step {step} reward 0.5", flush=True)
+    Path(f"at-{step}").mkdir()
+    Path(f"at-{step}/whole").touch()
+    while step == 6 and not begin:
+        time.sleep(1)
+"""
+
+
+def test_what_a_trainer_reported_before_it_was_ended_as_hung_counts(tmp_path):
+    """What it prints comes through its host, which is stopped here. The checkpoint that is resumed from is of a step
+    that was not seen before: those up to it were missing for good."""
+    (tmp_path / "train.py").write_text(PRINTS)
+    config = RunConfig(experiment_name="e", trial_name="t")
+    config.restart.wait_initial_s = 0.1
+    config.health.trainer_min_s = 1.0
+    config.trainer = ForeignTrainerConfig(
+        adapter="command",
+        command="python train.py",
+        python=sys.executable,
+        cwd=str(tmp_path),
+        pattern=r"step (?P<step>\d+) reward (?P<reward>\S+)",
+        checkpoints="at-*",
+        checkpoint_file="whole",
+        resume="*",
+    )
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    coordinator = coordinator_of(config, paths)
+
+    async def run():
+        running = asyncio.create_task(coordinator.run())
+        await until(lambda: last_step(coordinator) == 3, running)
+        os.kill(coordinator.trainer._process.host_pid, signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        return await running
+
+    outcome = asyncio.run(run())
+    assert outcome.status is TerminalStatus.FINISHED
+    (restored,) = [one["global_step"] for one in events(paths, "trainer.restored")]
+    assert restored == 6
+    assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path, monkeypatch):
     config = RunConfig(experiment_name="e", trial_name="t")
     config.trainer = ForeignTrainerConfig(
