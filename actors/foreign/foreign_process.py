@@ -121,10 +121,12 @@ async def said_since(paths: RunPaths, at: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLook:
-    """`state`: T where any process of the tree is stopped, else that of the command. `cpu_s`: of all of them."""
+    """`state`: T where any process of the tree is stopped, else that of the command. `cpu_s`: of all of them.
+    `stopped_s`: CPU seconds of the ranks that are stopped, None where none is."""
 
     state: str | None
     cpu_s: float
+    stopped_s: float | None = None
 
 
 class TreeWatch:
@@ -154,7 +156,10 @@ class TreeWatch:
             state = STOPPED if any(letter == STOPPED for letter, _ in looks) else process_state(self._process.pid)[0]
             # A child that has ended takes its seconds with it.
             cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))
-            self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), now
+            of_ranks = [look for one, look in zip(tree, looks, strict=True) if one in self._lines]
+            stopped = [seconds for letter, seconds in of_ranks if letter == STOPPED]
+            stopped_s = sum(stopped) if stopped else None
+            self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s, stopped_s=stopped_s), now
         gone = [rank for rank in self.ranks if not command_line(rank)]  # that of one that has ended is empty
         self.has_lost_all = len(gone) == len(self.ranks)
         # From the first look without it: the last one with it may be older than GONE_S, as where a disk is slow.

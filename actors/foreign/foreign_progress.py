@@ -61,7 +61,8 @@ class ProgressWatch:
         look = TrainerLook(
             at=now,
             state=tree.state,
-            cpu_s=tree.cpu_s,
+            # What starts the ranks, and their like, use the CPU while a stopped one keeps them all from a step.
+            cpu_s=tree.cpu_s if tree.stopped_s is None else tree.stopped_s,
             pinged_at=since,
             ping_waits=True,
             progress=self._changes,

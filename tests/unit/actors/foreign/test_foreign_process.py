@@ -1,6 +1,7 @@
 """A trainer that has ended is told from the workers that it forked, which have its command line; real processes."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -12,8 +13,11 @@ import pytest
 
 from actors.foreign import foreign_process
 from actors.foreign.foreign_process import TreeWatch, kill, run_to_end
+from actors.foreign.foreign_progress import ProgressWatch
 from actors.processes.process_tree import command_line, descendants, stat_fields, wait_ended
 from launcher.adapters.trainer_adapter import TrainerCommand
+from launcher.base.messages import Health
+from launcher.config.supervision import HealthConfig
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
 
@@ -86,6 +90,31 @@ def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(host, monkeypatch)
     wait_until(lambda: len(alike(host)) == 1)
     watch.look()
     assert watch.lost
+
+
+def test_a_stopped_rank_stands_still_while_others_of_its_tree_work(host, monkeypatch):
+    """As torchrun does, whose looks at its ranks made the whole tree's CPU time grow: the stop was not seen as one."""
+    monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 0.0)
+    watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
+    wait_until(lambda: len(alike(host)) == 2)
+    watch.look()
+    (rank,) = watch.ranks
+    used, state_of = itertools.count(), foreign_process.process_state
+    monkeypatch.setattr(
+        foreign_process, "process_state", lambda pid: state_of(pid) if pid == rank.pid else ("R", float(next(used)))
+    )
+    assert watch.look().stopped_s is None
+    os.kill(rank.pid, signal.SIGSTOP)
+    wait_until(lambda: state_of(rank.pid)[0] == "T")
+    before, after = watch.look(), watch.look()
+    assert (after.state, after.stopped_s) == ("T", before.stopped_s)
+    assert after.cpu_s > before.cpu_s
+    settings, now = HealthConfig(), [0.0]
+    progress = ProgressWatch(settings, watch, list, lambda: now[0])
+    while now[0] <= settings.trainer_silence_s + 2:
+        verdict = progress.look(1, 1.0)
+        now[0] += settings.look_interval_s
+    assert verdict.health is Health.DEAD
 
 
 def test_last_words_have_their_time_however_old_the_last_look_is(host, monkeypatch):
