@@ -21,7 +21,7 @@ not known is null. `state_of` and `story_of` are the parts that `watch` sends at
     ledger                      problems, not_known, counts, undone, filtered, largest_distance, steps, complete_until
     charts                      title, unit, keys, is_further
     curves                      x, width, steps, series {key: mean, low, high, not_finite}, undone [[step, reward]]
-    evals                       [policy_version, sampled, greedy, {dataset: [sampled, greedy]}]
+    evals                       [policy_version, sampled, greedy, {dataset: [sampled, greedy]}, prompts not scored]
     restores                    [step, steps_back, reason]
     incidents                   the newest; left_out of them: incidents_left_out
     causes                      by cause: incidents, repaired, [median, least, most] of three times, steps, batches
@@ -154,7 +154,9 @@ def story_of(facts: RunFacts) -> Json:
         "memory": _memory(facts),
         "ledger": _ledger(facts),
         "charts": charts_of(facts.figures.keys),
-        "evals": [[one.policy_version, one.sampled, one.greedy, dict(one.by_dataset)] for one in facts.evals],
+        "evals": [
+            [one.policy_version, one.sampled, one.greedy, dict(one.by_dataset), one.unscored] for one in facts.evals
+        ],
         "restores": [[one.step, one.steps_back, one.reason] for one in facts.restores],
         "incidents": [_incident(one, facts) for one in incidents[-MOST_INCIDENTS:]],
         "incidents_left_out": max(len(incidents) - MOST_INCIDENTS, 0),

@@ -141,9 +141,8 @@ class LongRun:
             sampled = self._other.gauss(mean, 0.02)
             greedy = self._other.gauss(mean * 1.05, 0.01)
             version = self._step
-            self._event(
-                "eval.done", policy_version=version, prompts=64, sampled=sampled, greedy=greedy, global_step=version
-            )
+            figures = {"policy_version": version, "sampled": sampled, "greedy": greedy, "global_step": version}
+            self._event("eval.done", prompts=64, unscored=2, **figures)
         if self._step % 10 == 9:
             self._checkpoint = self._step
             name = f"epoch0epochstep{self._step}globalstep{self._step}"

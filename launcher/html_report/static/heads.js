@@ -30,7 +30,9 @@ function tilesOf(run) {
 
 function learningTile({ first, last, over, steps }, evals) {
   if (first === null) return ["—", "learning: no reward seen yet", ""];
-  const ends = evals.length > 1 ? `; held-out, greedy ${number(evals[0][2], 3)} → ${number(evals[evals.length - 1][2], 3)}` : "";
+  const latest = evals[evals.length - 1];
+  const without = latest?.[4] ? ` (${counted(latest[4], "prompt")} not scored)` : "";
+  const ends = evals.length > 1 ? `; held-out, greedy ${number(evals[0][2], 3)} → ${number(latest[2], 3)}${without}` : "";
   if (steps <= over) return [number(last, 3), `learning: mean reward of ${counted(steps, "step")}${ends}`, ""];
   return [`${number(first, 3)} → ${number(last, 3)}`, `learning: mean reward of the first and the last ${over} steps${ends}`, ""];
 }

@@ -87,6 +87,7 @@ def test_the_json_has_the_figures_of_a_run(paths):
     assert [one["number"] for one in said["attempts"]] == [1, 2]
     assert said["checkpoints"]["made"] == len(told.checkpoints)
     assert len(said["evals"]) == len(told.evals)
+    assert [said["evals"][place][4] for place in (0, -1)] == [0, 2]
     assert said["settings"]["actor.optimizer.lr"] == "1.7e-05"
     assert "metrics.jsonl" in said["files"]
     used, there = said["memory"]["peaks"]["host memory"]

@@ -90,6 +90,7 @@ async def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         assert await page.evaluate(drawn) == [True] * len(titles)
         tiles = await page.evaluate("[...document.querySelectorAll('.tile span')].map(one => one.textContent)")
         assert [words.split(":")[0] for words in tiles[:3]] == ["learning", "health", "lost"]
+        assert tiles[0].endswith(" (2 prompts not scored)")
         assert await page.evaluate("document.querySelectorAll('#lanes .row').length") == 5
         states = await page.evaluate(
             "[...document.querySelectorAll('#lanes .legend > span')].map(one => one.textContent)"
