@@ -40,7 +40,7 @@ EACH_TOKEN = "rollout.stream_interval=1"
 BEGUN_WITHIN_S = 900.0
 SERVED_WITHIN_S = 400.0
 BETWEEN_S = 5.0
-"""Of undisturbed steps before a fault; up to two seconds more, drawn. In less, a trainer may not be parked again."""
+"""Of undisturbed steps before a fault; up to two seconds more, drawn."""
 SOON_S = 0.002
 PARTS = ("scheduler", "http", "both")
 MOMENT_S = 1.0
@@ -242,6 +242,20 @@ def kill_trainer(paths: RunPaths, process: Driver, arm: Arm, number: int, draw: 
     return {"noticed_s": noticed, "next_step_s": next_step, "beyond_a_step_s": next_step - step_s}
 
 
+def kill_replaced_trainer(
+    paths: RunPaths, process: Driver, arm: Arm, number: int, draw: random.Random
+) -> Mapping[str, float]:
+    """Once another one is parked, which takes longer than a few steps: a kill before that is one of another kind."""
+    until(process, lambda: is_parked(list(read_lines(paths.events))) or None, SERVED_WITHIN_S)
+    return kill_trainer(paths, process, arm, number, draw)
+
+
+def is_parked(events: Sequence[Record]) -> bool:
+    """Whether a process stands by to take over."""
+    told = [event.get("event") for event in events if event.get("event") in ("trainer.parked", "trainer.took_over")]
+    return told[-1:] == ["trainer.parked"]
+
+
 AT_TWO = ("restart.server=1000", "restart.wait_max_s=1")
 OFTEN_SAVED = ("recover.freq_steps=2", "restart.restore=1000", "restart.wait_max_s=1")
 TIMED = "scripts.lab.measured_run"
@@ -252,7 +266,7 @@ ARMS = {
     ),
     "server_stopped": (Arm(name="stopped", settings=AT_TWO, strike=stop_server, servers=2),),
     "trainer_killed": (
-        Arm(name="parked", settings=(*OFTEN_SAVED, "recovery.standby_trainers=1"), strike=kill_trainer),
+        Arm(name="parked", settings=(*OFTEN_SAVED, "recovery.standby_trainers=1"), strike=kill_replaced_trainer),
         Arm(name="cold", settings=(*OFTEN_SAVED, "recovery.standby_trainers=0"), strike=kill_trainer),
     ),
 }

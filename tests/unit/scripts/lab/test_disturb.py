@@ -98,3 +98,12 @@ def test_each_verdict_on_a_short_stop_is_an_alarm():
     suspect = {"event": "health.suspect", "subject": "server-1", "monotonic": 12.0}
     assert after_stop([*HANG, suspect], "server-0", AT, is_short=True) == {"alarms": 2.0}
     assert after_stop(HANG[:5], "server-0", AT, is_short=True) == {"alarms": 0.0}, "one from before it is none"
+
+
+def test_a_trainer_that_is_to_be_replaced_is_killed_when_the_next_one_is_parked():
+    """The arm `parked` met one that was being parked: 4.7 s, where a parked one takes over in 1.5."""
+    events, parked = [], []
+    for name in ("trainer.parking", "trainer.parked", "trainer.took_over", "trainer.parking", "trainer.parked"):
+        events.append({"event": name})
+        parked.append(disturb.is_parked(events))
+    assert parked == [False, True, False, False, True]
