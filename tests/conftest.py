@@ -72,10 +72,8 @@ def pytest_cmdline_main(config):
     if option.numprocesses is None and is_whole and not is_seen:
         option.numprocesses = 2
     if option.numprocesses and option.dist == "no":
-        option.dist, option.loadscopereorder = (
-            "loadfile",
-            False,
-        )  # as they are collected: whole runs first, but for --ends-at
+        option.dist = "loadfile"
+        option.loadscopereorder = False  # as they are collected: whole runs first, but for --ends-at
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m slow` chooses among them

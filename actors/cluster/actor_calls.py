@@ -98,7 +98,8 @@ class ActorProbe(Generic[T]):
         self._ask = ask
         self._heard = heard
         self._missed = missed
-        self._last_asked, self._last_answered = 0, 0
+        self._last_asked = 0
+        self._last_answered = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -120,7 +121,10 @@ class ActorProbe(Generic[T]):
             self._missed()
             return
         if number > self._last_answered:
-            self._last_answered, self.answered_at, self.error, self.unanswered = number, time.monotonic(), "", 0
+            self._last_answered = number
+            self.answered_at = time.monotonic()
+            self.error = ""
+            self.unanswered = 0
             self._heard(answer)
 
     def begin(self, interval_s: Callable[[], float]) -> None:

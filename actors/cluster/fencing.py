@@ -70,7 +70,8 @@ class Lease:
         asked_at = self._clock()
         match self._ask():
             case True:
-                self._renewed_at, self._turns = asked_at, 0
+                self._renewed_at = asked_at
+                self._turns = 0
             case False:
                 self._end()
 

@@ -57,9 +57,12 @@ class Heartbeat:
             self._rests -= 1
             return False
         if self._waiting is None:
-            self._waiting, self._turns = self._ask(), 0
+            self._waiting = self._ask()
+            self._turns = 0
         if ray.wait([self._waiting], timeout=0)[0]:
-            answered, self._waiting, self._rests = self._waiting, None, EVERY_TURNS
+            answered = self._waiting
+            self._waiting = None
+            self._rests = EVERY_TURNS
             with contextlib.suppress(RayError):  # it is being restarted: Ray knows
                 self.answer = ray.get(answered)
             return False

@@ -74,7 +74,8 @@ class HeadWatch:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._silent_s, self._turned_at = 0.0, clock()
+        self._silent_s = 0.0
+        self._turned_at = clock()
         self._alive: dict[str, str] = {}
         self._lost: dict[str, tuple[str, float]] = {}
         threading.Thread(target=self._go_on, name="head", daemon=True).start()
@@ -96,7 +97,8 @@ class HeadWatch:
         while True:
             with contextlib.suppress(Exception):  # Ray's own errors are many, and bare
                 alive = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in alive_nodes()}
-                self._silent_s, now = 0.0, self._clock()
+                self._silent_s = 0.0
+                now = self._clock()
                 self._lost |= {node: (address, now) for node, address in self._alive.items() if node not in alive}
                 self._alive = alive
             time.sleep(LOOK_S)

@@ -104,7 +104,8 @@ class NodeWatch:
             return
         self._is_blind = False
         self._nodes = dict(found)
-        before, self._alive = self._alive, {node.id for node in found.values() if node.is_alive}
+        before = self._alive
+        self._alive = {node.id for node in found.values() if node.is_alive}
         for node in found.values():
             if node.is_alive and node.id not in before:
                 self._joined(node)

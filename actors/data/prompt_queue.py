@@ -89,7 +89,8 @@ class PromptQueue:
         """All in flight are taken again, first, and what was made of them is dropped."""
         with self._keeping:
             self._first.extendleft(reversed(self._in_flight))
-            self._in_flight, self._kept = {}, {}
+            self._in_flight = {}
+            self._kept = {}
 
     def bring_forward(self, made: Mapping[str, Iterable[Completion]]) -> None:
         """Of these, the prompts that were given back are taken next, with what was made of them."""
@@ -161,8 +162,13 @@ class PromptQueue:
         except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise CheckpointError(f"what was kept of prompts in flight is damaged: {error!r}", BEGIN_ANEW) from error
         with self._keeping:
-            self.epoch, self._order, self._cursor = epoch, order, cursor
-            self._first, self._last, self._in_flight, self._kept = deque(first), deque(last), {}, kept
+            self.epoch = epoch
+            self._order = order
+            self._cursor = cursor
+            self._first = deque(first)
+            self._last = deque(last)
+            self._in_flight = {}
+            self._kept = kept
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         now = self._data()

@@ -63,7 +63,8 @@ class Episode:
         self._said: list[Said] = []
         self._asked = self._in_flight = 0
         self._is_refused = False
-        self._own_s, self._since = 0.0, time.monotonic()
+        self._own_s = 0.0
+        self._since = time.monotonic()
         self._answering: set[asyncio.Task[Completion]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -83,7 +84,8 @@ class Episode:
             self._break(EpisodeFailed(f"asked for {self._asked} answers, rollout.max_turns={self._max_turns}"))
         if self.broken.done():
             raise BadRequest("the episode is over")
-        self._own_s, self._in_flight = self.own_s, self._in_flight + 1
+        self._own_s = self.own_s
+        self._in_flight = self._in_flight + 1
         try:
             return await self._answer(request)
         finally:

@@ -273,7 +273,8 @@ class CommandTrainer:
         except ServerError as error:
             self._dead = Verdict(health=Health.DEAD, reason=error.message, cause=Cause.TRAINER_CRASH)
             raise
-        self.since, self._verdict = self._clock(), STARTING
+        self.since = self._clock()
+        self._verdict = STARTING
         self._watching = self._tasks.start(self._watch(self._process))
         return {"pid": self._process.pid}
 

@@ -185,7 +185,8 @@ class _DoorRequest(ServerRequest):
                 self._broken_by.add(server.key)
             if status is not None:
                 said = {"error": {"message": f"{server.name}: {failure.message}"}}
-                self._refusal, self.avoid = Reply(body=orjson.dumps(said), status=status), server.name
+                self._refusal = Reply(body=orjson.dumps(said), status=status)
+                self.avoid = server.name
                 if failure.kind == "malformed":  # a late one may only be busy, or the client's time short
                     self._at_fault = server
             raise
@@ -206,7 +207,8 @@ class _DoorRequest(ServerRequest):
         failure = refusal(f"a request of {server.url}", reply.status, said)
         if not failure.retryable:
             raise RefusedByServer(reply)
-        self._refusal, self.avoid = reply, server.name
+        self._refusal = reply
+        self.avoid = server.name
         raise failure
 
     async def failed(self, failure: RequestFailed) -> None:
@@ -214,8 +216,10 @@ class _DoorRequest(ServerRequest):
         if failure.kind in NOBODY_THERE and not self._has_moved:  # its server gets no request until it answers a probe
             self._has_moved = True
             return
-        refused, self._refusal = self._refusal, None
-        at_fault, self._at_fault = self._at_fault, None
+        refused = self._refusal
+        self._refusal = None
+        at_fault = self._at_fault
+        self._at_fault = None
         if refused is not None:
             self._refusals += 1
             if self._refusals > self._door.config.request_retries:
@@ -274,7 +278,8 @@ class _Completion(_DoorRequest):
         made, counts = self.made, self._door.counts
         is_wished = self._aborts != self._door.aborts
         self._fruitless = 0 if len(made.tokens) > self._kept else self._fruitless + 1
-        self._aborts, self._kept = self._door.aborts, len(made.tokens)
+        self._aborts = self._door.aborts
+        self._kept = len(made.tokens)
         if made.is_aborted and not is_wished and self._fruitless <= self._door.config.request_retries:
             made.cut()  # new weights were loaded
         elif made.finish is None:

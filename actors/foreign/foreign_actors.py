@@ -57,7 +57,9 @@ class ForeignTrainerActor(RunActor):
         """`has_servers`: they are the launcher's, and the door is an actor before this one. `book`, `on_gpu`: of their
         memory. The door is found by its name: a handle as an argument is an object that a restart could miss."""
         super().__init__(config, paths, attempt, driver)
-        self._has_servers, self._book, self._on_gpu = has_servers, book, on_gpu
+        self._has_servers = has_servers
+        self._book = book
+        self._on_gpu = on_gpu
         self._fleet: FleetObserver | None = None
         self._variables = variables
         self._trainer: CommandTrainer | None = None

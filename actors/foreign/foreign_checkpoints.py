@@ -90,7 +90,8 @@ class ForeignCheckpoints:
 
     def started(self) -> None:
         """What lies there from now on is the run's own, and made after a start from what was sound."""
-        self.are_ours, self.unproven = True, None
+        self.are_ours = True
+        self.unproven = None
 
     def proven(self, lines: Sequence[Record]) -> Sequence[Record]:
         """The lines of metrics.jsonl without those of steps that the next start undoes."""

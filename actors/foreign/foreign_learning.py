@@ -31,7 +31,9 @@ class LearningWatch:
 
     def restored(self, step: int, onset_step: int | None) -> None:
         """The next step begins with the weights of a checkpoint from before an onset."""
-        self._restored_step, self.onset_step, self.owes_proof = step, onset_step, step != FIRST_WEIGHTS
+        self._restored_step = step
+        self.onset_step = onset_step
+        self.owes_proof = step != FIRST_WEIGHTS
 
     def find(self, lines: Sequence[Record], now: float) -> Incident | None:
         """What the steps show of the learning; OUTSIDE_WEIGHTS where the first ones after a restore show that something

@@ -159,7 +159,8 @@ class TreeWatch:
             of_ranks = [look for one, look in zip(tree, looks, strict=True) if one in self._lines]
             stopped = [seconds for letter, seconds in of_ranks if letter == STOPPED]
             stopped_s = sum(stopped) if stopped else None
-            self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s, stopped_s=stopped_s), now
+            self._seen = TreeLook(state=state, cpu_s=cpu_s, stopped_s=stopped_s)
+            self._seen_at = now
         gone = [rank for rank in self.ranks if not command_line(rank)]  # that of one that has ended is empty
         self.has_lost_all = len(gone) == len(self.ranks)
         # From the first look without it: the last one with it may be older than GONE_S, as where a disk is slow.

@@ -63,7 +63,8 @@ class ForeignSteps:
     def begin(self, restored_step: int) -> None:
         """Another incarnation continues after a step: what came later counts no more."""
         self.lines = [line for line in self.lines if number_of(line.get("global_step")) <= restored_step]
-        self._last, self._last_at = None, time.time()
+        self._last = None
+        self._last_at = time.time()
         self._step_s.clear()
 
     def take(self, seen: StepSeen, now: float, *, age_s: float = 0.0) -> bool:
@@ -71,7 +72,8 @@ class ForeignSteps:
         taken; `age_s`: how long before, on the unix clock, where it does not say that itself."""
         if self._last is not None and seen.step == self._last[0]:
             return False
-        step_s, self.total = None, seen.total
+        step_s = None
+        self.total = seen.total
         if self._last is not None and seen.step > self._last[0]:
             step_s = (now - self._last[1]) / (seen.step - self._last[0])
             self._step_s.append(step_s)

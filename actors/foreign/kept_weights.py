@@ -89,7 +89,8 @@ class KeptWeights:
         """Keep a folder as the next version, which this returns. Raises WeightsRefused where it can't be loaded."""
         if problem := problem_with(source):
             raise WeightsRefused(f"{source}: {problem}")
-        self._source, version = source, self.state.version + 1
+        self._source = source
+        version = self.state.version + 1
         taken = contents(source)
         copies = self.state.copies or self._is_written_again(source)
         if copies:

@@ -24,14 +24,16 @@ class StepDoubts:
         self._history = history
         self._reads = reads
         self._told: set[str] = set()
-        self._start_step, self._latest = FIRST_WEIGHTS, math.inf
+        self._start_step = FIRST_WEIGHTS
+        self._latest = math.inf
         self._steps = self._rewards = 0
 
     def begin(self, start_step: int, lines: Sequence[Record]) -> None:
         """It is to resume from a step. `lines`: of the steps until now, which show how far apart they are."""
         steps = [number_of(line.get("global_step")) for line in lines[-STEPS_TIMED:]]
         gaps = [later - earlier for earlier, later in itertools.pairwise(steps)]
-        self._start_step, self._latest = start_step, start_step + 1 + max(gaps, default=math.inf)
+        self._start_step = start_step
+        self._latest = start_step + 1 + max(gaps, default=math.inf)
         self._steps = self._rewards = 0
 
     def look(self, seen: StepSeen) -> None:

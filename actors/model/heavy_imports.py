@@ -34,7 +34,8 @@ class LowPriorityImport:
     """
 
     def __init__(self, module: str, niceness: int) -> None:
-        self._module, self._niceness = module, niceness
+        self._module = module
+        self._niceness = niceness
         self._failed: ImportError | None = None
         self._thread = threading.Thread(target=self._work, name="imports")
 

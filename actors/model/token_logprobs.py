@@ -101,7 +101,8 @@ class _TargetLogprobs(torch.autograd.Function):
         logprobs = shifted.gather(-1, at).squeeze(-1) - log_sum
         entropy = log_sum - shifted.mul_(p).sum(dim=-1) if wants_entropy else None
         ctx.save_for_backward(p, at, entropy)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.temperature = temperature
+        ctx.dtype = logits.dtype
         ctx.set_materialize_grads(False)  # an entropy that is only reported has no gradient
         return logprobs, entropy
 

@@ -122,7 +122,8 @@ class HealthMonitor:
         self._alerted_at = 0
         self._answered: deque[tuple[str, Admission]] = deque(maxlen=MOST_ANSWERS)
         self._lineage = series.lineage if series.attempt == journal.attempt else 0
-        self._memory, self._memory_look = memory, BackgroundCall()
+        self._memory = memory
+        self._memory_look = BackgroundCall()
         self.changed = asyncio.Event()
         if series.attempt == journal.attempt:  # of what its predecessor knew nobody is to think that it is over
             self._judge()

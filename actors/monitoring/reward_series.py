@@ -212,7 +212,8 @@ class RewardSeries:
             case "trainer.restored" if step is not None:
                 self._undone_base = max(self.base, self._undone_base)
                 self._undone[:0] = [one for one in self.steps if one.point.step > step]
-                self.attempt, lineage = event.get("attempt"), event.get("lineage")
+                self.attempt = event.get("attempt")
+                lineage = event.get("lineage")
                 self.lineage = lineage if isinstance(lineage, int) else 0
                 self.restored(step)
                 self.owes_proof |= isinstance(event.get("onset_step"), int)

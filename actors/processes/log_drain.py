@@ -160,7 +160,8 @@ class LogDrain:
                 time.sleep(AGAIN_S)
 
     def _close(self) -> None:
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             with contextlib.suppress(OSError):
                 os.close(file)

@@ -208,7 +208,8 @@ class TreeFiles:
             return False
         self._listed = listed
         held = {file for process in descendants(os.getpid()) for file in open_files(process.pid, self._prefix)}
-        before, self.seen = self.seen, (self.seen | held) & listed  # a name that is gone may be another's later
+        before = self.seen
+        self.seen = (self.seen | held) & listed  # a name that is gone may be another's later
         return self.seen != before
 
     def remove(self) -> None:

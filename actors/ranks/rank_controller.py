@@ -109,7 +109,9 @@ class RankController:
     def begin(self, config: RunConfig, before: Sequence[RankLocation]) -> None:
         """They are the trainer's from now on, with the settings of `config`. `before`: the ranks of the incarnation
         before, each of which is gone before its successor takes memory of its GPU."""
-        self._config, self._before, self._is_begun = config, before, True
+        self._config = config
+        self._before = before
+        self._is_begun = True
         if self._has_met:
             self._record_meeting()
 

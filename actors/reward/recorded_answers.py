@@ -176,7 +176,8 @@ class RecordedAnswers:
         """What was noted, once it is scored. One that could not be is of no use."""
         if self._noted is None or not self._noted[1].done():
             return
-        (answers, scoring), self._noted = self._noted, None
+        (answers, scoring) = self._noted
+        self._noted = None
         if scoring.cancelled() or scoring.exception() is not None:
             log.warning("recorded.not_scored reason=%r", scoring.cancelled() or scoring.exception())
             return

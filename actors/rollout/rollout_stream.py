@@ -136,7 +136,10 @@ class RolloutStream:
 
     async def close(self) -> None:
         """Drop what is being made, and what is made and not in a batch."""
-        running, self._running, self._taken, self._groups = list(self._running), {}, {}, {}
+        running = list(self._running)
+        self._running = {}
+        self._taken = {}
+        self._groups = {}
         self._flat.clear()
         for task in running:
             task.cancel()
@@ -230,7 +233,8 @@ class RolloutStream:
         self._flat.difference_update(ids)
         groups = {prompt_id: self._groups.pop(prompt_id) for prompt_id in ids}
         now, tally = time.monotonic(), self._tally
-        since, self._since = self._since if self._ahead and self._since else started, now
+        since = self._since if self._ahead and self._since else started
+        self._since = now
         return RolloutBatch(
             groups=tuple(groups.pop(prompt_id) for prompt_id in trained),
             filtered=tuple(groups.values()),

@@ -194,7 +194,8 @@ class ServerHost:
 
     async def end(self) -> None:
         """With what runs in it. Harmless where there is none. Raises ServerError where it survives SIGKILL."""
-        host, self._host = self._host, None
+        host = self._host
+        self._host = None
         if host is not None:
             await host.end()
 

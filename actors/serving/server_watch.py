@@ -90,7 +90,8 @@ class GenerationProbe:
         """A probe that failed by a defect of ours asked the server nothing: it must not count as unanswered."""
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._defect, self.waits = error, False
+            self._defect = error
+            self.waits = False
 
     async def _ask(self, asked_at: float) -> None:
         try:
@@ -102,7 +103,8 @@ class GenerationProbe:
             return
         self.answered_at = self._clock()
         self._durations.append(self.answered_at - asked_at)
-        self.waits, self.failure = False, ""
+        self.waits = False
+        self.failure = ""
 
     async def close(self) -> None:
         running = tuple(self._running)
@@ -159,7 +161,8 @@ class ServerWatch:
 
     def take_work(self, work: ServerWork) -> None:
         """What it has to do now. It counts for `proof_s`."""
-        self._waiting, self._work_at = work.waiting, self._clock()
+        self._waiting = work.waiting
+        self._work_at = self._clock()
         self._task = None
         if work.loading_s is not None:
             since = self._work_at - work.loading_s
@@ -261,6 +264,7 @@ class ServerWatch:
         self._health_status = 200 if good else 503
 
     def _report_change(self, verdict: Verdict) -> None:
-        before, self._verdict = self._verdict, verdict
+        before = self._verdict
+        self._verdict = verdict
         if before is None or (before.health, before.cause) != (verdict.health, verdict.cause):
             self._changed()

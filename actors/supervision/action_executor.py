@@ -56,7 +56,9 @@ class ActionExecutor:
         self._config = config
         self._history = history
         self._observer = observer
-        self._slots, self._trainer, self._monitor = observer.slots, observer.trainer, observer.monitor
+        self._slots = observer.slots
+        self._trainer = observer.trainer
+        self._monitor = observer.monitor
         self._memory = observer.memory
         self._shares_gpu = shares_gpu
         self._tasks = BackgroundTasks()

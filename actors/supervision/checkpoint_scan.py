@@ -83,7 +83,8 @@ class CheckpointScan(Generic[Found]):
             done, _ = await asyncio.wait([self._reading], timeout=SCAN_S if is_new else 0.0)
             if not done:
                 raise TimeoutError
-            reading, self._reading = self._reading, None
+            reading = self._reading
+            self._reading = None
             if not self._is_outdated:
                 return reading.result()
             reading.exception()  # of no use to anybody

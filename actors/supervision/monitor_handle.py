@@ -126,7 +126,8 @@ class MonitorHandle:
         await self._probe.refresh()
 
     async def _ask(self) -> MonitorReport:
-        hold_s, self._hold_s = self._hold_s, HOLD_S
+        hold_s = self._hold_s
+        self._hold_s = HOLD_S
         call = self._actor.watch.remote(dict(self._work()), hold_s)
         report: MonitorReport = await answer(call, within_s=hold_s + ANSWER_S, of="the HealthMonitor")
         return report
@@ -145,7 +146,8 @@ class MonitorHandle:
     def _note_silence(self) -> None:
         self._silence.missed()
         if self._probe.unanswered * (HOLD_S + ANSWER_S) >= self._hung_after_s * (1 if self._report is not None else 4):
-            self._report, self._probe.unanswered = None, 0
+            self._report = None
+            self._probe.unanswered = 0
             self._hung()
             self._probe.tasks.start(asyncio.to_thread(ray.kill, self._actor, no_restart=False))
 

@@ -101,9 +101,11 @@ class StandbyHandle:
 
     async def change_places(self, ended: Any) -> Any:
         """Returns the actor that is the trainer from now on, in place of the one that has `ended`."""
-        taken, self.actor = self.actor, ended
+        taken = self.actor
+        self.actor = ended
         self._names = self._names[1], self._names[0]
-        self._view, self.probe.unanswered = TrainerView(pid=0), 0
+        self._view = TrainerView(pid=0)
+        self.probe.unanswered = 0
         self.probe.tasks.start(self._until_there())
         await self._took_over(self._names[0], taken)
         return taken

@@ -80,18 +80,21 @@ class TrainerWatch:
         self._incarnation = ("", 0)
         self._evidence: TrainerEvidence | None = None
         self._step_s: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._step, self._step_at = -1, 0.0
+        self._step = -1
+        self._step_at = 0.0
         self._is_publishing = self._has_published = False
 
     def look(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
         """`heard_at`: when it gave `view`. `is_asked`: another answer has been asked for and has not come."""
         now = self._clock()
         if (view.node, view.pid) != self._incarnation:
-            self._incarnation, self._evidence = (view.node, view.pid), None
+            self._incarnation = (view.node, view.pid)
+            self._evidence = None
             self._step_s.clear()
             self._step = -1
             self._is_publishing = self._has_published = False
-        was_publishing, self._is_publishing = self._is_publishing, view.phase == "publish"
+        was_publishing = self._is_publishing
+        self._is_publishing = view.phase == "publish"
         self._has_published |= was_publishing and not self._is_publishing
         self._time_steps(view, now)
         before = self._evidence
@@ -123,10 +126,12 @@ class TrainerWatch:
         if waits_for(view) or view.next_step < self._step:
             self._step = -1
         elif self._step < 0:
-            self._step, self._step_at = view.next_step, now
+            self._step = view.next_step
+            self._step_at = now
         elif view.next_step > self._step:
             self._step_s.append((now - self._step_at) / (view.next_step - self._step))
-            self._step, self._step_at = view.next_step, now
+            self._step = view.next_step
+            self._step_at = now
 
 
 def waits_for(view: TrainerView) -> str:
@@ -206,7 +211,8 @@ class TrainerFault:
         if self._failed_since is None:
             again = (cause, failure.global_step) == self._failed_before
             self._failed_since = self._first_failed_at if again else now
-            self._failed_before, self._first_failed_at = (cause, failure.global_step), self._failed_since
+            self._failed_before = (cause, failure.global_step)
+            self._first_failed_at = self._failed_since
         return Incident(
             cause=cause,
             subject="trainer" if cause is Cause.NONFINITE else "reward",
@@ -247,7 +253,8 @@ class TrainerExit:
     anybody has heard of the step. `log`: the trainer's."""
 
     def __init__(self, process: ProcessId, log: Path) -> None:
-        self._process, self._log = process, log
+        self._process = process
+        self._log = log
         self._errors = errors_file(process.pid)
 
     async def find(self, oom_kills: int, *, since: int) -> ExitFinding:
@@ -291,13 +298,23 @@ class TrainerHandle:
         self.view = NOTHING
         self.lengths = Lengths()
         self.order: OrderState = NoOrder()
-        self.actor, self._standby, self._end = actor, standby, ProcessEnd()
-        self._ended, self._changed, self._log, self._log_read = ended, changed, log, 0
-        self._load_s, self._look_s = health.trainer_first_s, health.look_interval_s
+        self.actor = actor
+        self._standby = standby
+        self._end = ProcessEnd()
+        self._ended = ended
+        self._changed = changed
+        self._log = log
+        self._log_read = 0
+        self._load_s = health.trainer_first_s
+        self._look_s = health.look_interval_s
         self._liveness = TrainerWatch(health)
-        self._lease_s, self._fenced_until = lease_s, 0.0
-        self._watched, self._busy, self._busy_since = ProcessId("", 0), "", 0.0
-        self._fault, self._kills = TrainerFault(), OomKillWatch()
+        self._lease_s = lease_s
+        self._fenced_until = 0.0
+        self._watched = ProcessId("", 0)
+        self._busy = ""
+        self._busy_since = 0.0
+        self._fault = TrainerFault()
+        self._kills = OomKillWatch()
         self._run: asyncio.Task[None] | None = None
         self._before: tuple[tuple[RankLocation, ...], str] = ((), "")
         self.probe = ActorProbe(self._ask_view, heard=self._take_view)
@@ -346,7 +363,8 @@ class TrainerHandle:
             self._log_read = log_bytes
         self._watch(self._process)
         if view.busy != self._busy:
-            self._busy, self._busy_since = view.busy, self.probe.answered_at
+            self._busy = view.busy
+            self._busy_since = self.probe.answered_at
         if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must call `run`
             self._await_run()
         self._changed.set()
@@ -469,7 +487,8 @@ class TrainerHandle:
 
     async def start(self, overrides: Overrides) -> TrainerReady:
         """Have an empty process load everything; one that isn't is ended, and a parked or another empty one starts."""
-        self.order, before = StartOrdered(), self._before
+        self.order = StartOrdered()
+        before = self._before
         try:
             await asyncio.sleep(max(0.0, self._fenced_until - time.monotonic()))
             await self._until_empty(or_ended=True)
@@ -531,7 +550,9 @@ class TrainerHandle:
         standby = self._standby
         # An empty one is ahead of one that Ray is yet to start; the GPU it knows only when it was parked.
         if standby is not None and await standby.can_take_over(empty_too=self._has_ended and not self.view.gpus):
-            self.actor, self.view, self._run = await standby.change_places(self.actor), NOTHING, None
+            self.actor = await standby.change_places(self.actor)
+            self.view = NOTHING
+            self._run = None
             await self.probe.refresh()
 
     async def _until_empty(self, *, or_ended: bool = False) -> None:

@@ -82,7 +82,8 @@ class AdmissionGate:
         )
         self._scoring = None if self._score is None else self._score(global_step)
         report = dataclasses.replace(report, lineage=self._lineage())
-        self._report, decision = report, admit(report, self._rules)
+        self._report = report
+        decision = admit(report, self._rules)
         if not decision.admitted:
             with contextlib.suppress(Stopped):  # it is rejected, whatever the answer would be
                 self._decide(report)

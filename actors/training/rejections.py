@@ -73,14 +73,16 @@ class Rejections:
 
     def restored(self) -> None:
         """The trainer holds other weights now."""
-        self.since_step, self._unscored = (), ()
+        self.since_step = ()
+        self._unscored = ()
 
     def to_score_again(self) -> dict[str, list[Completion]]:
         """By prompt the completions of the batch that was rejected last, where the reward function was at fault; once.
         To ask for after a pause: while it is broken the same batch would be rejected again and again. Of one that was
         merely far from what is usual the completions may be what was wrong. An episode's reward can't be had without
         playing it."""
-        groups, self._unscored = self._unscored, ()
+        groups = self._unscored
+        self._unscored = ()
         return {
             group.prompt.id: [one.completion for one in group.rollouts]
             for group in groups

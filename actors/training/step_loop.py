@@ -77,7 +77,8 @@ class Phase:
     entered: int = 0
 
     def enter(self, name: str) -> None:
-        self.name, self.since = name, time.monotonic()
+        self.name = name
+        self.since = time.monotonic()
         self.entered += 1
 
 
@@ -173,7 +174,9 @@ class GrpoLoop:
 
     def allow(self) -> None:
         """Cancel a stop, and forget what a disk refused: the next `run` steps."""
-        self._stopping, self._saves, self.refusal = False, True, None
+        self._stopping = False
+        self._saves = True
+        self.refusal = None
 
     def run(self) -> bool:
         """Step until the end (True), or until a stop was requested or a disk refused a write (False): `refusal`.

@@ -144,7 +144,8 @@ class Trainer:
                 self._ranks.close()  # they have met, or may have: another start needs others
             raise
         finally:
-            self._busy, self._parts = "", None
+            self._busy = ""
+            self._parts = None
         return self._training.ready()
 
     def _print_to_log(self) -> None:

@@ -131,7 +131,8 @@ class Training:
         self._reward = RewardPool(config.reward, config.own_rewards(), thread=self._thread)
         if parts is None or parts.config != config:
             parts = TrainingParts.load(config, self._journal, reward=self._reward, ranks=ranks)
-        self._model, self._data = parts.model, parts.data
+        self._model = parts.model
+        self._data = parts.data
         weights_lock = threading.RLock()
         self.servers = TrainingServers(
             config,
@@ -182,7 +183,10 @@ class Training:
             paths, config.stats_logger, lambda ids: self._model.tokenizer.batch_decode([list(one) for one in ids])
         )
         self._loop = self._assemble(weights_lock)
-        self._busy, self._is_loaded, self._is_allowed, self._is_running = "", False, False, False
+        self._busy = ""
+        self._is_loaded = False
+        self._is_allowed = False
+        self._is_running = False
         self._is_finished = False
         self._failure: LoopFailure | None = None
 
@@ -206,7 +210,10 @@ class Training:
         `lineage` counts the restores of the run, this one included. `incident`: the one that it repairs. Raises
         CheckpointError, or DataError as PromptQueue does: then nothing is loaded.
         """
-        self._busy, self._is_loaded, self._is_finished, self._failure = "restoring", False, False, None
+        self._busy = "restoring"
+        self._is_loaded = False
+        self._is_finished = False
+        self._failure = None
         try:
             self.servers.rollouts.abandon()
             with self._loop.changing():

@@ -199,7 +199,8 @@ class TrainingServers:
             weights_lock=self._weights_lock,
             usual_distance=self._usual_distance,
         )
-        self.pool, self.publisher = self._servers.pool, self._servers.publisher
+        self.pool = self._servers.pool
+        self.publisher = self._servers.publisher
         self._episodes = None if config.rollout.episode is None else await self._begin_episodes()
         engine = RolloutEngine(
             client=self._servers.client,

@@ -149,7 +149,9 @@ class UpdateGroup:
         self.name = f"weights-{os.getpid()}-{next(_numbers)}"
         self.backend = "cuda:nccl" if device == "cuda" else "cpu:gloo"
         self._address = address
-        self._device, self._size, self._within = device, 1 + tp_size, timedelta(seconds=within_s)
+        self._device = device
+        self._size = 1 + tp_size
+        self._within = timedelta(seconds=within_s)
         self._group: Any = None
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
@@ -198,7 +200,10 @@ class UpdateGroup:
         if group is None:
             raise RuntimeError("it was given up")
         options = BroadcastOptions()
-        options.rootRank, options.rootTensor, options.asyncOp, options.timeout = 0, 0, True, within
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.asyncOp = True
+        options.timeout = within
         work = group.broadcast([flat], options)
         while not work.is_completed():
             time.sleep(POLL_S)
@@ -210,7 +215,9 @@ class UpdateGroup:
         gloo ends what is under way at its deadline, on the thread that began it: its own abort waits for that too, and
         holds Python's lock meanwhile. NCCL has no deadline of ours, and is aborted.
         """
-        group, self._group, self._store = self._group, None, None
+        group = self._group
+        self._group = None
+        self._store = None
         if group is not None and self._device == "cuda":
             threading.Thread(target=group.abort, name="weights-abort", daemon=True).start()
 

@@ -123,7 +123,8 @@ class WeightPublisher:
         servers = [server for server in self._pool.servers() if server.state not in OVER]
         self._transport.keep([server.key for server in servers])
         send = await self.prepare(version)
-        self._version, self._update = version, WeightUpdate(version=version, lineage=self.lineage, send=send)
+        self._version = version
+        self._update = WeightUpdate(version=version, lineage=self.lineage, send=send)
         fresh = {self._begin_loading(server): server for server in servers if not self.is_loading(server.key)}
         took_them = await self._wait_for(fresh)
         self._forget_what_nobody_loads()

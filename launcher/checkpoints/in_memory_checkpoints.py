@@ -161,7 +161,8 @@ class InMemoryCheckpoints:
 
     def __init__(self, paths: RunPaths) -> None:
         self._root = memory_folder(paths, "state")
-        self._events, self._ledger = paths.events, paths.ledger
+        self._events = paths.events
+        self._ledger = paths.ledger
         self._stand: Mapping[tuple[int, float], bool] = {}
 
     @property

@@ -47,7 +47,8 @@ class WatchProcess:
             threading.Thread(target=self._listen, args=(self._process,), name="watch", daemon=True).start()
 
     def close(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         self._is_closed = True

@@ -30,7 +30,9 @@ class Schedule:
 
     def restored(self, *, now: float, steps_done: int, epochs_done: int) -> None:
         """The run was resumed or restored: so much of it is done."""
-        self._steps, self._epochs, self._last_due = steps_done, epochs_done, now
+        self._steps = steps_done
+        self._epochs = epochs_done
+        self._last_due = now
 
     def step_done(self, *, ended_epoch: bool, now: float) -> bool:
         """Call once after each committed step: is it due now?"""

@@ -68,7 +68,8 @@ class _Line:
     step on, of which each stretch's is a difference, make its squares a matter of a few products."""
 
     def __init__(self, values: Sequence[float], low: float) -> None:
-        self._n, self._low = len(values), low
+        self._n = len(values)
+        self._low = low
         self._x = _summed(values)
         self._xx = _summed([x * x for x in values])
         self._xt = _summed([x * t for t, x in enumerate(values)])

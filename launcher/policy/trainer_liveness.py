@@ -121,21 +121,27 @@ class StepClock:
     def __init__(self, settings: HealthConfig) -> None:
         self._settings = settings
         self._durations: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._next_step, self._at, self._waited_s = -1, 0.0, 0.0
+        self._next_step = -1
+        self._at = 0.0
+        self._waited_s = 0.0
         self.is_late = False
 
     def note(self, next_step: int, *, is_working: bool, now: float) -> str:
         """What began or ended to be so with this look, "" for nothing. Only time in which the run worked counts: it is
         not repaired, paused or evaluated; nor does what nobody looked at."""
-        waited_s, self._waited_s = self._waited_s, 0.0
+        waited_s = self._waited_s
+        self._waited_s = 0.0
         elapsed_s = min(now - self._at, MOST_BETWEEN_LOOKS_S) if is_working and self._next_step >= 0 else 0.0
-        steps, self._next_step, self._at = next_step - self._next_step, next_step, now
+        steps = next_step - self._next_step
+        self._next_step = next_step
+        self._at = now
         if steps == 0:
             self._waited_s = waited_s + elapsed_s
             return self._became_late()
         if steps > 0 and waited_s > 0:
             self._durations.append((waited_s + elapsed_s) / steps)
-        was_late, self.is_late = self.is_late, False
+        was_late = self.is_late
+        self.is_late = False
         what = "a step came" if steps > 0 else "the trainer was taken back"
         return f"{what} after {waited_s + elapsed_s:.0f} s" if was_late else ""
 

@@ -106,7 +106,8 @@ class Display:
             self._console.print(text, soft_wrap=True)
 
     def _stop(self) -> None:
-        live, self._live = self._live, None
+        live = self._live
+        self._live = None
         if live is not None:
             live.stop()
 

@@ -104,7 +104,8 @@ def speak_anywhere() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN)
-    sys.stdout, sys.stderr = visible_on(sys.stdout), visible_on(sys.stderr)
+    sys.stdout = visible_on(sys.stdout)
+    sys.stderr = visible_on(sys.stderr)
 
 
 def discard(stream: TextIO) -> None:

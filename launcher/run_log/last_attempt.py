@@ -52,7 +52,9 @@ class LastAttempt:
             self.pids.add(pid)
         match name:
             case "run.started":
-                self.started_at, self.state, self.state_reason = as_unix_time(event.get("time")), "INITIALIZING", reason
+                self.started_at = as_unix_time(event.get("time"))
+                self.state = "INITIALIZING"
+                self.state_reason = reason
             case "run.hold_asked" | "run.hold_released":
                 self.held = reason if name == "run.hold_asked" else ""
             case "gate.waiting":
@@ -80,4 +82,5 @@ class LastAttempt:
             case "memory.ran_out":
                 self.ran_out.append(f"{subject} ({event.get('ran_out')})")
         if name.startswith("run.") and isinstance(state := event.get("state"), str):
-            self.state, self.state_reason = state, reason
+            self.state = state
+            self.state_reason = reason

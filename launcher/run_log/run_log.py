@@ -297,7 +297,8 @@ class RunLog:
             return
         incident = self.incidents.setdefault(number, RecordedIncident(number=number))
         if name == "incident.began" and incident.began is None:
-            incident.began, incident.place = event, place
+            incident.began = event
+            incident.place = place
         elif name == "incident.ended":
             incident.ended = event
         elif name == "incident.joined":

@@ -129,9 +129,11 @@ def areal_view(run: ArealRun, is_live: bool | None) -> RecordedRun:
     if is_live is None:
         view.state_reason = f"no process of it is here, and its log is young, {where}: it may run on another machine"
     elif not is_live and done and done == run.total:
-        view.status, view.reason = "FINISHED", f"all {done} steps are done, by its log"
+        view.status = "FINISHED"
+        view.reason = f"all {done} steps are done, by its log"
     elif not is_live:
-        view.status, view.reason = "ENDED", f"no process of it is left, {where}; its log is {_age(ended_at)} old"
+        view.status = "ENDED"
+        view.reason = f"no process of it is left, {where}; its log is {_age(ended_at)} old"
     return view
 
 

@@ -85,9 +85,11 @@ class Switch:
     """Wraps the calls that a loop makes; is in the trainer's process."""
 
     def __init__(self, loop: GrpoLoop, paths: RunPaths, schedule: SwitchSchedule) -> None:
-        self._gate, self._record = loop._gate, loop._record
+        self._gate = loop._gate
+        self._record = loop._record
         self._no_monitor = AdmissionGate(loop._config, loop._journal)
-        loop._gate, loop._record = self, self.write
+        loop._gate = self
+        loop._record = self.write
         self._loop = loop
         self._paths = paths
         self._schedule = schedule
@@ -119,7 +121,8 @@ class Switch:
             processes[name].send_signal(signal.SIGCONT if is_on else signal.SIGSTOP)
         line = {"step": step, "on": is_on, "gate_s": self._gate_s, "cpu_s": processor_seconds(processes)}
         append_line(self._paths.logs / SWITCHED, line)
-        self._is_on, self._gate_s = is_on, 0.0
+        self._is_on = is_on
+        self._gate_s = 0.0
         return refusal
 
     def _find(self) -> dict[str, psutil.Process]:

@@ -53,7 +53,9 @@ class WatchedRun:
         self._reader = RunReader(self.paths, self._data)
         self._file = _identity(self.paths)
         self._facts: RunFacts | None = None
-        self._version, self._due_at, self._is_new = 0, 0.0, True
+        self._version = 0
+        self._due_at = 0.0
+        self._is_new = True
 
     def answer(self, seen: SeenOnPage) -> dict[str, object]:
         """Raises JournalError naming a file that can't be read."""
@@ -71,7 +73,8 @@ class WatchedRun:
         began = time.monotonic()
         if self._facts is None or (self._is_new and began >= self._due_at):
             self._facts = facts_of_run(self._data, self.paths)
-            self._version, self._is_new = self._version + 1, False
+            self._version = self._version + 1
+            self._is_new = False
             self._due_at = time.monotonic() + PAUSE_FACTOR * (time.monotonic() - began)
         return self._facts
 
@@ -111,14 +114,16 @@ class Life:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._beat: tuple[int, int] | None = None
-        self._since, self._has_changed = time.monotonic(), False
+        self._since = time.monotonic()
+        self._has_changed = False
 
     def look(self) -> LifeSigns:
         now, at = read_now(self._paths), time.monotonic()
         beat = None if now is None else (now.attempt, now.beat)
         if beat != self._beat:
             self._has_changed = self._beat is not None
-            self._beat, self._since = beat, at
+            self._beat = beat
+            self._since = at
         silent_s = at - self._since
         live = is_live(self._paths)
         if live is None and self._has_changed and silent_s < SILENT_S:

@@ -50,7 +50,8 @@ class Both:
         self.servings = servings
         self._stack = stack
         self._settings = settings
-        self.told, self.verdicts = [], []
+        self.told = []
+        self.verdicts = []
         head = servings[0].server.info().pid
         self.scheduler = next(p.pid for p in descendants(head) if name(p).startswith("sglang::sched"))
 

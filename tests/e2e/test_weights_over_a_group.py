@@ -41,7 +41,8 @@ def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving)
         async def work(client):
             nonlocal sender
             sender = sender or GroupTransport(client, tuple, device="cpu", tp_size=1, timeout_s=within_s)
-            sender._client, sender._timeout_s = client, within_s
+            sender._client = client
+            sender._timeout_s = within_s
             await sender.send(serving.server.info(), in_buckets(changed_weights(factor).items(), device="cpu"), version)
 
         serving.run(work)
@@ -73,7 +74,8 @@ def test_weights_over_a_group_survive_a_stop_and_a_kill_of_their_server(serving)
     os.kill(doomed, signal.SIGSTOP)  # so that it surely has not taken them when it is killed
 
     async def killed(client):
-        sender._client, sender._timeout_s = client, deadline_s()
+        sender._client = client
+        sender._timeout_s = deadline_s()
         buckets = in_buckets(changed_weights(0.9).items(), device="cpu")
         update = asyncio.create_task(sender.send(serving.server.info(), buckets, 8))
         await asyncio.sleep(0.2)

@@ -59,14 +59,18 @@ def run_config(fileroot: str, steps: int, servers: int, ranks: int = 1) -> RunCo
     config = RunConfig(experiment_name="supervised", total_train_steps=steps, total_train_epochs=1000)
     config.cluster.fileroot = fileroot
     config.train_dataset = DatasetConfig(path=str(ASSETS / "train.jsonl"), batch_size=BATCH, max_items=PROMPTS)
-    config.gconfig.n_samples, config.gconfig.max_new_tokens = 2, 26
+    config.gconfig.n_samples = 2
+    config.gconfig.max_new_tokens = 26
     config.reward.fn = "tests.support.rewards:switched"
     config.actor.path = config.ref.path = config.sglang.model_path = config.tokenizer_path = str(ASSETS / "model")
     config.actor.dtype = config.sglang.dtype = config.ref.dtype = "float32"
     config.actor.device = config.sglang.device = "cpu"
-    config.actor.threads, config.actor.optimizer.lr = 1, 3e-4
+    config.actor.threads = 1
+    config.actor.optimizer.lr = 3e-4
     config.actor.dp_size = ranks
-    config.sglang.n_servers, config.sglang.context_length, config.sglang.random_seed = servers, 256, 1
+    config.sglang.n_servers = servers
+    config.sglang.context_length = 256
+    config.sglang.random_seed = 1
     config.recover = RecoverConfig(freq_steps=5, first_steps=None, memory_share=1.0)
     config.evaluator.freq_steps = config.saver.freq_steps = FreqConfig().freq_steps
     config.reward_health.warmup_steps = 5  # short runs have short baselines
@@ -84,7 +88,8 @@ def main() -> None:
         part, _, name = key.rpartition(".")
         setattr(operator.attrgetter(part)(config) if part else config, name, yaml.safe_load(value))
     if os.environ.get(REAL_SERVERS):
-        config.sglang.max_total_tokens, config.sglang.threads = 20000, 1
+        config.sglang.max_total_tokens = 20000
+        config.sglang.threads = 1
     if config.cluster.detached:
         from launcher import driver  # brings Ray along
         from launcher.cli import detached

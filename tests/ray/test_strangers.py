@@ -65,7 +65,9 @@ class Victim:
     """A run under way, and where its parts are."""
 
     def __init__(self, run, folder):
-        self.run, self.paths, self.folder = run, run.paths, folder
+        self.run = run
+        self.paths = run.paths
+        self.folder = folder
         self.keys = ServerKeys.read(run.paths.keys)
         self.token = (run.paths.keys / RAY_TOKEN).read_text()
         self.secrets = [self.keys.api, self.keys.admin, self.token]

@@ -23,7 +23,8 @@ STEPS = 40
 
 class Page:
     def __init__(self, run, port):
-        self._run, self._at = run, f"http://127.0.0.1:{port}"
+        self._run = run
+        self._at = f"http://127.0.0.1:{port}"
         self.name = f"{run.paths.user}/{run.paths.experiment_name}/{run.paths.trial_name}"
 
     def _ask(self, path, data=None):

@@ -208,7 +208,8 @@ async def the_policy_collapses(run):
 
 
 async def the_policy_collapses_behind_a_narrow_gate(run):
-    run.config.gate.max_reward_jump, run.config.gate.reward_jump_noise = 0.25, 3.0
+    run.config.gate.max_reward_jump = 0.25
+    run.config.gate.reward_jump_noise = 3.0
     run.config.reward_health.fall_threshold = 8.0
     run.truth.damage(once_at(FALLS_AT, Policy(quality=0.3)))
 

@@ -28,7 +28,8 @@ class SimDisk:
 
     def fail(self, fault):
         self.run.truth.befell(Cause.DISK_FULL)
-        self.fault, self.since = fault, self.run.loop.now
+        self.fault = fault
+        self.since = self.run.loop.now
 
     def mend(self):
         self.fault = self.since = None

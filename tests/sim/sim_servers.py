@@ -89,10 +89,12 @@ class SimServer:
     async def _start(self, generation, weights):
         self.run.truth.check_restart_of_server(self)
         self.end()
-        self.generation, self.state = generation, ServerState.STARTING
+        self.generation = generation
+        self.state = ServerState.STARTING
         self.hung_at = None
         self.ended = asyncio.Event()
-        self.version, self.start_lineage = weights.version, weights.lineage
+        self.version = weights.version
+        self.start_lineage = weights.lineage
         self.digest = digest_of(Path(weights.path))
         await asyncio.sleep(START_S)
         if self.breaks_starts:
@@ -108,7 +110,8 @@ class SimServer:
         if version == self.lies_at:
             self.run.truth.befell(Cause.SERVER_CORRUPT)
             digest = self.digest
-        self.digest, self.version = digest, version
+        self.digest = digest
+        self.version = version
 
     async def stop(self):
         self.state = ServerState.STOPPED

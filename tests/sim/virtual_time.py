@@ -143,7 +143,8 @@ class GuestFuture(Future):
 
     def _wake(self):
         with self._condition:
-            waits, self._waits = self._waits, 0
+            waits = self._waits
+            self._waits = 0
         if waits:
             self._loop.guest_runs(waits)
             if self._loop.is_here():
@@ -225,7 +226,8 @@ class TurnLock:
         self._depth -= 1
         if self._depth == 0:
             self._holder = None
-            freed, self._freed = self._freed, []
+            freed = self._freed
+            self._freed = []
             for one in freed:
                 self._loop.call_soon_threadsafe(one.set_result, None)
 

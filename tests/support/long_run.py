@@ -23,11 +23,17 @@ SERVERS, SAMPLES, LR = ("server-0", "server-1"), 4, 1.7e-5
 class LongRun:
     def __init__(self, paths: RunPaths, *, steps: int, incidents: int, attempts: int = 1, seed: int = 1) -> None:
         self.paths = paths
-        self._seed, self._random = seed, random.Random(seed)
-        self._steps, self._attempts = steps, attempts
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._steps = steps
+        self._attempts = attempts
         self._due = sorted(self._random.sample(range(20, steps - 5), incidents))
-        self._now, self._attempt, self._step, self._sampled = BEGAN, 0, 0, 0.0
-        self._number, self._checkpoint = 0, -1
+        self._now = BEGAN
+        self._attempt = 0
+        self._step = 0
+        self._sampled = 0.0
+        self._number = 0
+        self._checkpoint = -1
         self._lines = {"metrics": [], "ledger": [], "events": [], "memory": [], "samples": []}
         self._other = random.Random(seed)  # what is drawn for a picture alone changes nothing else
         self.onsets: list[int] = []

@@ -38,7 +38,10 @@ class MadeRun:
         self.paths.prepare()
         self.store = CheckpointStore(self.paths.default_checkpoints)
         self.draw = random.Random(faults)
-        self.faults, self.batch, self.total_steps, self.leaves_out = bool(faults), batch, total_steps, leaves_out
+        self.faults = bool(faults)
+        self.batch = batch
+        self.total_steps = total_steps
+        self.leaves_out = leaves_out
         datasets = {key: DatasetConfig(shuffle=shuffle, **settings) for key, settings in datasets.items()}
         self._write_settings(datasets)
         ids, circles = [], []
@@ -87,7 +90,8 @@ class MadeRun:
             taken = [*taken[1:], *self.queue.take(1)]
         left_out = [one for one in taken[1:] if self.draw.random() < self.leaves_out]
         self.queue.commit(taken)
-        at, self.clock = self.position, self.clock + 1.0
+        at = self.position
+        self.clock = self.clock + 1.0
         self.position = at.after_step(reward=0.5, epoch=self.queue.epoch)
         report = StepReport(
             global_step=at.next_step,

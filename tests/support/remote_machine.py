@@ -20,7 +20,8 @@ class Machine:
         self.config = RunConfig(experiment_name="exp", trial_name="t1")
         self.config.cluster.fileroot = str(root)
         self.config.train_dataset = DatasetConfig(path="unused")
-        self.config.recover.url, self.config.recover.keep_last = url, keep_last
+        self.config.recover.url = url
+        self.config.recover.keep_last = keep_last
         self.paths = RunPaths.of(self.config)
         self.paths.prepare()
         self.store = CheckpointStore(self.paths.default_checkpoints)

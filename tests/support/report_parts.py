@@ -51,7 +51,8 @@ class Elements(HTMLParser):
 
     def __init__(self, content):
         super().__init__()
-        self.found, self.attributes = [], []
+        self.found = []
+        self.attributes = []
         self.feed(content)
 
     def handle_starttag(self, name, attributes):

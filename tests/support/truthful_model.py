@@ -21,7 +21,8 @@ class TruthfulModel:
         weights = load_file(folder / "model.safetensors")
         self._weights = {name.removeprefix("model."): array.astype(np.float64) for name, array in weights.items()}
         self._layers: int = config["num_hidden_layers"]
-        self._heads, self._kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self._heads = config["num_attention_heads"]
+        self._kv_heads = config["num_key_value_heads"]
         self._width: int = config["hidden_size"] // self._heads
         self._epsilon: float = config["rms_norm_eps"]
         self._theta: float = config["rope_parameters"]["rope_theta"]

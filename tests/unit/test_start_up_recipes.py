@@ -85,7 +85,8 @@ class Job:
     """The batch script, with stand-ins for Slurm, Ray and the launcher on its PATH."""
 
     def __init__(self, folder, *arguments, **environment):
-        self.folder, bin_ = folder, folder / "bin"
+        self.folder = folder
+        bin_ = folder / "bin"
         bin_.mkdir()
         for name, body in PROGRAMS.items():
             text = "\n".join(line.removeprefix("        ") for line in body.splitlines())

@@ -49,7 +49,8 @@ def _parts(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     for label, text in said:
         if label in COMMANDS:  # never broken: it is there to be copied
             line = Text.assemble((f"{label:<{LABEL}}", "bold"), text)
-            line.no_wrap, line.overflow = True, "ignore"
+            line.no_wrap = True
+            line.overflow = "ignore"
             yield line
     if diagnosis.causes is not None:
         yield Text("\ncauses, the likeliest first (+ for, − against)", style="bold")

@@ -27,7 +27,8 @@ class StandInFaults:
         """At its first use of top_p or top_k, and answers nobody meanwhile."""
         if self.compiles_s and (parameters["top_p"] < 1 or parameters["top_k"] > 0):
             print(f"compiling, for {self.compiles_s:g} s", flush=True)
-            compiles_s, self.compiles_s = self.compiles_s, 0.0
+            compiles_s = self.compiles_s
+            self.compiles_s = 0.0
             time.sleep(compiles_s)
 
     async def set_fault(self, request: web.Request) -> web.Response:

@@ -63,6 +63,7 @@ def _receive(group: Any, body: dict) -> str:
     )
     flat = torch.empty(sum(sizes), dtype=torch.uint8)
     options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
+    options.rootRank = 0
+    options.rootTensor = 0
     group.broadcast([flat], options).wait()
     return hashlib.sha256(flat.numpy()).hexdigest()

@@ -24,8 +24,14 @@ class CountingServer:
     """`token_s`: of each token. `kill` breaks every connection and refuses further ones. `generated`: tokens so far."""
 
     def __init__(self, name="server-0", *, generation=0, version=0, token_s=0.0):
-        self.name, self.generation, self.version, self.token_s = name, generation, version, token_s
-        self.asked, self.bodies, self.loaded, self.authorizations = [], [], [], {}
+        self.name = name
+        self.generation = generation
+        self.version = version
+        self.token_s = token_s
+        self.asked = []
+        self.bodies = []
+        self.loaded = []
+        self.authorizations = {}
         self.load_s = 0.0
         self.shift = 0.0  # of its log-probs
         self.status = 200  # of its answers to requests; another one is a failure
@@ -34,7 +40,8 @@ class CountingServer:
         self.generated = 0
         self.aborts = asyncio.Event()
         self.in_flight = 0
-        self.runner, self.url = None, ""
+        self.runner = None
+        self.url = ""
 
     async def __aenter__(self):
         application = web.Application()

@@ -26,7 +26,9 @@ def write_weights(model: Path, folder: Path, *, is_other: bool) -> None:
 
 class Client:
     def __init__(self, session: aiohttp.ClientSession, addresses: list[str]) -> None:
-        self.session, self.addresses, self.errors = session, addresses, []
+        self.session = session
+        self.addresses = addresses
+        self.errors = []
 
     async def post(self, address: str, path: str, body: dict) -> dict:
         """As often as it takes; a client of AReaL's would give up after three."""
@@ -70,7 +72,8 @@ async def train(given: argparse.Namespace) -> None:
         client = Client(session, os.environ[given.variable].split(","))
         await client.healthy()
         for step in range(1, given.steps + 1):
-            began, client.errors = time.monotonic(), []
+            began = time.monotonic()
+            client.errors = []
             asked = [client.generate(a, given.prompt, given.tokens) for a in client.addresses for _ in range(given.n)]
             answers = await asyncio.gather(*asked)
             generated = time.monotonic()

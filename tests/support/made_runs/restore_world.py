@@ -97,7 +97,8 @@ class MadeRun:
         """As of the step before the onset a collapse is in the weights; the step that is taken again has no such
         accident."""
         if self.fault.weights is not None and self.step == self.onset - 1 and not self.has_damaged:
-            self.damaged_since, self.has_damaged = self.step, True
+            self.damaged_since = self.step
+            self.has_damaged = True
         self.step += 1
 
     def restore(self, step: int) -> None:

@@ -153,7 +153,8 @@ class World:
         self.queue = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True)
         self.stream = self.new_stream()
         self.saved = self.state()
-        self.trained, self.order = [], []
+        self.trained = []
+        self.order = []
 
     def new_stream(self):
         return RolloutStream(
@@ -229,7 +230,8 @@ class World:
                 self.queue = PromptQueue([*prompts(PROMPTS)], seed=self.queue.prompt_order.seed, shuffle=True)
                 self.stream = self.new_stream()
         self.queue.load_state_dict(json.loads(content))
-        self.version, self.ancestors = version, dict(ancestors)
+        self.version = version
+        self.ancestors = dict(ancestors)
         self.lineage += 1
         del self.trained[version:]
         await self.some_time()

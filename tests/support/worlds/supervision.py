@@ -136,7 +136,9 @@ class FakeActor:
         return self.seen(work.generation)
 
     async def _start(self, *, generation, model_path, weight_version, overrides):
-        self.generation, self.state, self.exit = generation, ServerState.STARTING, None
+        self.generation = generation
+        self.state = ServerState.STARTING
+        self.exit = None
         self.version = weight_version
         return self._info()
 
@@ -146,7 +148,8 @@ class FakeActor:
 
     async def _wait_ready(self):
         if self._ready is not None:
-            self.state, self.reason = ServerState.FAILED, self._ready.message
+            self.state = ServerState.FAILED
+            self.reason = self._ready.message
             raise self._ready
         self.state = ServerState.READY
         return self._info()

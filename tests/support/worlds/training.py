@@ -111,7 +111,8 @@ class AheadReplay(Replay):
 
     def __init__(self, *, ahead=AHEAD, most_batches=None):
         super().__init__(prompts(N_PROMPTS), SAMPLES)
-        self.ahead, self.most_batches = ahead, most_batches
+        self.ahead = ahead
+        self.most_batches = most_batches
         self.thread = LoopThread("ahead")
         self.stream = None
         self.generated = 0

@@ -101,7 +101,8 @@ def test_a_stop_is_heard_while_ray_does_not_start(tmp_path, monkeypatch, asked, 
     def connect(*_, **__):
         tries.append(None)
         if len(tries) == 2:
-            interrupts._count, launch._deadlines.reason = int(asked), deadline
+            interrupts._count = int(asked)
+            launch._deadlines.reason = deadline
         raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
 
     monkeypatch.setattr(ray_cluster, "_connect", connect)
@@ -189,7 +190,8 @@ class Attempt:
 
     def __init__(self, folder, monkeypatch, ends, *, mode="auto", cause=None, not_before=0.0, steps=1):
         config = RunConfig(experiment_name="again", train_dataset=DatasetConfig(path="none"))
-        config.cluster.fileroot, config.recover.mode = str(folder), mode
+        config.cluster.fileroot = str(folder)
+        config.recover.mode = mode
         self.paths = RunPaths.of(config)
         self.paths.prepare()
         self.journal = Journal(self.paths.events, 2, time.time)
@@ -198,7 +200,8 @@ class Attempt:
         begin_memory(self.paths, 2)
         task = task_after(self.paths, cause, not_before=not_before)
         incident = None if cause is None else begin_incident(self.journal, self.paths, task.before)
-        self.lines, self.interrupts = [], NoInterrupts()
+        self.lines = []
+        self.interrupts = NoInterrupts()
         monkeypatch.setattr(driver, "end_leftovers", lambda **_: [])  # they would be pytest's siblings
         screen = SimpleNamespace(
             line=self.lines.append, milestone=self.lines.append, alert=lambda *_: None, follow=lambda _: None
@@ -322,7 +325,8 @@ def test_an_attempt_in_place_of_another_is_one_incident(tmp_path, monkeypatch, c
 )
 def test_who_waits_to_begin_obeys_signals_and_deadlines(tmp_path, monkeypatch, asked, deadline, exit_code, reason):
     attempt = Attempt(tmp_path, monkeypatch, halts, cause=Cause.RUN_HALTED, not_before=time.monotonic() + 1e6)
-    attempt.interrupts._count, attempt.launch._deadlines.reason = asked, deadline
+    attempt.interrupts._count = asked
+    attempt.launch._deadlines.reason = deadline
     outcome = attempt.launch.run()
     assert (outcome.status, outcome.exit_code, outcome.reason) == (TerminalStatus.ABORTED, exit_code, reason)
 

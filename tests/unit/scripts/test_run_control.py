@@ -68,7 +68,8 @@ class Driver:
     """Writes what a driver writes, and does what is asked as a Coordinator would; its trainer ends its step first."""
 
     def __init__(self, paths, journal, *, looks_in_step=5):
-        self.paths, self.journal = paths, journal
+        self.paths = paths
+        self.journal = journal
         self.looks_in_step = looks_in_step
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._drive)
@@ -387,7 +388,8 @@ def test_attach_that_stood_still_itself_does_not_say_that_the_run_is_gone(paths,
             return self.now
 
         def sleep(self, seconds):
-            self.now, self.naps = self.now + 600.0, self.naps + 1
+            self.now = self.now + 600.0
+            self.naps = self.naps + 1
             if self.naps == 3:
                 journal.record("run.finished", reason="all steps are done")
 

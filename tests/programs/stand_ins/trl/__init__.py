@@ -16,7 +16,8 @@ STEP_S = 0.1
 class GRPOTrainer(Trainer):
     def __init__(self, *, model, reward_funcs, args, train_dataset, callbacks):
         args.remove_unused_columns = False
-        self._tokenizer, self._reward = AutoTokenizer.from_pretrained(model), reward_funcs
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        self._reward = reward_funcs
         super().__init__(
             model=AutoModelForCausalLM.from_pretrained(model),
             args=args,

@@ -13,7 +13,9 @@ ME = ("node-1", os.getpid())
 
 class World:
     def __init__(self, answer: bool | None = True) -> None:
-        self.now, self.answer, self.ended = 0.0, answer, 0
+        self.now = 0.0
+        self.answer = answer
+        self.ended = 0
         self.lease = Lease(5.0, self.ask, self.end, clock=lambda: self.now)
 
     def ask(self):

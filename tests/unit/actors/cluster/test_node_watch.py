@@ -8,7 +8,10 @@ from actors.cluster.node_watch import HOMELESS_S, ClusterNode, NodeWatch
 
 class Cluster:
     def __init__(self, *alive: str, known: frozenset[str] = frozenset()) -> None:
-        self.alive, self.dead, self.placed, self.now = set(alive), set[str](), {"a"}, 0.0
+        self.alive = set(alive)
+        self.dead = set[str]()
+        self.placed = {"a"}
+        self.now = 0.0
         self.told: list[str] = []
         self.watch = NodeWatch(
             {"server-0": "a"},
@@ -32,7 +35,8 @@ class Cluster:
 
     def look(self) -> list[str]:
         asyncio.run(self.watch.look())
-        told, self.told = self.told, []
+        told = self.told
+        self.told = []
         return sorted(told)
 
 

@@ -15,8 +15,11 @@ class Starts:
     """Fails so often, after so many seconds each."""
 
     def __init__(self, failures, seconds):
-        self.failures, self.seconds = failures, seconds
-        self.tries, self.now, self.said = 0, 0.0, []
+        self.failures = failures
+        self.seconds = seconds
+        self.tries = 0
+        self.now = 0.0
+        self.said = []
 
     def __call__(self):
         self.tries += 1
@@ -93,7 +96,8 @@ def test_what_a_failed_start_left_is_ended_and_is_not_the_end_of_the_next(tmp_pa
 def test_a_child_that_ends_while_the_vital_processes_are_found_breaks_no_start(monkeypatch):
     class Child:
         def __init__(self, called):
-            self.called, self.pid = called, 0
+            self.called = called
+            self.pid = 0
 
         def name(self):
             if not self.called:

@@ -289,7 +289,8 @@ class EveryPromptOncePerEpoch(RuleBasedStateMachine):
             self.queue = self.make()
         state, trained = self.saved
         self.queue.load_state_dict(json.loads(state))
-        self.trained, self.in_flight = trained.copy(), []
+        self.trained = trained.copy()
+        self.in_flight = []
 
     @invariant()
     def once_per_epoch(self):

@@ -34,7 +34,8 @@ class Door:
         rollout = RolloutConfig(request_timeout=request_timeout, stream_interval=stream_interval)
         config = RunConfig(experiment_name="door", rollout=rollout)
         self.servers = DoorServers(config, ServerKeys(api="a", admin="b"), self.kept)
-        self.told, self.silences = [], []
+        self.told = []
+        self.silences = []
         self.requests = DoorRequests(self.servers, config.rollout, lambda *event: self.silences.append(event))
         self.http = DoorHttp(self.servers, self.requests, self.kept, told=self.told.append)
         self.count = count
@@ -452,7 +453,8 @@ async def test_a_living_server_that_breaks_off_every_answer_is_told_at_last(tmp_
 async def test_however_often_a_server_is_lost_is_not_the_client_s_to_see(tmp_path, monkeypatch, more):
     monkeypatch.setattr(door_requests, "AGAIN_S", 0.0)
     async with Door(tmp_path) as door, CuttingServer() as server:
-        server.door, server.deaths = door, 9
+        server.door = door
+        server.deaths = 9
         await door.serve(server)
         assert whole(await door.generate(**more))
         assert server.cut == 9
@@ -589,7 +591,8 @@ async def test_why_every_server_refuses_new_weights_is_known_until_one_has_them(
         async def refuse(*_, **__):
             raise WeightsRefused("server-0: size mismatch")
 
-        publish, door.servers.publisher.publish = door.servers.publisher.publish, refuse
+        publish = door.servers.publisher.publish
+        door.servers.publisher.publish = refuse
         updating = asyncio.create_task(door.servers.update(give(tmp_path / "update", 1)))
         await until(lambda: door.servers.waits_for)
         assert "size mismatch" in door.servers.waits_for

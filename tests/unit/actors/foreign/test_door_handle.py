@@ -22,7 +22,8 @@ class Silent:
     """A door that `hangs`, or else fails at once; each question is asked at the next of `times`, in seconds."""
 
     def __init__(self, monkeypatch, tmp_path, *, times, hangs=True):
-        self.killed, self.died = [], []
+        self.killed = []
+        self.died = []
         self.answers = False
         self.hangs = hangs
         clock = itertools.chain([0.0], times)

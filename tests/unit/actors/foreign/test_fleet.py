@@ -41,7 +41,8 @@ class Local:
     """An object of this process, asked as an actor."""
 
     def __init__(self, made, **instead):
-        self._made, self._instead = made, instead
+        self._made = made
+        self._instead = instead
 
     def __getattr__(self, name):
         return Method(self._instead.get(name) or getattr(self._made, name))
@@ -109,7 +110,8 @@ class Behind:
             trainer=Local(door),
             memory=OomBackoff(self.config, self.history, None, on_gpu=False, shares_gpu=False),
         )
-        self.monitor, self.door = monitor, door
+        self.monitor = monitor
+        self.door = door
         self.address = (await door.addresses())[0]
         parts = (self.config, self.paths, self.history, self.trainer)
         coordinator = CommandCoordinator(*parts, changed=self.fleet.changed, fleet=self.fleet)

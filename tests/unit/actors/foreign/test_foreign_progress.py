@@ -16,7 +16,10 @@ class Game:
     """A tree, a clock, and looks at both."""
 
     def __init__(self):
-        self.now, self.state, self.cpu_s, self.changed = 0.0, "S", 0.0, 0.0
+        self.now = 0.0
+        self.state = "S"
+        self.cpu_s = 0.0
+        self.changed = 0.0
         tree = SimpleNamespace(look=lambda: TreeLook(state=self.state, cpu_s=self.cpu_s))
         self.waits_for = ""
         self.watch = ProgressWatch(SETTINGS, tree, self._checkpoints, lambda: self.now, lambda: self.waits_for)

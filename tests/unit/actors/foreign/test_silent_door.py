@@ -107,6 +107,7 @@ async def test_while_a_disk_is_in_trouble_its_silence_does_not_count_until_the_p
     assert await silent_s() == 0.0
     run.config.disk.patience_s = 0.0
     assert await silent_s() == 3600.0
-    run.config.disk.patience_s, found[0] = 3600.0, None
+    run.config.disk.patience_s = 3600.0
+    found[0] = None
     assert await silent_s() == 3600.0
     await eyes.close()

@@ -68,7 +68,8 @@ def test_what_a_restored_trainer_saved_before_it_crashed_is_not_resumed_from(con
     program.write_text(text.replace(SAVED, SAVED + CRASH))
     (tmp_path / "crash").touch()
     config.restart.restore = 3
-    config.reward_health.noise_floor, config.reward_health.fall_threshold = 0.35, None  # several steps decide
+    config.reward_health.noise_floor = 0.35
+    config.reward_health.fall_threshold = None  # several steps decide
 
     assert_sound(asyncio.run(mended(config, paths, tmp_path)), paths, tmp_path)
     first, again, last = [event["global_step"] for event in events(paths, "trainer.restored")]

@@ -166,7 +166,9 @@ class Refused:
     """A disk whose probes find room, and whose quota refuses each checkpoint; on a clock of the test's own."""
 
     def __init__(self, watch, folder):
-        self.watch, self.folder, self.now = watch, folder, time.monotonic() + 1e6
+        self.watch = watch
+        self.folder = folder
+        self.now = time.monotonic() + 1e6
         self.stepped_at = None
 
     def trouble(self, after_s=0.0):

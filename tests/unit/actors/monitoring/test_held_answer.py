@@ -20,7 +20,8 @@ deadline_s = partial(scaled, 60.0)
 
 def actor():
     made = object.__new__(HealthMonitorActor.__ray_metadata__.modified_class)
-    made._journal, made._beginning = None, asyncio.Lock()
+    made._journal = None
+    made._beginning = asyncio.Lock()
     made._monitor = SimpleNamespace(changed=asyncio.Event(), watch=lambda servers: None, report=MonitorReport)
     return made
 

@@ -332,7 +332,8 @@ async def test_a_next_host_lets_the_last_one_finish(world):
     await has_looked(world.log)
     (world.scratch / "left").write_text("behind")
     world.host.close()
-    scratch, world.scratch = world.scratch, world.scratch.with_name("second")
+    scratch = world.scratch
+    world.scratch = world.scratch.with_name("second")
     world.host = None
     await world.launch()
     await first.wait_swept()

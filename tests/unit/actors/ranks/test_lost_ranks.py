@@ -27,7 +27,9 @@ class FakeRay:
     """What `stay` came to, by rank; `later`: what it comes to while one waits."""
 
     def __init__(self, now, later):
-        self.ended, self.later, self.waits = dict(now), later, []
+        self.ended = dict(now)
+        self.later = later
+        self.waits = []
 
     def wait(self, stays, timeout):
         return [stay for stay in stays if stay in self.ended], [stay for stay in stays if stay not in self.ended]
@@ -49,8 +51,12 @@ def controller(monkeypatch, fake, errors=(), ranks=RANKS):
     made._ranks = [SimpleNamespace(stay=SimpleNamespace(remote=lambda rank=rank: rank)) for rank in ranks]
     made.where = [RankLocation(node="0123456789", pid=10 + rank) for rank in ranks]
     made._errors = errors or [None] * len(ranks)
-    made.lost, made._is_begun, made._working_since = "", True, None
-    made._is_lost, made._is_closed, made._losing = threading.Event(), threading.Event(), threading.Lock()
+    made.lost = ""
+    made._is_begun = True
+    made._working_since = None
+    made._is_lost = threading.Event()
+    made._is_closed = threading.Event()
+    made._losing = threading.Lock()
     made._kills = SimpleNamespace(risen=lambda: 0)
     made._journal = SimpleNamespace(record=lambda event, subject, reason: told.append((event, reason)))
     return made, told
@@ -134,7 +140,9 @@ class Asked:
     """One rank's answer, or what it raises; `log` has in which order things were done."""
 
     def __init__(self, answer, log):
-        self.answer, self.log, self.is_slow = answer, log, False
+        self.answer = answer
+        self.log = log
+        self.is_slow = False
         self.ask = SimpleNamespace(remote=lambda order, arguments, named: self)
 
 
@@ -160,7 +168,10 @@ def asked_of(monkeypatch, answer, own=lambda folder: "own"):
     monkeypatch.setattr(rank_controller, "ray", AnswersOfRay())
     monkeypatch.setattr(rank_controller, "EXPLAIN_S", 0.0)
     made = object.__new__(RankController)
-    made._ranks, made._joining, made.lost, made._is_lost = [Asked(answer, log)], [], "", threading.Event()
+    made._ranks = [Asked(answer, log)]
+    made._joining = []
+    made.lost = ""
+    made._is_lost = threading.Event()
     return made, log, SimpleNamespace(write=own)
 
 
@@ -218,7 +229,8 @@ def test_a_rank_that_could_not_join_is_lost_also_where_it_is_asked_first(monkeyp
     """The first weights are written before the first order to all; its own error came out, and no loss was told."""
     failed = RuntimeError("out of memory")
     made, log, learner = asked_of(monkeypatch, "theirs")
-    made._losing, made._is_begun = threading.Lock(), False
+    made._losing = threading.Lock()
+    made._is_begun = False
     made._joining = [Asked(RayTaskError("join", "…", failed, pid=1, ip="127.0.0.1"), log)]
     with pytest.raises(TrainerError, match="the trainer's ranks did not meet: out of memory"):
         made.ask_each(learner, "write", "folder")

@@ -33,8 +33,13 @@ class Controller:
     mute = False
 
     def __init__(self, config, paths, journal, options, *, niceness, gpus):
-        self.config, self.options, self.niceness, self.gpus = config, options, niceness, gpus
-        self.lost, self.where, self.calls = "", (), []
+        self.config = config
+        self.options = options
+        self.niceness = niceness
+        self.gpus = gpus
+        self.lost = ""
+        self.where = ()
+        self.calls = []
         self.made.append(self)
 
     def prepare(self):
@@ -56,7 +61,8 @@ class FakeTraining:
     def __init__(self, config, paths, attempt, *, ask, ranks, parts):
         if self.fails:
             raise TrainerError("no model")
-        self.ranks, self.parts = ranks, parts
+        self.ranks = ranks
+        self.parts = parts
 
     def ready(self):
         return self.ranks
@@ -73,7 +79,8 @@ def trainer(tmp_path, monkeypatch):
     monkeypatch.setattr(Controller, "made", [])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = RunConfig(experiment_name="exp")
-    config.cluster.fileroot, config.actor.dp_size = str(tmp_path), 2
+    config.cluster.fileroot = str(tmp_path)
+    config.actor.dp_size = 2
     made = Trainer.__ray_metadata__.modified_class(config, RunPaths.of(config), 1, rank_options=("options",))
     made._printed = object()  # what the user's code prints is this test's
     monkeypatch.setattr(made, "_load_ahead", lambda config: SimpleNamespace(config=config, met=made._ranks))
@@ -178,7 +185,8 @@ def test_what_a_rank_s_disk_refuses_names_the_rank():
         raise OSError(errno.ENOENT, "No such file or directory", str(folder))
 
     rank = object.__new__(TrainerRank.__ray_metadata__.modified_class)
-    rank._rank, rank._learner = 3, SimpleNamespace(write=refuse)
+    rank._rank = 3
+    rank._learner = SimpleNamespace(write=refuse)
     with pytest.raises(FileNotFoundError) as refused:
         rank.ask("write", ("folder",), {})
     assert refused.value.strerror == "No such file or directory, on the node of trainer rank 3"
@@ -205,7 +213,10 @@ def test_a_process_of_which_one_thread_lives_is_not_gone():
 def test_a_rank_that_was_not_asked_yet_is_not_forgotten(monkeypatch):
     """Rank 0 may read its data for longer than the lease is; what was never asked holds nothing."""
     rank = object.__new__(TrainerRank.__ray_metadata__.modified_class)
-    rank._rank, rank._asked_at, clock, ends = 1, None, iter(range(0, 10_000, 50)), []
+    rank._rank = 1
+    rank._asked_at = None
+    clock = iter(range(0, 10_000, 50))
+    ends = []
 
     def sleep(seconds):
         if next(clock) > 5 * trainer_rank.LEASE_S and rank._asked_at is None:
@@ -221,7 +232,10 @@ def test_a_rank_that_was_not_asked_yet_is_not_forgotten(monkeypatch):
 def test_ranks_of_which_one_was_lost_before_they_meet_do_not_wait_for_it(monkeypatch):
     """The thread that watches saw nothing to end then; the others would wait for health.trainer_first_s."""
     ranks = object.__new__(RankController)
-    ranks.lost, ranks._before, ranks._ranks, ranks.where = "trainer rank 1 ended", (), [object()], PARKED
+    ranks.lost = "trainer rank 1 ended"
+    ranks._before = ()
+    ranks._ranks = [object()]
+    ranks.where = PARKED
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr(rank_controller, "ray", SimpleNamespace(get_runtime_context=lambda: context, nodes=list))
     monkeypatch.setattr(ranks, "_addresses", lambda nodes: ["127.0.0.1"] * len(nodes))

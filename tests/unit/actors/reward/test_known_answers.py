@@ -212,7 +212,9 @@ class Judge:
     """Right but for a share of its scores; `silent` of them are None."""
 
     def __init__(self, seed, errs, silent=0.0):
-        self.errs, self.silent, self.rng = errs, silent, random.Random(seed)
+        self.errs = errs
+        self.silent = silent
+        self.rng = random.Random(seed)
 
     async def score(self, completions, prompt):
         return [self.one(text) for text in completions]
@@ -390,7 +392,8 @@ class ErringJudge:
     """Turns a share of its scores round."""
 
     def __init__(self, seed, errs):
-        self.errs, self.rng = errs, random.Random(seed)
+        self.errs = errs
+        self.rng = random.Random(seed)
 
     async def score(self, completions, prompt):
         return [Score(value=float(("please" in t) != (self.rng.random() < self.errs))) for t in completions]

@@ -425,7 +425,8 @@ class NotedLock:
     """`is_wanted`: somebody waits for it."""
 
     def __init__(self):
-        self._lock, self.is_wanted = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self.is_wanted = threading.Event()
 
     def __enter__(self):
         if not self._lock.acquire(blocking=False):

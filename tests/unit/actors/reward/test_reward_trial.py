@@ -19,7 +19,8 @@ class Scorer:
     """Calls a function as the pool's processes do."""
 
     def __init__(self, fn):
-        self.fn, self.asked = fn, 0
+        self.fn = fn
+        self.asked = 0
 
     async def score(self, completions, prompt):
         self.asked += len(completions)

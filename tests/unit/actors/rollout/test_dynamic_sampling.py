@@ -24,7 +24,8 @@ class Sampled(World):
     """A share of the prompts has a signal, whichever weights answer."""
 
     def __init__(self, seed, ahead, most, share):
-        self.most, self.share = most, share
+        self.most = most
+        self.share = share
         super().__init__(seed, ahead)
 
     def new_stream(self):
@@ -116,7 +117,8 @@ class Three:
     """Prompts of which those in `flat` have no signal when they are answered, once they `may_end`."""
 
     def __init__(self, *, most):
-        self.flat, self.may_end = {"p000"}, asyncio.Event()
+        self.flat = {"p000"}
+        self.may_end = asyncio.Event()
         self.queue = PromptQueue([*prompts(3)], seed=1, shuffle=False)
         more = {"n_samples": 2, "concurrent_prompts": 3, "attempts": 1, "scored_by": "", "most_batches": most}
         self.stream = RolloutStream(self.make, self.queue, prompts(3), **more)

@@ -116,7 +116,8 @@ class Streams:
     """An engine whose streams are of the test's own; each is `made` once, and may be `closed`."""
 
     def __init__(self):
-        self.made, self.closed = [], []
+        self.made = []
+        self.closed = []
 
     def stream(self, queue, items, **more):
         self.made.append(queue)

@@ -27,7 +27,9 @@ class Sent:
     """What one server was asked."""
 
     def __init__(self, url, stream, inputs):
-        self.url, self.stream, self.inputs = url, stream, inputs
+        self.url = url
+        self.stream = stream
+        self.inputs = inputs
         self.answer = asyncio.get_running_loop().create_future()
 
     def sends(self, token, *, is_last=False, index=0):
@@ -57,7 +59,10 @@ class Scene:
     """Two servers. `silent`: those that are, if they are asked anything, and why."""
 
     def __init__(self, pool):
-        self.sent, self.told, self.silent, self.pool = [], [], {}, pool
+        self.sent = []
+        self.told = []
+        self.silent = {}
+        self.pool = pool
         self.asking = []
         self.loop = RequestLoop(pool, CONFIG, lambda *event: self.told.append(event))
 

@@ -43,7 +43,8 @@ async def test_a_batch_is_what_was_taken_first_and_so_many_batches_more_are_made
         return await World.make(world, prompt, weights, tally, kept)
 
     world.draw.random = lambda: 1.0  # nothing fails
-    world.stream._make, world.stream._slots = make, asyncio.Semaphore(PROMPTS)
+    world.stream._make = make
+    world.stream._slots = asyncio.Semaphore(PROMPTS)
     waiting = asyncio.create_task(world.stream.next_batch(WANT, version=0))
     while world.made < WANT * (ahead + 1) - 1:
         await asyncio.sleep(0)
@@ -67,7 +68,9 @@ async def test_a_restored_group_is_scored_anew_and_not_made_anew_unless_its_weig
     for version, anew in ((1, 0), (2, WANT)):
         world.queue = PromptQueue([*prompts(PROMPTS)], seed=2, shuffle=True)
         world.queue.load_state_dict(json.loads(state))
-        stream, world.made, world.version = world.new_stream(), 0, version
+        stream = world.new_stream()
+        world.made = 0
+        world.version = version
         world.ancestors[version] = 0
         stream._ahead = 1 if version == 1 else 0
         await world.some_time()

@@ -50,8 +50,11 @@ class Scene:
     """Two servers at version 0; `answers`: of which of them, and what."""
 
     def __init__(self, pool, answers, scores=(), config=QUICK, episodes=None):
-        self.pool, self.asked, self.scored = pool, [], []
-        self._answers, self._scores = iter(answers), iter(scores)
+        self.pool = pool
+        self.asked = []
+        self.scored = []
+        self._answers = iter(answers)
+        self._scores = iter(scores)
         self.engine = RolloutEngine(
             client=SimpleNamespace(generate_samples=self.generate_samples),
             pool=pool,

@@ -25,7 +25,10 @@ class Clients:
         self.draw = random.Random(seed)
         self.now = 0.0
         self.pace = StreamPace(lambda: self.now)
-        self.pace_s, self.is_away, self.busy, self.chunks = pace_s, is_away, busy, chunks
+        self.pace_s = pace_s
+        self.is_away = is_away
+        self.busy = busy
+        self.chunks = chunks
         self.live = {server(i): [] for i in range(2)}
         self.requests = requests
 
@@ -138,7 +141,8 @@ class ByHand:
     """A pace whose requests wait for their tokens as many ticks as they are told."""
 
     def __init__(self):
-        self.now, self.server = 0.0, server(0)
+        self.now = 0.0
+        self.server = server(0)
         self.pace = StreamPace(lambda: self.now)
 
     def wait(self, ticks):

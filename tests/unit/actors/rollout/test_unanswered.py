@@ -13,7 +13,9 @@ class AnswersLater:
     """Has no answer for some of the first completions of a prompt, and notes what it is given."""
 
     def __init__(self, silent, times):
-        self.silent, self.left, self.asked = silent, times, []
+        self.silent = silent
+        self.left = times
+        self.asked = []
 
     async def score(self, completions, prompt, *, whole_or_none=False, made=(), group=()):
         self.asked.append((len(completions), len(made), len(group)))

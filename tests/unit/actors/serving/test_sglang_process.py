@@ -337,7 +337,9 @@ async def test_a_kill_for_memory_of_the_incarnation_before_does_not_explain_the_
             return None
 
     actor = object.__new__(SGLangServer.__ray_metadata__.modified_class)
-    actor._config, actor._process, actor._gpus = RunConfig(experiment_name="kills"), Process(), ServerGpus(())
+    actor._config = RunConfig(experiment_name="kills")
+    actor._process = Process()
+    actor._gpus = ServerGpus(())
     actor._kills = hardware.OomKillWatch()
     end = ServerExit(name="server-0", generation=0, pid=7, exit_code=-9, reason="killed", age_s=0.0)
     kills[0] = 1
@@ -359,7 +361,8 @@ async def test_a_kill_for_memory_is_known_though_reports_are_asked_while_nvml_ex
             return end
 
     actor = object.__new__(SGLangServer.__ray_metadata__.modified_class)
-    actor._gpus, actor._kills = Gpus(), hardware.OomKillWatch()
+    actor._gpus = Gpus()
+    actor._kills = hardware.OomKillWatch()
     actor._kills.look()
     kills[0] = 1
     end = ServerExit(name="server-0", generation=0, pid=7, exit_code=-9, reason="killed", age_s=0.0)

@@ -15,7 +15,8 @@ class Disk:
     """What is on it, until it stalls or fails."""
 
     def __init__(self):
-        self.holds, self.error = ("step 9",), None
+        self.holds = ("step 9",)
+        self.error = None
         self.turns = threading.Event()
         self.turns.set()
         self.reads = 0

@@ -20,7 +20,8 @@ from tests.support.worlds.checkpoints import Run
 
 class Asked:
     def __init__(self):
-        self.holds, self.aborts = [], []
+        self.holds = []
+        self.aborts = []
 
     def hold(self, reason):
         self.holds.append(reason)

@@ -197,7 +197,8 @@ class Fleet:
         self.path = folder / "events.jsonl"
         self.history = history_of(self.path)
         self.changed = asyncio.Event()
-        self.drains, self.late = [], late
+        self.drains = []
+        self.late = late
         self.actor = actor or FakeActor(stop=STOPPED)
 
         async def call(method, name, drain_s, *, within_s):
@@ -264,7 +265,8 @@ async def test_one_whose_actor_does_not_end_is_ordered_to_leave_again(tmp_path):
     """Its name is not free, so that it has not left."""
     fleet = Fleet(tmp_path)
     slot = await fleet.hands.slot_of("server-4")
-    fleet.hands._end, ended = lambda actor: ended.set(), threading.Event()
+    fleet.hands._end = lambda actor: ended.set()
+    ended = threading.Event()
     leaving = asyncio.create_task(fleet.hands.leave("server-4"))
     await asyncio.to_thread(ended.wait, 10)
     assert ended.is_set()

@@ -23,9 +23,11 @@ class Attempt:
 
     def __init__(self, folder, number=1, *, remember=True):
         self.config = RunConfig(experiment_name="x")
-        self.config.actor.path, self.config.sglang.max_total_tokens = "model", 20000
+        self.config.actor.path = "model"
+        self.config.sglang.max_total_tokens = 20000
         self.config.memory.remember = remember
-        self.events, self.number = folder / f"events-{number}.jsonl", number
+        self.events = folder / f"events-{number}.jsonl"
+        self.number = number
         self.book = MemoryHistory.of(self.config, folder, HERE)
         self.come_back()
 

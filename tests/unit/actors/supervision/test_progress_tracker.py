@@ -18,7 +18,8 @@ class Trial:
     """One run; `killed` is a Coordinator after the one before."""
 
     def __init__(self, folder):
-        self.events, self.metrics = folder / "events.jsonl", folder / "metrics.jsonl"
+        self.events = folder / "events.jsonl"
+        self.metrics = folder / "metrics.jsonl"
         self.now = 1000.0
         self.killed()
 

@@ -49,7 +49,8 @@ async def test_its_end_is_told_once_with_its_cause():
 async def test_an_actor_that_ray_started_anew_has_lost_its_server():
     slot, actor, _ = handle()
     await slot.start(0, WEIGHTS, {})
-    actor.generation, actor.state = -1, ServerState.STOPPED
+    actor.generation = -1
+    actor.state = ServerState.STOPPED
     actor.tell(slot)
     seen = facts(slot, in_pool(ServerState.READY))
     assert (seen.state, seen.verdict.health, seen.verdict.cause) == (
@@ -162,7 +163,8 @@ async def test_an_end_that_nobody_saw_and_that_came_after_the_order_was_the_orde
 async def test_an_order_that_died_with_its_coordinator_is_no_end_of_the_actor(generation, ordered, said):
     """Killed between the journal's line and the call: the successor said that a living actor's process had ended."""
     slot, actor, _ = handle()
-    actor.generation, actor.state = generation, ServerState.READY
+    actor.generation = generation
+    actor.state = ServerState.READY
     await slot.adopt(ordered, 1)
     verdict = slot.facts(None, None, is_publishing=False).verdict
     assert (verdict.health, verdict.cause, verdict.reason) == (Health.DEAD, Cause.SERVER_CRASH, said)
@@ -172,11 +174,14 @@ async def test_an_order_that_died_with_its_coordinator_is_no_end_of_the_actor(ge
 async def test_an_end_that_an_earlier_coordinator_ordered_is_no_death_and_the_next_one_is_watched(was_told, deaths):
     """Killed while it had the server replaced: its successor told the ordered end as a death, and asked no more."""
     slot, actor, died = handle()
-    actor.generation, actor.state = 0, ServerState.READY
+    actor.generation = 0
+    actor.state = ServerState.READY
     actor.end("told to stop", was_told=was_told)
     await slot.adopt(1, 1)
     actor.tell(slot)
-    actor.generation, actor.state, actor.exit = 1, ServerState.READY, None
+    actor.generation = 1
+    actor.state = ServerState.READY
+    actor.exit = None
     actor.tell(slot)
     assert facts(slot).state is ServerState.STALE
     actor.end("ended by SIGSEGV", exit_code=-11)
@@ -187,7 +192,9 @@ async def test_an_end_that_an_earlier_coordinator_ordered_is_no_death_and_the_ne
 
 async def test_an_adopted_server_is_known_before_the_first_plan_and_a_silent_actor_keeps_nobody_waiting(monkeypatch):
     slot, actor, _ = handle()
-    actor.generation, actor.state, actor.version = 2, ServerState.READY, 3
+    actor.generation = 2
+    actor.state = ServerState.READY
+    actor.version = 3
     await slot.adopt(2, 1)
     assert facts(slot, in_pool(ServerState.READY, generation=2)).state is ServerState.READY
     monkeypatch.setattr(server_handle, "ANSWER_S", 0.01)
@@ -198,7 +205,8 @@ async def test_an_adopted_server_is_known_before_the_first_plan_and_a_silent_act
 
 async def test_of_a_silent_actor_that_a_new_monitor_knows_nothing_else_of_it_is_known_that_it_is_silent():
     slot, actor, _ = handle()
-    actor.generation, actor.state = 0, ServerState.READY
+    actor.generation = 0
+    actor.state = ServerState.READY
     await slot.adopt(0, 1)
     slot.take_report(ServerReport(ordered=0, info=None, verdict=SILENT, silent_s=HUNG_AFTER_S))
     seen = facts(slot, in_pool(ServerState.SUSPECT), SILENT)

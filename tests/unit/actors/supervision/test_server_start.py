@@ -59,7 +59,8 @@ async def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch)
     slot, actor, _ = handle()
     monkeypatch.setattr(server_handle, "STOP_S", 0.01)
     slot._setup_s = scaled(0.5)
-    actor.generation, actor.state = 0, ServerState.STARTING
+    actor.generation = 0
+    actor.state = ServerState.STARTING
     await slot.adopt(0, 1)
     seen = [facts(slot).state]
     while seen[-1] is ServerState.STARTING:

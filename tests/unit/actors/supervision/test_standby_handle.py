@@ -131,7 +131,8 @@ async def test_the_process_that_ray_starts_for_the_first_is_seen_without_being_w
         trainers.end_first(trainer)
         await trainer.start({})
         assert standby.state is StandbyTrainer.UNKNOWN
-        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
+        trainers.ended = False
+        trainers.views["first"] = TrainerView(pid=5, node="here")
         while standby.state is StandbyTrainer.UNKNOWN:
             await asyncio.sleep(0.001)
         assert standby.state is StandbyTrainer.EMPTY
@@ -221,7 +222,8 @@ async def test_one_that_is_not_ready_in_a_moment_leaves_it_to_a_cold_start(other
     trainers = Trainers(other)
     async with trainers.handles() as (trainer, _):
         trainers.end_first(trainer)
-        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
+        trainers.ended = False
+        trainers.views["first"] = TrainerView(pid=5, node="here")
         await trainer.start({})
     assert (trainers.started(), trainers.written) == (["first"], [])
 
@@ -247,7 +249,8 @@ async def test_an_empty_one_takes_over_where_it_needs_to_know_no_gpu(gpus, start
     trainers.views["first"] = dataclasses.replace(STEPPING, gpus=gpus)
     async with trainers.handles() as (trainer, _):
         trainers.end_first(trainer)
-        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
+        trainers.ended = False
+        trainers.views["first"] = TrainerView(pid=5, node="here")
         await trainer.start({})
     assert trainers.started() == started
 

@@ -37,7 +37,8 @@ class Leader(RunActor):
         super().__init__(*given)
         self.seen = None
         self.health = None
-        self.leads, self.is_over = asyncio.Event(), asyncio.Event()
+        self.leads = asyncio.Event()
+        self.is_over = asyncio.Event()
 
     def _seen(self):
         if isinstance(self.seen, Exception):

@@ -75,7 +75,8 @@ class Started:
     """In place of Ray's actor class: notes how an actor would be created."""
 
     def __init__(self, kind, into):
-        self._kind, self._into = kind, into
+        self._kind = kind
+        self._into = into
 
     def options(self, **options):
         self._options = options

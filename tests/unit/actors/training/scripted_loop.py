@@ -25,11 +25,18 @@ class ScriptedLoop:
     do something else once (`then`)."""
 
     def __init__(self, tmp_path, monkeypatch, *, steps=3, epochs=2, save_at=(), evaluate_at=(), filtered=0, lock=None):
-        self.log, self.phases, self.reports, self.ends, self.now = [], [], [], [], 0.0
-        self.policy_version, self.is_sound = 0, True
+        self.log = []
+        self.phases = []
+        self.reports = []
+        self.ends = []
+        self.now = 0.0
+        self.policy_version = 0
+        self.is_sound = True
         self.is_due = self.evaluation_is_due = self.is_saving = False
         self.then = {}
-        self.save_at, self.evaluate_at, self.filtered = save_at, evaluate_at, filtered
+        self.save_at = save_at
+        self.evaluate_at = evaluate_at
+        self.filtered = filtered
         self.queue = PromptQueue([*PROMPTS], seed=1, shuffle=False)
         self.events = tmp_path / "events.jsonl"
         monkeypatch.setattr(step_loop, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: 50.0))

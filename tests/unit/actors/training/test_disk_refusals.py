@@ -116,7 +116,8 @@ def test_a_checkpoint_of_a_step_whose_lines_the_disk_refused_brings_them(tmp_pat
         save(*given)
         is_begun.set()
 
-    trial.loop._record, trial.loop._checkpointer.save = record, begin
+    trial.loop._record = record
+    trial.loop._checkpointer.save = begin
     assert not trial.run()
     assert trial.loop.next_step == 4
     trial.loop._checkpointer.settle()

@@ -31,7 +31,8 @@ class Server:
         self.now = self.before = None
 
     def load(self, weights):
-        self.before, self.now = self.now, TruthfulModel(MODEL)
+        self.before = self.now
+        self.now = TruthfulModel(MODEL)
         for name, tensor in weights.items():
             self.now._weights[name.removeprefix("model.")] = tensor.numpy().astype(np.float64)
 
@@ -53,9 +54,11 @@ class World:
     """A run before the gate of a real monitor. From step `stale_at` on the server has the weights before its last."""
 
     def __init__(self, folder, *, lr, stale_at):
-        self.server, self.thread = Server(), LoopThread("monitor")
+        self.server = Server()
+        self.thread = LoopThread("monitor")
         self.stale_at = stale_at
-        self.distances, self.decisions = [], []
+        self.distances = []
+        self.decisions = []
         self.trial = Trial(
             folder,
             steps=stale_at + 1,

@@ -304,7 +304,8 @@ def test_before_a_step_and_after_one_that_was_not_taken_it_is_saved(scene, spoil
 
 def test_unsound_weights_are_not_saved_and_an_error_in_saving_hides_none(scene):
     now = scene()
-    now.is_sound, now.then["collect"] = False, [RolloutError("no server")]
+    now.is_sound = False
+    now.then["collect"] = [RolloutError("no server")]
     with pytest.raises(RolloutError):
         now.loop.run()
     assert now.steps()[-1] == "discard"

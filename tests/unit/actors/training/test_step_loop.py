@@ -226,7 +226,8 @@ class Model:
     """`far`: how far each server is; `versions`: of older weights, those that are compared only with today's."""
 
     def __init__(self, **far):
-        self.far, self.asked = {GOOD: far["good"], BAD: far["bad"]}, []
+        self.far = {GOOD: far["good"], BAD: far["bad"]}
+        self.asked = []
 
     def compute_gradients(self, groups):
         self.asked.append(groups)

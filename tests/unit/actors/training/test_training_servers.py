@@ -62,7 +62,8 @@ class Trial(TrainingServers):
             return Trained(answer, self.asked, **config)
 
         self._servers = self.thread.call(begin())
-        self.pool, self.publisher = self._servers.pool, self._servers.publisher
+        self.pool = self._servers.pool
+        self.publisher = self._servers.publisher
         self.compare = lambda server, answer: GoldenComparison(version=7, distance=abs(own + 0.5))
 
         async def compare(server, answer):
@@ -241,7 +242,9 @@ def test_at_its_end_the_folders_of_weights_go_when_nobody_reads_them_any_more(tm
 
         return SimpleNamespace(close=close)
 
-    servers.publisher, servers.pool, servers.client = part("publisher"), part("pool"), part("client")
+    servers.publisher = part("publisher")
+    servers.pool = part("pool")
+    servers.client = part("client")
     asyncio.run(servers.close())
     assert closed == [("publisher", True), ("pool", True), ("client", True)]
     assert not (tmp_path / "weights").exists()
@@ -277,7 +280,8 @@ class Publishing:
         config = RunConfig(experiment_name="publish", restart=RestartConfig(wait_initial_s=0.01))
         self.thread = LoopThread("rollouts")
         self.pool = self.thread.call(self._pool())
-        self.root, self.events = tmp_path / "weights", []
+        self.root = tmp_path / "weights"
+        self.events = []
         folders = WeightFolders(self.root, export)
         publisher = WeightPublisher(self.pool, FolderTransport(self, folders, timeout_s=1.0), lineage=1)
         servers = SimpleNamespace(publish=publisher.publish, folders=folders)
@@ -328,7 +332,9 @@ class Export:
     """Fails so often with `error`, half way through its file."""
 
     def __init__(self, error, times):
-        self.error, self.times, self.tries = error, times, 0
+        self.error = error
+        self.times = times
+        self.tries = 0
 
     def __call__(self, folder):
         self.tries += 1

@@ -99,16 +99,22 @@ class Steps:
     """A trainer that publishes a version while each of the first answers is made; its server says the one before."""
 
     def __init__(self, publishes, *, ends_on_abort):
-        self.version, self.left, self.ends_on_abort, self.is_publishing = 3, publishes, ends_on_abort, False
+        self.version = 3
+        self.left = publishes
+        self.ends_on_abort = ends_on_abort
+        self.is_publishing = False
 
     def settled(self):
-        on_its_way, self.is_publishing = self.is_publishing, False
+        on_its_way = self.is_publishing
+        self.is_publishing = False
         return None if on_its_way else self.version
 
     def generate(self):
         before = self.version
         if self.left:
-            self.left, self.version, self.is_publishing = self.left - 1, self.version + 1, True
+            self.left = self.left - 1
+            self.version = self.version + 1
+            self.is_publishing = True
             if self.ends_on_abort:
                 raise RequestFailed("aborted after 3 tokens", kind="aborted")
         return answer(-1.0, version=before)

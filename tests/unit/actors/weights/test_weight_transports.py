@@ -49,8 +49,11 @@ class Client:
 
 class Run:
     def __init__(self, folder, client, urls=URLS[:1]):
-        self.told, self.again = [], []
-        self.folder, self.client, self.urls = folder, client, urls
+        self.told = []
+        self.again = []
+        self.folder = folder
+        self.client = client
+        self.urls = urls
 
     async def begin(self, *, by_files=False):
         self.pool = ServerPool(lambda url: None)
@@ -153,7 +156,9 @@ class Way:
     """A fast way and folders to the servers "a" and "b"."""
 
     def __init__(self):
-        self.reasons, self.again, self.refuses = [], [], False
+        self.reasons = []
+        self.again = []
+        self.refuses = False
         self.transport = FallbackTransport(
             Made(self.fast),
             self.files,
@@ -172,7 +177,8 @@ class Way:
 
     async def send(self, name, *, refuses, to=None):
         """Whether it made all go through folders."""
-        before, self.refuses = len(self.reasons), refuses
+        before = len(self.reasons)
+        self.refuses = refuses
         send = to or await self.transport.prepare(1, 0)
         with contextlib.suppress(WeightsRefused):
             await send(ServerInfo(name=name, index=0, generation=0, state=ServerState.READY))

@@ -68,7 +68,8 @@ class Client:
     """Takes what it is sent, once `may_take` is set."""
 
     def __init__(self):
-        self.asked, self.may_take = asyncio.Event(), asyncio.Event()
+        self.asked = asyncio.Event()
+        self.may_take = asyncio.Event()
 
     async def update_weights_from_tensor(self, url, *, buckets, **how):
         assert names(buckets) == N_TENSORS

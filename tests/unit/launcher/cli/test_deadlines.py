@@ -178,5 +178,6 @@ def test_deadlines_that_leave_no_time_are_refused(settings, key, says):
 
 def test_a_detached_run_has_no_walltime():
     config = RunConfig(experiment_name="ends", train_dataset=DatasetConfig(path="none"))
-    config.run.walltime, config.cluster.detached = "1:00:00", True
+    config.run.walltime = "1:00:00"
+    config.cluster.detached = True
     assert "run.walltime" in dict(find_contradictions(config))

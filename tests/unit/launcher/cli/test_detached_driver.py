@@ -31,8 +31,12 @@ def driven(tmp_path, monkeypatch):
     def drive(drive_run):
         kind = detached.DetachedDriver.__ray_metadata__.modified_class
         driver = kind.__new__(kind)
-        driver._config, driver._drive_run, driver._command = config, drive_run, "python -m launcher"
-        driver._folder, driver._server_entry, driver._is_again = str(tmp_path), None, False
+        driver._config = config
+        driver._drive_run = drive_run
+        driver._command = "python -m launcher"
+        driver._folder = str(tmp_path)
+        driver._server_entry = None
+        driver._is_again = False
         driver._drive()
         return paths
 

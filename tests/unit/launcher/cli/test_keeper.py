@@ -311,7 +311,8 @@ def test_the_keeper_is_small(kept):
 @pytest.mark.parametrize("is_module", [True, False])
 def test_a_command_becomes_the_keeper_with_the_lock_and_its_settings_written(tmp_path, monkeypatch, is_module):
     config = RunConfig(experiment_name="kept", train_dataset=DatasetConfig(path="none"))
-    config.cluster.fileroot, config.cluster.address = str(tmp_path), "10.0.0.1:6379"
+    config.cluster.fileroot = str(tmp_path)
+    config.cluster.address = "10.0.0.1:6379"
     config.alerts.webhook = "https://chat.test/secret"
     executed = []
     monkeypatch.setattr(os, "execv", lambda path, command: executed.append(command))

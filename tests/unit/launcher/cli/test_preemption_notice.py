@@ -46,7 +46,9 @@ class Metadata(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answer)
-        self.notice, self.hangs, self.looks = "", threading.Event(), 0
+        self.notice = ""
+        self.hangs = threading.Event()
+        self.looks = 0
         self.hangs.set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server_port}/latest/meta-data/spot/instance-action"

@@ -32,7 +32,8 @@ class Shown:
         self.paths = RunPaths.of(self.config)
         self.paths.prepare()
         append_line(self.paths.metrics, {"global_step": 0, "attempt": 1, "rollout/reward": 0.1})  # before it began
-        self.lines, self.steps_seen = [], []
+        self.lines = []
+        self.steps_seen = []
         self.journal = Journal(self.paths.events, 2, time.time)
         self.out = io.StringIO()
         self.screen = Screen(self.config, self.paths, self.out)

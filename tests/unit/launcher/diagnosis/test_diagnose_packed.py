@@ -90,7 +90,8 @@ def archive_of(path, files, mode="w"):
     with tarfile.open(path, mode) as archive:
         for name, content in files.items():
             one = tarfile.TarInfo(name)
-            one.size, one.mtime = len(content), int(time.time())
+            one.size = len(content)
+            one.mtime = int(time.time())
             archive.addfile(one, io.BytesIO(content))
     return path
 

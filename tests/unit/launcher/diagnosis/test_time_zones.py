@@ -38,7 +38,9 @@ class Run:
     """A run of ours whose server runs out of memory before step FELL; the trainer's requests are refused from there."""
 
     def __init__(self, folder, zone, *, begin=NOON):
-        self.folder, self.zone, self.begin = folder, zone, begin
+        self.folder = folder
+        self.zone = zone
+        self.begin = begin
         folder.mkdir(parents=True)
 
     def at(self, step):

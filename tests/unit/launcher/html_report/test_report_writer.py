@@ -71,7 +71,8 @@ def test_a_page_that_takes_long_is_made_seldom(paths, monkeypatch):
             pass
 
     following = object.__new__(ReportWriter)
-    following._period_s, following._ended = 10.0, Ended()
+    following._period_s = 10.0
+    following._ended = Ended()
     monkeypatch.setattr(report_writer.time, "monotonic", lambda: clock[0])
     costs = iter([0.01, 0.5, 2.0])
     following._turn = lambda *, is_live: clock.__setitem__(0, clock[0] + next(costs))

@@ -21,7 +21,9 @@ class Command:
     def __init__(self, **kept):
         restart = {name: kept.pop(name) for name in ("cluster", "driver", "attempt") if name in kept}
         self.run = KeptRun(restart=RestartConfig(**restart), **kept)
-        self.now, self.progress_at, self.history = 1000.0, None, []
+        self.now = 1000.0
+        self.progress_at = None
+        self.history = []
 
     def ends(self, how, *, asked=None):
         """`how`: a cause, or what the driver's process returned."""

@@ -77,7 +77,10 @@ class Watch:
     """A trainer of quick steps, of another node, so that its views alone tell; `at` what it then is for long."""
 
     def __init__(self):
-        self.now, self.entered, self.step, self.pid = 0.0, 0, 0, 7
+        self.now = 0.0
+        self.entered = 0
+        self.step = 0
+        self.pid = 7
         self.watch = TrainerWatch(SETTINGS, clock=lambda: self.now)
         for _ in range(10):
             self.takes_step()

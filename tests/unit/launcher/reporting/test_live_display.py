@@ -116,7 +116,8 @@ class Screen:
         """All that was written since the last call, once it ends in a text that holds `words`."""
         with self._changed:
             assert self._changed.wait_for(lambda: words in self._text, timeout=scaled(30)), self._text
-            text, self._text = self._text, ""
+            text = self._text
+            self._text = ""
             return text
 
 

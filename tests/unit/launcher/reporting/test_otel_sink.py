@@ -233,7 +233,8 @@ class Receiver(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def collector(monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
-        server.heard, server.may_answer = [], threading.Event()
+        server.heard = []
+        server.may_answer = threading.Event()
         serving = threading.Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")

@@ -24,7 +24,10 @@ class Run:
     def __init__(self, folder):
         self.paths = RunPaths(fileroot=folder, user="u", experiment_name="exp", trial_name="t0")
         self.paths.logs.mkdir(parents=True)
-        self.now, self.wrong_by, self.lineage, self.attempt = 0.0, 0.0, 0, 1
+        self.now = 0.0
+        self.wrong_by = 0.0
+        self.lineage = 0
+        self.attempt = 1
         self.tell("run.started")
         self.restore(-1)
 
@@ -46,7 +49,8 @@ class Run:
             append_line(self.paths.metrics, self._head() | {"global_step": step} | figures | rewards)
 
     def begin_again(self):
-        self.attempt, self.lineage = self.attempt + 1, 0
+        self.attempt = self.attempt + 1
+        self.lineage = 0
         self.tell("run.started")
 
 

@@ -71,8 +71,10 @@ def test_a_card_with_more_memory_computes_activations_once_and_generates_a_whole
 def test_what_was_typed_stays(typed):
     shape = known_shape("Qwen/Qwen2.5-1.5B")
     config = copy.deepcopy(AUTO)
-    config.sglang.mem_fraction_static, config.rollout.max_concurrent_rollouts = 0.31, 17
-    config.actor.mb_spec.max_tokens_per_mb, config.actor.gradient_checkpointing = 3000, True
+    config.sglang.mem_fraction_static = 0.31
+    config.rollout.max_concurrent_rollouts = 17
+    config.actor.mb_spec.max_tokens_per_mb = 3000
+    config.actor.gradient_checkpointing = True
     found, note = fit(config, machine(139), shape, [typed, "seed"])
     values = {
         "sglang.mem_fraction_static": (found.sglang.mem_fraction_static, 0.31),

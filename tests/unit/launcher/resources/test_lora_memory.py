@@ -12,7 +12,8 @@ def test_what_learns_is_small_and_the_models_own_weights_have_its_type(config):
     config.actor.dtype = "bfloat16"
     whole, shape = sizes(config), find_shape(config)
     everything = checkpoint_bytes(config.actor, shape)
-    config.actor.use_lora, config.actor.lora_rank = True, 2
+    config.actor.use_lora = True
+    config.actor.lora_rank = 2
     small, adapters = sizes(config), learning(config.actor, shape)
     assert 0 < adapters < shape.parameters
     assert small["adapters"] == small["gradients"] == 4 * adapters

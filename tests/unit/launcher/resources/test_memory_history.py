@@ -57,7 +57,8 @@ def test_another_configuration_model_or_machine_begins_anew(tmp_path):
 def test_another_trial_of_the_same_settings_knows_it_too(tmp_path):
     book(tmp_path).keep(KEPT, by="x/trial0")
     other = config(max_total_tokens=20000)
-    other.trial_name, other.actor.optimizer.lr = "trial1", 1e-6
+    other.trial_name = "trial1"
+    other.actor.optimizer.lr = 1e-6
     assert book(tmp_path, other).read() == KEPT
 
 

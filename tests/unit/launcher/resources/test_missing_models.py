@@ -175,13 +175,16 @@ def test_sequences_longer_than_the_model_knows(config, model):
 
 
 def test_adapters_on_matrices_that_the_model_has_fused(config):
-    config.actor.use_lora, config.actor.target_modules = True, ["o_proj", "qkv_proj"]
+    config.actor.use_lora = True
+    config.actor.target_modules = ["o_proj", "qkv_proj"]
     assert "has no qkv_proj" in the_one(config, UnsupportedSetting)
 
 
 @pytest.mark.parametrize(("matrices", "most"), [([], 128), (["k_proj", "v_proj"], 64)])
 def test_an_adapter_has_no_larger_rank_than_the_largest_matrix_beside_one(config, matrices, most):
-    config.actor.use_lora, config.actor.target_modules, config.actor.lora_rank = True, matrices, most
+    config.actor.use_lora = True
+    config.actor.target_modules = matrices
+    config.actor.lora_rank = most
     assert missing(config) == []
     config.actor.lora_rank = most + 1
     assert f"actor.lora_rank={most + 1}: of the matrices of {config.actor.path} that get an adapter none has a " in (

@@ -231,7 +231,8 @@ def test_too_little_memory_on_the_gpu(config):
     config.sglang.device = config.actor.device = "cuda"
     config.sglang.gpu_fraction = config.actor.gpu_fraction = 0.5
     assert missing(config, WITH_GPU) == []
-    config.sglang.mem_fraction_static, config.sglang.max_total_tokens = 0.99, None
+    config.sglang.mem_fraction_static = 0.99
+    config.sglang.max_total_tokens = None
     assert "memory: GPU 0 (NVIDIA H200): " in the_one(config, ResourceError, WITH_GPU)
 
 
@@ -242,7 +243,8 @@ def test_too_little_memory_on_the_host(config):
 
 
 def test_a_server_that_falls_back_to_the_cpu_needs_a_token_pool(config):
-    config.sglang.device, config.sglang.max_total_tokens = "auto", None
+    config.sglang.device = "auto"
+    config.sglang.max_total_tokens = None
     assert "sglang.max_total_tokens=null" in the_one(config, ConfigError)
 
 
@@ -290,13 +292,15 @@ def test_a_port_in_use(config):
 def test_the_second_servers_port_counts_too(config):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
-        config.sglang.n_servers, config.sglang.port = 2, taken - 1
+        config.sglang.n_servers = 2
+        config.sglang.port = taken - 1
         assert f"sglang.port={taken}" in "".join(map(str, missing(config)))
 
 
 def test_ports_beyond_the_last_one_are_one_message(config):
     """It ended in an OverflowError: the second server's port was 65536."""
-    config.sglang.n_servers, config.sglang.port = 3, 65535
+    config.sglang.n_servers = 3
+    config.sglang.port = 65535
     beyond = [str(one) for one in missing_ports(config) if "at most" in str(one)]
     assert len(beyond) == 1
     assert beyond[0].startswith("sglang.port=65535: at most 65533, as 3 servers take ports from it on")

@@ -22,7 +22,9 @@ PLANNED = next(place.planned for place in PLAN.places if place.gpu == 0)
 
 class World:
     def __init__(self, tmp_path, plan=PLAN):
-        self.path, self.now, self.found = tmp_path / "events.jsonl", 0.0, FoundGpus(gpus=(H200,))
+        self.path = tmp_path / "events.jsonl"
+        self.now = 0.0
+        self.found = FoundGpus(gpus=(H200,))
         self.seen = SeenMemory(
             plan, Journal(self.path, 1, lambda: 0.0), read=lambda: self.found, clock=lambda: self.now
         )

@@ -210,7 +210,9 @@ class Disk:
     """In place of `append_line`: writes as many lines as it is let, and tells of each that it was asked for it."""
 
     def __init__(self):
-        self.asked, self.may_write, self.append = queue.Queue(), threading.Semaphore(0), journal.append_line
+        self.asked = queue.Queue()
+        self.may_write = threading.Semaphore(0)
+        self.append = journal.append_line
 
     def __call__(self, *line, **more):
         self.asked.put(line)
