@@ -62,24 +62,30 @@ def parser() -> argparse.ArgumentParser:
     )
     made = Parser("diagnose", what, EXIT_CODES, examples=EXAMPLES)
     made.add_argument(
-        "paths", nargs="*", type=Path, metavar="PATH",
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
         help="a run's log folder, or files (trainer.log, llm_server.log, merged.log, metrics.jsonl, *.csv, *.wandb), "
         "in any number: what they tell is put together by their dates (default: the only run, or the only live one)",
-    )  # fmt: skip
+    )
     add_names(made.add_argument_group("instead of PATH"), trial_help="trial_name of the run")
     made.add_argument(
         "--checkpoints", type=Path, metavar="DIR", help="folder of its checkpoints, if not beside the logs"
     )
     made.add_argument(
-        "--metric", default="", metavar="KEY",
+        "--metric",
+        default="",
+        metavar="KEY",
         help="the key that holds the reward; else …/task_reward/avg, …/final_reward/avg or rollout/reward, the first "
         "there is",
-    )  # fmt: skip
+    )
     made.add_argument("--json", action="store_true", help="for programs, on standard output: grpo-diagnosis/1")
     made.add_argument(
-        "--no-progress", action="store_true",
+        "--no-progress",
+        action="store_true",
         help="don't show the progress of reading; none is shown without a terminal, or for less than 64 MiB",
-    )  # fmt: skip
+    )
     return made
 
 

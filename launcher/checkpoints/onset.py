@@ -149,10 +149,18 @@ def _never(rewards: Floats, series: Floats, index: np.ndarray) -> list[Fall]:
     at = int(index[0])
     return [
         Fall(
-            onset=at, earliest=at, latest=at, bottom=at, end=None, before=0.0, after=0.0, zeros=len(series),
-            steps=len(rewards), shape=Shape.NEVER,
+            onset=at,
+            earliest=at,
+            latest=at,
+            bottom=at,
+            end=None,
+            before=0.0,
+            after=0.0,
+            zeros=len(series),
+            steps=len(rewards),
+            shape=Shape.NEVER,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _noise(series: Floats) -> float:
@@ -238,10 +246,17 @@ def _as_fall(
     after = float(np.median(series[dated.bottom : stop])) if stop > dated.bottom else level.mean
     zeros = int((episode == 0).sum())
     return Fall(
-        onset=dated.onset, earliest=dated.earliest, latest=dated.latest, bottom=dated.bottom, end=end,
-        before=top, after=after, zeros=zeros, steps=len(episode),
+        onset=dated.onset,
+        earliest=dated.earliest,
+        latest=dated.latest,
+        bottom=dated.bottom,
+        end=end,
+        before=top,
+        after=after,
+        zeros=zeros,
+        steps=len(episode),
         shape=_shape(episode, middle, zeros, dated.bottom - dated.onset),
-    )  # fmt: skip
+    )
 
 
 def _returned(series: Floats, begin: int, middle: float) -> int | None:

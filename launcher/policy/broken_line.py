@@ -108,9 +108,13 @@ class _Line:
         t, tt = self._t[end] - self._t[onset], self._tt[end] - self._tt[onset]
         crossed = 2 * (start * x + slope * xt - start * slope * t + low * (self._x[-1] - self._x[end]))
         return (
-            self._xx[-1] - self._xx[onset] - crossed
-            + start * start * count + slope * slope * tt + low * low * (self._n - end)
-        )  # fmt: skip
+            self._xx[-1]
+            - self._xx[onset]
+            - crossed
+            + start * start * count
+            + slope * slope * tt
+            + low * low * (self._n - end)
+        )
 
 
 def _grid(onset: int, n: int) -> list[int]:

@@ -49,9 +49,13 @@ def _render(facts: RunFacts, outcome: RunOutcome, paths: RunPaths, checkpoints: 
         ("held-out", held_out(facts.evals or tuple(outcome.evals))),
         ("speed", _speed_text(facts)),
         ("time", _share_text(facts.steps)),
-        ("rollouts", "" if foreign_trainer(read_settings(paths.config)) else
-                     f"{facts.rollouts_failed} failed   {facts.rollouts_retried} retried   "
-                     f"rejected batches: {facts.rejected}"),
+        (
+            "rollouts",
+            ""
+            if foreign_trainer(read_settings(paths.config))
+            else f"{facts.rollouts_failed} failed   {facts.rollouts_retried} retried   "
+            f"rejected batches: {facts.rejected}",
+        ),
         ("incidents", _incident_text(facts.incidents)),
         ("cost", _cost_text(facts)),
         ("checkpoints", checkpoints),
@@ -60,7 +64,7 @@ def _render(facts: RunFacts, outcome: RunOutcome, paths: RunPaths, checkpoints: 
         ("watch", f"{python()} -m scripts.watch --fileroot {shlex.quote(str(paths.fileroot))}"),
         ("ledger", _ledger_command(paths) if paths.ledger.exists() else ""),
         ("next", outcome.next_command),
-    ]  # fmt: skip
+    ]
     return "\n".join([_head(outcome, paths), "", *(f"  {label:<12}{text}" for label, text in rows if text)])
 
 

@@ -18,15 +18,47 @@ from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStor
 
 CALLS = {
     "x86_64": {
-        1: "write", 3: "close", 18: "pwrite", 74: "fsync", 75: "fdatasync", 77: "ftruncate", 82: "rename", 83: "mkdir",
-        84: "rmdir", 86: "link", 87: "unlink", 88: "symlink", 90: "chmod", 91: "fchmod", 257: "open", 258: "mkdir",
-        263: "unlink", 264: "rename", 268: "chmod", 280: "utimens", 316: "rename",
+        1: "write",
+        3: "close",
+        18: "pwrite",
+        74: "fsync",
+        75: "fdatasync",
+        77: "ftruncate",
+        82: "rename",
+        83: "mkdir",
+        84: "rmdir",
+        86: "link",
+        87: "unlink",
+        88: "symlink",
+        90: "chmod",
+        91: "fchmod",
+        257: "open",
+        258: "mkdir",
+        263: "unlink",
+        264: "rename",
+        268: "chmod",
+        280: "utimens",
+        316: "rename",
     },
     "aarch64": {
-        34: "mkdir", 35: "unlink", 36: "symlink", 37: "link", 38: "rename", 46: "ftruncate", 52: "fchmod", 53: "chmod",
-        56: "open", 57: "close", 64: "write", 68: "pwrite", 82: "fsync", 83: "fdatasync", 88: "utimens", 276: "rename",
+        34: "mkdir",
+        35: "unlink",
+        36: "symlink",
+        37: "link",
+        38: "rename",
+        46: "ftruncate",
+        52: "fchmod",
+        53: "chmod",
+        56: "open",
+        57: "close",
+        64: "write",
+        68: "pwrite",
+        82: "fsync",
+        83: "fdatasync",
+        88: "utimens",
+        276: "rename",
     },
-}.get(platform.machine(), {})  # fmt: skip
+}.get(platform.machine(), {})
 """What a file system notices, by the numbers of the system calls."""
 TRACE_ME, GO_ON, SET_OPTIONS, CALL_INFO = 0, 24, 0x4200, 0x420E
 STOP_IS_A_CALL, DIES_WITH_ITS_TRACER = 1, 0x100000

@@ -75,8 +75,11 @@ def test_the_real_prometheus_reads_a_run_its_servers_and_its_alerts(tmp_path):
             (series,) = prometheus.ask("query", query="ray_grpo_total_steps")["result"]
             names = f"{run.paths.user}/{run.paths.experiment_name}/{run.paths.trial_name}"
             assert series["metric"] == {
-                "__name__": "ray_grpo_total_steps", "run": names, "instance": f"127.0.0.1:{port}", "job": "grpo",
-            }  # fmt: skip
+                "__name__": "ray_grpo_total_steps",
+                "run": names,
+                "instance": f"127.0.0.1:{port}",
+                "job": "grpo",
+            }
             told = prometheus.ask("label/__name__/values")
             assert {name.removeprefix("ray_") for name in told if name.startswith("ray_")} <= set(GAUGES)
             run.wait_until(

@@ -89,22 +89,35 @@ class LongRun:
         began = self._now
         self._now += 0.3
         self._event(
-            "incident.began", subject=subject, reason="ended by SIGKILL", incident=self._number, cause=cause,
-            onset_step=onset, doing="it is being restarted", at=began - BEGAN,
-        )  # fmt: skip
+            "incident.began",
+            subject=subject,
+            reason="ended by SIGKILL",
+            incident=self._number,
+            cause=cause,
+            onset_step=onset,
+            doing="it is being restarted",
+            at=began - BEGAN,
+        )
         self._event("run.repairing", reason=f"{subject} is restarted", state="REPAIRING")
         if subject in SERVERS:
             self._event("server.died", subject=subject, reason="ended by SIGKILL")
         self._now += self._random.uniform(4, 12)
         if subject in ("trainer", "policy"):
             back = self._checkpoint if onset is None else onset // 10 * 10 - 1
-            self._event("trainer.restored", subject="trainer", reason=f"to step {back}", global_step=back,
-                        incident=self._number)  # fmt: skip
+            self._event(
+                "trainer.restored", subject="trainer", reason=f"to step {back}", global_step=back, incident=self._number
+            )
             self._step = back + 1
         self._event(
-            "incident.ended", subject=subject, reason="it works again", incident=self._number, cause=cause,
-            is_mended=True, seconds=self._now - began, actions=[f"{subject}: restarted in 3.1 s"],
-        )  # fmt: skip
+            "incident.ended",
+            subject=subject,
+            reason="it works again",
+            incident=self._number,
+            cause=cause,
+            is_mended=True,
+            seconds=self._now - began,
+            actions=[f"{subject}: restarted in 3.1 s"],
+        )
         self._event("run.running", reason="nothing to do", state="RUNNING")
         if subject in SERVERS:
             self._event("server.ready", subject=subject, url=f"http://127.0.0.1:3000{subject[-1]}")

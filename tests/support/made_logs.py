@@ -22,12 +22,19 @@ MORE_KEYS = tuple(
     f"update/{name}/{part}"
     for name in ("importance_weight", "clip_ratio", "new_logp", "old_logp", "behave_kl", "max_logits", "dual_clip")
     for part in ("avg", "min", "max")
-)  # fmt: skip
+)
 ADDRESS = "127.0.0.1:30000"
 
 FAILURES = (
-    "crash", "hang", "server_oom", "startup_oom", "trainer_oom", "transfer_oom", "degradation", "reward_function",
-)  # fmt: skip
+    "crash",
+    "hang",
+    "server_oom",
+    "startup_oom",
+    "trainer_oom",
+    "transfer_oom",
+    "degradation",
+    "reward_function",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +184,7 @@ class RunMaker:
             "timeperf/rollout": waits + noise(0, 0.5) * (waits > 1),
             "timeperf/train_step": 20 + noise(0, 0.3),
             "timeperf/update_weights": 1.2,
-        }  # fmt: skip
+        }
         if not (bad and self.made.fails in ("crash", "hang", "server_oom")):
             figures |= {"rollout/reward": reward, "rollout/accepted": 1.0}
         if self.made.old:

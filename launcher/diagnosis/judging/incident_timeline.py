@@ -16,8 +16,18 @@ ONSET = "onset"
 TOGETHER_STEPS = 10
 """Events of one kind no further apart are one entry."""
 TOGETHER_S = 600.0
-RARE = (Kind.CHECKPOINT, Kind.RESUMED, Kind.RECOVER_RUN, Kind.INCIDENT, Kind.SERVER_EXITED, Kind.OUT_OF_MEMORY,
-        Kind.SERVER_READY, Kind.SERVER_LAUNCHED, Kind.CONDEMNED, Kind.RUN_ENDED)  # fmt: skip
+RARE = (
+    Kind.CHECKPOINT,
+    Kind.RESUMED,
+    Kind.RECOVER_RUN,
+    Kind.INCIDENT,
+    Kind.SERVER_EXITED,
+    Kind.OUT_OF_MEMORY,
+    Kind.SERVER_READY,
+    Kind.SERVER_LAUNCHED,
+    Kind.CONDEMNED,
+    Kind.RUN_ENDED,
+)
 """Each is an entry of its own."""
 LONG_PAUSE_S = 300.0
 SHOWN_LESS = (Kind.CHECKPOINT, Kind.SERVER_READY, Kind.SERVER_LAUNCHED)

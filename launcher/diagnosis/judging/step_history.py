@@ -63,8 +63,10 @@ def falls_of(steps: Steps, passes: list[Pass]) -> list[FoundFall]:
     if not passes:
         return []
     last = passes[-1]
-    found = {int(last.rows[fall.onset]): FoundFall(fall=fall, rows=last.rows, is_current=True)
-             for fall in find_falls(rewards[last.rows])}  # fmt: skip
+    found = {
+        int(last.rows[fall.onset]): FoundFall(fall=fall, rows=last.rows, is_current=True)
+        for fall in find_falls(rewards[last.rows])
+    }
     current = set(last.rows.tolist())
     for one in sorted(passes[:-1], key=lambda one: one.begin - one.end)[:MOST_PASSES]:
         for fall in find_falls(rewards[one.rows]):

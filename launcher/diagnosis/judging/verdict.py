@@ -27,8 +27,15 @@ from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Kin
 from launcher.diagnosis.reading.run_folders import RunFolders
 from launcher.diagnosis.reading.time_zones import say_time
 
-FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
-         Kind.KILLED_FOR_MEMORY, Kind.KILLED)  # fmt: skip
+FATAL = (
+    Kind.OUT_OF_MEMORY,
+    Kind.SERVER_EXITED,
+    Kind.SERVER_EXCEPTION,
+    Kind.SERVER_WATCHDOG,
+    Kind.TRAINER_FAILED,
+    Kind.KILLED_FOR_MEMORY,
+    Kind.KILLED,
+)
 """What ends a run where no step comes after it."""
 OFTEN = 5
 """So many failed requests, with no step after them, keep the run from its next step."""
@@ -190,9 +197,13 @@ def _remedy(guess: Guess | None, contents: Contents, context: IncidentContext, f
 
 
 def _headline(
-    condition: RunCondition, contents: Contents, onset: Onset | None, causes: Causes | None, stall: Stall | None,
+    condition: RunCondition,
+    contents: Contents,
+    onset: Onset | None,
+    causes: Causes | None,
+    stall: Stall | None,
     unseen: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     why = _why(causes)
     if onset is not None:
         fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"

@@ -136,9 +136,10 @@ def _cause(one: RankedCause) -> Table:
     table.add_column(overflow="fold")
     rows = [("+", e) for e in one.supporting] + [("−", e) for e in one.opposing]
     table.add_row(
-        Text(str(one.guess), style="bold" if one.score > 0 else ""), signed(one.score),
+        Text(str(one.guess), style="bold" if one.score > 0 else ""),
+        signed(one.score),
         _evidence(*rows[0]) if rows else Text("nothing for or against it", style="dim"),
-    )  # fmt: skip
+    )
     for sign, evidence in rows[1:]:
         table.add_row("", "", _evidence(sign, evidence))
     return table

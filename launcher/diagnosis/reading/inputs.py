@@ -165,9 +165,13 @@ def _add(on_progress: Callable[[int], None], before: int, done: int) -> None:
 
 def _not_read(one: Input, error: LauncherError, *, may_hold_steps: bool) -> Contents:
     source = Source(
-        path=str(one.path), what=NOT_READ, role=Role.UNKNOWN, bytes=one.bytes, note=error.message,
+        path=str(one.path),
+        what=NOT_READ,
+        role=Role.UNKNOWN,
+        bytes=one.bytes,
+        note=error.message,
         is_unread=may_hold_steps,
-    )  # fmt: skip
+    )
     return Contents(sources=(source,))
 
 

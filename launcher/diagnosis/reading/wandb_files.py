@@ -172,7 +172,12 @@ def steps_of(rows: Iterable[Row], names: FigureNames) -> Steps:
 
 def contents_of(path: Path, what: str, steps: Steps, keys: Iterable[str], *, times: Sequence[float] = ()) -> Contents:
     source = Source(
-        path=str(path), what=what, role=Role.UNKNOWN, bytes=path.stat().st_size, steps=len(steps),
-        first_time=min(times, default=None), last_time=max(times, default=None),
-    )  # fmt: skip
+        path=str(path),
+        what=what,
+        role=Role.UNKNOWN,
+        bytes=path.stat().st_size,
+        steps=len(steps),
+        first_time=min(times, default=None),
+        last_time=max(times, default=None),
+    )
     return Contents(steps=steps, sources=(source,), keys=tuple(sorted(set(keys))))

@@ -17,10 +17,27 @@ from tests.support.worlds.diagnosis import export, made_run
 
 DOCS = REPOSITORY / "docs" / "troubleshooting.md"
 KEYS = {
-    "format", "verdict", "is_failure", "headline", "onset", "other_falls", "cause", "cause_where", "cause_is_sure",
-    "causes", "last_good_checkpoint", "trusted_until_step", "change", "settings", "commands", "timeline", "notes",
-    "files", "lost", "passed_over",
-}  # fmt: skip
+    "format",
+    "verdict",
+    "is_failure",
+    "headline",
+    "onset",
+    "other_falls",
+    "cause",
+    "cause_where",
+    "cause_is_sure",
+    "causes",
+    "last_good_checkpoint",
+    "trusted_until_step",
+    "change",
+    "settings",
+    "commands",
+    "timeline",
+    "notes",
+    "files",
+    "lost",
+    "passed_over",
+}
 
 
 def run(capsys, *arguments):
@@ -132,8 +149,11 @@ def test_json_has_the_keys_that_programs_rely_on(capsys, crashed):
     assert code == diagnose.FAILURE
     assert set(said) == KEYS
     assert (said["format"], said["verdict"], said["cause"], said["cause_is_sure"]) == (
-        "grpo-diagnosis/1", "FELL", "server crash", True,
-    )  # fmt: skip
+        "grpo-diagnosis/1",
+        "FELL",
+        "server crash",
+        True,
+    )
     assert (said["onset"]["step"], said["onset"]["shape"]) == (60, "to exactly 0")
     assert said["last_good_checkpoint"]["global_step"] == 39
     assert all(set(one) == {"cause", "score", "for", "against"} for one in said["causes"])
@@ -142,11 +162,25 @@ def test_json_has_the_keys_that_programs_rely_on(capsys, crashed):
 
 def test_a_run_of_ours_is_told_by_its_own_incidents(capsys, tmp_path):
     events = [
-        {"time": 1.8e9 + 805, "event": "incident.began", "attempt": 1, "subject": "reward", "incident": 1,
-         "cause": "verifier_broken", "reason": "known answers got 0", "onset_step": 80, "global_step": 80},
-        {"time": 1.8e9 + 601, "event": "checkpoint.committed", "attempt": 1, "global_step": 59,
-         "subject": "epoch0epochstep59globalstep59"},
-    ]  # fmt: skip
+        {
+            "time": 1.8e9 + 805,
+            "event": "incident.began",
+            "attempt": 1,
+            "subject": "reward",
+            "incident": 1,
+            "cause": "verifier_broken",
+            "reason": "known answers got 0",
+            "onset_step": 80,
+            "global_step": 80,
+        },
+        {
+            "time": 1.8e9 + 601,
+            "event": "checkpoint.committed",
+            "attempt": 1,
+            "global_step": 59,
+            "subject": "epoch0epochstep59globalstep59",
+        },
+    ]
     logs = own_run(tmp_path, rewards=[0.6] * 80 + [0.0] * 30, events=events)
     code, out, _ = run(capsys, logs, "--json")
     said = json.loads(out)
@@ -159,10 +193,17 @@ def test_a_run_of_ours_is_told_by_its_own_incidents(capsys, tmp_path):
 
 def test_a_run_of_ours_that_ended_in_error_has_stopped(capsys, tmp_path):
     events = [
-        {"time": 1.8e9 + 400, "event": "memory.ran_out", "attempt": 1, "subject": "server-0",
-         "ran_out": "server_device", "reason": "0.8 -> 0.7", "global_step": None},
+        {
+            "time": 1.8e9 + 400,
+            "event": "memory.ran_out",
+            "attempt": 1,
+            "subject": "server-0",
+            "ran_out": "server_device",
+            "reason": "0.8 -> 0.7",
+            "global_step": None,
+        },
         {"time": 1.8e9 + 410, "event": "run.errored", "attempt": 1, "subject": "", "reason": "no setting is left"},
-    ]  # fmt: skip
+    ]
     logs = own_run(tmp_path, rewards=[0.6] * 40, events=events)
     code, out, _ = run(capsys, logs)
     assert code == diagnose.FAILURE

@@ -84,8 +84,11 @@ def test_a_copied_run_is_continued_where_it_lies_and_the_original_is_not(paths, 
     copy.prepare()
     shutil.copytree(paths.logs, copy.logs, dirs_exist_ok=True)
     assert recorded_command(trial_at(copy)).settings == (
-        "conf=arithmetic_cpu", "seed=3", "trial_name=second", f"cluster.fileroot={tmp_path / 'copy'}",
-    )  # fmt: skip
+        "conf=arithmetic_cpu",
+        "seed=3",
+        "trial_name=second",
+        f"cluster.fileroot={tmp_path / 'copy'}",
+    )
 
 
 def test_a_command_that_no_shell_takes_is_none(paths, tmp_path):

@@ -68,8 +68,16 @@ def trial(made_trial, tmp_path_factory):
 
 
 def names_of(paths):
-    return ["--experiment-name", paths.experiment_name, "--trial-name", paths.trial_name, "--user", paths.user,
-            "--fileroot", str(paths.fileroot)]  # fmt: skip
+    return [
+        "--experiment-name",
+        paths.experiment_name,
+        "--trial-name",
+        paths.trial_name,
+        "--user",
+        paths.user,
+        "--fileroot",
+        str(paths.fileroot),
+    ]
 
 
 READ = {

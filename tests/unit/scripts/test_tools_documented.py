@@ -59,8 +59,12 @@ def test_what_was_promised_is_there(tool):
 def test_a_tool_can_be_started_by_its_path_and_loads_no_torch(tool):
     done = subprocess.run(
         [sys.executable, "-X", "importtime", f"scripts/{tool}.py", "--help"],
-        cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "Exit codes: 0 " in done.stdout, done.stderr
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}

@@ -158,7 +158,7 @@ AGENT_FAILED = "because one Ray agent failed, agent_name = runtime_env_agent."
         ("exit 1", "nothing of agents", " (exit code 1)"),
         ("exit 0", "", ""),
     ],
-)  # fmt: skip
+)
 def test_how_a_vital_process_ended_is_said_as_far_as_it_can_be_seen(tmp_path, command, log, says):
     program = tmp_path / "raylet"
     program.symlink_to("/bin/sh")

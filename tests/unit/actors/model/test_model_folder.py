@@ -155,5 +155,9 @@ def test_only_what_belongs_to_the_model_is_carried_over(tmp_path):
         (folder / foreign).write_text("{}")
     carried = model_folder.read_side_files(folder, folder)
     assert carried.keys() == {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-    }  # fmt: skip
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }

@@ -153,22 +153,29 @@ DAMAGE = {
     "torn state": (STATE, lambda f: os.truncate(f / STATE, 3000), "is damaged"),
     "empty state": (STATE, lambda f: os.truncate(f / STATE, 0), "is damaged"),
     "a missing moment": (
-        STATE, lambda f: edit_tensors(f / STATE, lambda t: t.pop(f"exp_avg.{NORM}")), rf"lacks exp_avg\.{NORM}"
+        STATE,
+        lambda f: edit_tensors(f / STATE, lambda t: t.pop(f"exp_avg.{NORM}")),
+        rf"lacks exp_avg\.{NORM}",
     ),
     "a damaged torch generator": (
-        STATE, lambda f: edit_tensors(f / STATE, lambda t: t.update({"random.torch": t["random.torch"][:9].clone()})),
+        STATE,
+        lambda f: edit_tensors(f / STATE, lambda t: t.update({"random.torch": t["random.torch"][:9].clone()})),
         r"random\.torch",
     ),
     "no weights": (MODEL, lambda f: (f / MODEL).unlink(), "can't be read"),
     "torn weights": (MODEL, lambda f: os.truncate(f / MODEL, 3000), "is damaged"),
     "a missing weight": (MODEL, lambda f: edit_tensors(f / MODEL, lambda t: t.pop(NORM)), f"lacks {NORM}"),
     "rounded weights": (
-        MODEL, lambda f: edit_tensors(f / MODEL, lambda t: t.update({NORM: t[NORM].bfloat16()})), r"BF16 \[16\]"
+        MODEL,
+        lambda f: edit_tensors(f / MODEL, lambda t: t.update({NORM: t[NORM].bfloat16()})),
+        r"BF16 \[16\]",
     ),
     "weights of another model": (
-        MODEL, lambda f: edit_tensors(f / MODEL, lambda t: t.update({NORM: torch.ones(8)})), r"F32 \[8\]"
+        MODEL,
+        lambda f: edit_tensors(f / MODEL, lambda t: t.update({NORM: torch.ones(8)})),
+        r"F32 \[8\]",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

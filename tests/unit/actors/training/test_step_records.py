@@ -18,9 +18,18 @@ from launcher.run_files.run_paths import RunPaths
 from tests.support.hostile_text import HOSTILE, obeyed
 
 REPORT = StepReport(
-    global_step=187, epoch=0, epoch_step=187, attempt=1, policy_version=188, time=1.8e9, prompt_ids=(),
-    weight_versions=(187,), rollouts_failed=0, rollouts_retried=0, metrics={"rollout/reward": 0.8125},
-)  # fmt: skip
+    global_step=187,
+    epoch=0,
+    epoch_step=187,
+    attempt=1,
+    policy_version=188,
+    time=1.8e9,
+    prompt_ids=(),
+    weight_versions=(187,),
+    rollouts_failed=0,
+    rollouts_retried=0,
+    metrics={"rollout/reward": 0.8125},
+)
 
 
 BATCH = RolloutBatch(groups=(), failed=0, retried=0, generated_tokens=0, seconds=1.0)

@@ -39,8 +39,10 @@ def test_a_resume_with_other_adapters_is_told_and_one_without_any_is_as_ever():
         "actor.lora_rank was 4, is 8: the saved state is of adapters of another rank, or of a model without them"
     ]
     assert {one.key for one in fingerprint_differences(plain, small)} == {
-        "actor.lora_rank", "actor.lora_alpha", "actor.target_modules",
-    }  # fmt: skip
+        "actor.lora_rank",
+        "actor.lora_alpha",
+        "actor.target_modules",
+    }
     assert not fingerprint_differences(small, fingerprint(use_lora=True, lora_rank=4, target_modules=list(MATRICES)))
 
 

@@ -220,10 +220,15 @@ def test_a_run_that_stopped_undamaged_goes_on_from_its_newest(tmp_path):
 # ── what to change ──
 
 SETTINGS = {
-    "sglang.mem_fraction_static": 0.8, "rollout.max_concurrent_rollouts": 64, "actor.mb_spec.max_tokens_per_mb": 16384,
-    "actor.gradient_checkpointing": False, "gconfig.max_new_tokens": 1024, "gconfig.n_samples": 8,
-    "rollout.request_timeout": 3600, "actor.optimizer.lr": 1e-5,
-}  # fmt: skip
+    "sglang.mem_fraction_static": 0.8,
+    "rollout.max_concurrent_rollouts": 64,
+    "actor.mb_spec.max_tokens_per_mb": 16384,
+    "actor.gradient_checkpointing": False,
+    "gconfig.max_new_tokens": 1024,
+    "gconfig.n_samples": 8,
+    "rollout.request_timeout": 3600,
+    "actor.optimizer.lr": 1e-5,
+}
 
 
 @pytest.mark.parametrize(
