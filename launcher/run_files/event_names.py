@@ -82,7 +82,8 @@ EVENT_NAMES: Mapping[str, str] = {
     "reward.no_score": "the reward function raised or gave no number, for the first time in a trainer's life",
     "reward.rebased": "rewards fell on new prompts and not on old ones: training continues at the new level",
     "restore.evidence": "what the first batch after a restore left open, which counts with the next one's",
-    "eval.done": "held-out accuracy at a policy version; of several data sets each (`by_dataset`: sampled, greedy)",
+    "eval.done": "held-out accuracy at a policy version; of several data sets each (`by_dataset`: sampled, greedy); "
+    "`unscored`: prompts that could not be scored and are not counted",
     "data.left_out": "records that the data set has, and the run does not use",
     "rollouts.cut": "nearly all completions of the first step were cut at `gconfig.max_new_tokens`",
     "weights.refused": "no server took new weights, or memory was wanting to make them ready",
