@@ -27,12 +27,12 @@ NOW = CurrentStatus(
 @pytest.fixture
 def rank():
     """A process with the title of a trainer's rank, which waits in a function that can be recognised."""
-    process = subprocess.Popen(["ray::Trainer.step", "-c", HANGS], executable=sys.executable, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    yield process
-    process.kill()
-    process.wait()
+    command = ["ray::Trainer.step", "-c", HANGS]
+    with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
 
 
 def test_it_names_the_function_in_which_a_rank_waits_and_leaves_it_running(rank):

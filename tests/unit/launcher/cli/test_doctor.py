@@ -1,5 +1,6 @@
 """`python -m launcher doctor` as a person runs it, here and where the stand-in answers for NVIDIA's driver."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -77,7 +78,10 @@ def test_a_table_that_nobody_reads_or_no_disk_takes(monkeypatch, capfd, place, c
         os.close(reading)
     else:
         writing = os.open(place, os.O_WRONLY)
-    monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w"))
+    out = os.fdopen(writing, "w")
+    monkeypatch.setattr(sys, "stdout", out)
     assert main() == code
+    with contextlib.suppress(OSError):  # what could not be written is written once more
+        out.close()
     assert said in (told := capfd.readouterr().err)
     assert "Traceback" not in told
