@@ -59,7 +59,7 @@ class PromptQueue:
         """Where every batch but the last is full."""
         return -(-len(self) // batch_size)
 
-    def take(self, n: int) -> list[str]:
+    def take_prompts(self, n: int) -> list[str]:
         """Up to `n` prompts. Fewer, or none, where the epoch has no more waiting: the next one begins only when
         the last prompt of this one is committed."""
         if n < 1:

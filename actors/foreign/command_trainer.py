@@ -422,12 +422,12 @@ class CommandTrainer:
         seen = await asyncio.to_thread(self._source.read, is_over=is_over)
         if seen and self._door is not None:
             self.steps.beside = await self._door.figures()
-        found = self._take([one for one in seen if known is None or one.step > known])
+        found = self._take_steps([one for one in seen if known is None or one.step > known])
         if not self._learning.owes_proof:  # a line of a step undoes those that a contradicted restore gives back
             await asyncio.to_thread(self.steps.write)
         return found
 
-    def _take(self, seen: Sequence[StepSeen]) -> Incident | None:
+    def _take_steps(self, seen: Sequence[StepSeen]) -> Incident | None:
         """Lines come in bundles, as buffers are emptied: their steps are spread over the time since the last one."""
         now, seen_at = self._clock(), self.steps.seen_at
         before = self.since if seen_at is None else seen_at
@@ -438,7 +438,7 @@ class CommandTrainer:
                 self._changed.set()
                 continue
             age_s = (now - before) * (1 - number / len(seen))
-            if not self.steps.take(one, now - age_s, age_s=age_s):
+            if not self.steps.take_step(one, now - age_s, age_s=age_s):
                 continue
             self._doubts.look(one)
             if (found := self._learning.find(self.steps.lines, self._clock())) is not None:

@@ -90,7 +90,7 @@ class ByteBudget:
         self._released = asyncio.Event()
 
     @asynccontextmanager
-    async def take(self, size: int) -> AsyncIterator[None]:
+    async def take_room(self, size: int) -> AsyncIterator[None]:
         async with self._turn:
             while self._taken and self._taken + size > self._most:
                 self._released.clear()
@@ -141,7 +141,7 @@ class DoorHttp:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         size = request.content_length or (UNKNOWN_BYTES if request.can_read_body else 0)
-        async with contextlib.nullcontext() if request.path in ORDERS else self._budget.take(size):
+        async with contextlib.nullcontext() if request.path in ORDERS else self._budget.take_room(size):
             reply = await self._reply(request, await request.read())
         return web.Response(body=reply.body, status=reply.status, headers={"Content-Type": reply.content_type})
 

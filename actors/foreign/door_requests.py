@@ -246,18 +246,18 @@ class _Completion(_DoorRequest):
             if response.status != HTTPStatus.OK:
                 self._refuse(server, Reply(body=await response.read(), status=response.status))
             if not request["stream"]:
-                self._take(await response.read(), server)
+                self._take_event(await response.read(), server)
             else:
                 async for data in response.content.iter_any():
                     *events, rest = (rest + data).split(END)
                     if events:
                         heard()
                     for event in events:
-                        self._take(event, server)
+                        self._take_event(event, server)
         if self.made.finish is None:  # a server that is lost breaks the connection
             raise malformed(server.url, f"an end that comes early, after {rest[:200]!r}")
 
-    def _take(self, event: bytes, server: ServerInfo) -> None:
+    def _take_event(self, event: bytes, server: ServerInfo) -> None:
         content = event.removeprefix(PREFIX)
         if content == DONE:
             return
@@ -270,7 +270,7 @@ class _Completion(_DoorRequest):
         if said is not None:
             self._refuse(server, Reply(body=orjson.dumps({"error": {"message": said.get("message", "")}}), status=code))
         before = len(self.made.tokens)
-        self.made.take(answer, server=server.url)
+        self.made.take_event(answer, server=server.url)
         if len(self.made.tokens) > before:  # an event without any would set the count back for ever
             self.note_tokens()
 

@@ -54,7 +54,7 @@ class DoorServers(Servers):
         A server that is lost meanwhile is waited for. Raises WeightsRefused where the folder holds no weights."""
         async with self._updating:
             if not await asyncio.to_thread(self._kept.has, source):
-                version = await self._take(source)
+                version = await self._take_weights(source)
                 try:
                     await self.publish(version)
                 except WeightsRefused as error:  # by every server: the Coordinator restarts or loads them
@@ -63,14 +63,14 @@ class DoorServers(Servers):
             self.waits_for = ""
             await self.serves()
 
-    async def _take(self, source: Path) -> int:
+    async def _take_weights(self, source: Path) -> int:
         """A disk that refuses the files is waited for: an error would end the trainer.
 
         The servers count as being sent a version before it counts, else they would seem to hold wrong weights."""
         while True:
             self.is_publishing = True
             try:
-                version = await asyncio.to_thread(self._kept.take, source)
+                version = await asyncio.to_thread(self._kept.take_weights, source)
             except (WeightsRefused, OSError) as error:
                 self.is_publishing = False
                 if isinstance(error, WeightsRefused) and not isinstance(error.__cause__, OSError):

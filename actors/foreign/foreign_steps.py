@@ -67,7 +67,7 @@ class ForeignSteps:
         self._last_at = time.time()
         self._step_s.clear()
 
-    def take(self, seen: StepSeen, now: float, *, age_s: float = 0.0) -> bool:
+    def take_step(self, seen: StepSeen, now: float, *, age_s: float = 0.0) -> bool:
         """False where it says nothing new. One that goes back undoes the later ones. `now`: monotonic, when it was
         taken; `age_s`: how long before, on the unix clock, where it does not say that itself."""
         if self._last is not None and seen.step == self._last[0]:

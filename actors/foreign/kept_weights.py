@@ -85,7 +85,7 @@ class KeptWeights:
             return False
         return not source.exists() or contents(source) == self.state.taken
 
-    def take(self, source: Path) -> int:
+    def take_weights(self, source: Path) -> int:
         """Keep a folder as the next version, which this returns. Raises WeightsRefused where it can't be loaded."""
         if problem := problem_with(source):
             raise WeightsRefused(f"{source}: {problem}")

@@ -97,7 +97,7 @@ class PartialAnswer:
         most = self._sampling.get("max_new_tokens", USUAL_TOKENS)
         return None if most is None else int(most)
 
-    def take(self, event: dict[str, Any], *, server: str) -> None:
+    def take_event(self, event: dict[str, Any], *, server: str) -> None:
         """The next tokens. Raises RequestFailed where they do not follow those before."""
         try:
             meta, ids = event["meta_info"], event.get("output_ids") or []

@@ -42,9 +42,9 @@ class StepSource:
         A trainer that begins its file again as it resumes may write into it what it did before."""
         found: list[StepSeen] = []
         while text := self._new():
-            found += self._take(text)
+            found += self._take_text(text)
         if is_over:
-            found += self._take("\n")
+            found += self._take_text("\n")
         if self._was_begun_again and any(one.step == self._after for one in found):
             return [one for one in found if one.step > self._after]
         return found
@@ -65,6 +65,6 @@ class StepSource:
         self._offset += len(data)
         return self._decoder.decode(data)
 
-    def _take(self, text: str) -> list[StepSeen]:
+    def _take_text(self, text: str) -> list[StepSeen]:
         seen, self._rest = self._adapter.read(self._rest + text)
         return list(seen)

@@ -247,7 +247,7 @@ class ProcessHost:
         with self._socket:
             try:
                 while said := await loop.sock_recv(self._socket, LONGEST_MESSAGE):
-                    self._take(json.loads(said))
+                    self._take_message(json.loads(said))
             except ConnectionError:  # it was killed with an order that it had not read
                 pass
         self._fail("its host ended")
@@ -257,7 +257,7 @@ class ProcessHost:
         if self._process is not None:
             self._process.take_sweep(left)
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def _take_message(self, told: dict[str, Any]) -> None:
         match told:
             case {"event": "hosting", "pid": pid}:
                 self._hosting.set_result(pid)

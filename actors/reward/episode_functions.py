@@ -156,7 +156,7 @@ async def _serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]
             tasks.pop(number, None)
         say({"id": number, **said})
 
-    def take(order: dict[str, Any]) -> None:
+    def take_order(order: dict[str, Any]) -> None:
         if "cancel" in order:
             if order["cancel"] in tasks:
                 tasks.pop(order["cancel"]).cancel()
@@ -175,7 +175,7 @@ async def _serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]
             except Exception:  # noqa: BLE001 - the next order can't be found on the line, and whoever asks would wait for ever
                 traceback.print_exc()
                 os._exit(1)
-            loop.call_soon_threadsafe(take, order)
+            loop.call_soon_threadsafe(take_order, order)
 
     threading.Thread(target=read, name="orders", daemon=True).start()
     await ended.wait()

@@ -219,7 +219,7 @@ class UserProcess(asyncio.BufferedProtocol):
         for line in lines:
             said = json.loads(line)
             if number := said.pop("id", 0):
-                self._take(number, said)
+                self._take_answer(number, said)
             else:
                 self._begin(said)
 
@@ -251,7 +251,7 @@ class UserProcess(asyncio.BufferedProtocol):
             self.is_async = bool(said["is_async"])
             self._ready.set_result(None)
 
-    def _take(self, number: int, answer: dict[str, Any]) -> None:
+    def _take_answer(self, number: int, answer: dict[str, Any]) -> None:
         self._has_answered = True
         if (asked := self._unanswered.get(number)) is not None:
             asked.answers.append(answer)

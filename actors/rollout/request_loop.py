@@ -282,7 +282,7 @@ class GroupProgress:
             samplings.append(self._samplings[place].after(len(begun)))
         return inputs, samplings
 
-    def take(self, samples: Samples) -> None:
+    def take_samples(self, samples: Samples) -> None:
         """The answer to the last `request`. Tokens of other weights are dropped."""
         missing = self.missing()
         for place, part in (*samples.completions.items(), *samples.begun.items()):
@@ -335,9 +335,9 @@ class GroupRequest(ServerRequest):
             )
         except asyncio.CancelledError:  # what a server had sent counts
             left = RequestFailed(f"{server.name} was left before it had answered", kind=MOVED)
-            self.progress.take(stream.samples(broken_off=left))
+            self.progress.take_samples(stream.samples(broken_off=left))
             raise
-        self.progress.take(samples)
+        self.progress.take_samples(samples)
         self.avoid = "" if samples.completions else server.name
         _judge(server, samples)
 

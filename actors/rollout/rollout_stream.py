@@ -1,6 +1,6 @@
 """The groups of the next batches, made while the trainer steps: `ahead` batches more than the one it waits for.
 
-    queue.take ─► in flight, at most (ahead + 1) batches ─► made side by side ─► those taken first are the next batch
+    queue.take_prompts ─► in flight, at most (ahead + 1) batches ─► made side by side ─► those taken first are the next batch
          ▲              launcher/policy/routing.py                │ failed
          └──────────────────────────────────────────────────────────┘
 
@@ -121,12 +121,12 @@ class RolloutStream:
         started = time.monotonic()
         await self._drop_what_left_the_queue()
         try:
-            self._take(want, version)
+            self._take_prompts(want, version)
             while (made := self._next(want)) is None:
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     self._land(task)
-                self._take(want, version)
+                self._take_prompts(want, version)
         except BaseException:
             await self.close()
             raise
@@ -151,10 +151,10 @@ class RolloutStream:
         if not self._taken.keys() <= in_flight:
             await self.close()
 
-    def _take(self, want: int, version: int) -> None:
+    def _take_prompts(self, want: int, version: int) -> None:
         flat, most = len(self._flat), self._most_batches or 1
         room = may_take(len(self._taken), batch=want, ahead=self._ahead, flat=flat, most_batches=most)
-        for prompt_id in self.queue.take(room) if room else ():
+        for prompt_id in self.queue.take_prompts(room) if room else ():
             step = trained_at(len(self._taken), version=version, batch=want)
             kept = self._usable(self.queue.kept(prompt_id), until=version, since=step - self._ahead)
             self._taken[prompt_id] = None

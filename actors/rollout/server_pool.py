@@ -171,10 +171,10 @@ class ServerPool:
         """Take the supervisor's view of servers; an older generation than the known one is ignored."""
         async with self._changed:
             for server in servers:
-                self._take(server)
+                self._take_server(server)
             self._changed.notify_all()
 
-    def _take(self, server: ServerInfo) -> None:
+    def _take_server(self, server: ServerInfo) -> None:
         if (known := self._servers.get(server.name)) is not None and server.generation < known.generation:
             return
         self._servers[server.name] = server
@@ -217,7 +217,7 @@ class ServerPool:
         async with self._changed:
             if self._is_over(server.key):
                 raise ServerError(f"{server.name} (generation {server.generation}) ended meanwhile")
-            self._take(server)
+            self._take_server(server)
             self._changed.notify_all()
 
     async def admit(self, server: ServerInfo, *, is_loading: bool) -> None:
@@ -231,7 +231,7 @@ class ServerPool:
             if is_loading:
                 self._admitted[server.name] = server.generation
             else:
-                self._take(dataclasses.replace(newest, state=ServerState.READY, reason=""))
+                self._take_server(dataclasses.replace(newest, state=ServerState.READY, reason=""))
             self._changed.notify_all()
 
     def servers(self) -> tuple[ServerInfo, ...]:

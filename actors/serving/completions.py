@@ -138,7 +138,7 @@ class CompletionStream:
             self._heard()
         for event in events:
             try:
-                self._take(event)
+                self._take_event(event)
             except RequestFailed as failure:  # of one completion; the others continue
                 self._failure = self._failure or failure
 
@@ -152,7 +152,7 @@ class CompletionStream:
         begun = self._begun if failure.kind in NOT_ITS_TOKENS else {}
         return Samples(completions=self._complete, failure=failure, begun=begun)
 
-    def _take(self, event: bytes) -> None:
+    def _take_event(self, event: bytes) -> None:
         if not event.startswith(PREFIX):
             raise malformed(self._server, f"no event of completions: {event[:80]!r}")
         content = event.removeprefix(PREFIX)

@@ -112,7 +112,7 @@ class SGLangProcess:
             return None
         return self._watch.verdict() if self._end is None else verdict_on(self._end)
 
-    def _take(self, info: ServerInfo) -> None:
+    def _take_info(self, info: ServerInfo) -> None:
         self._info = info
         self._changed.set()
 
@@ -135,7 +135,7 @@ class SGLangProcess:
         self._stopping = False
         self._end_watch()
         self._end = self._watch = None
-        self._take(
+        self._take_info(
             ServerInfo(
                 name=self._spec.name,
                 index=self._spec.index,
@@ -187,7 +187,7 @@ class SGLangProcess:
                 if ending is not None:
                     await asyncio.wait([ending])
         if self._info.generation == generation:  # else the next one was started meanwhile: it is not what is stopped
-            self._take(replace(self._info, state=ServerState.STOPPED, reason="told to stop"))
+            self._take_info(replace(self._info, state=ServerState.STOPPED, reason="told to stop"))
         return self._report(generation)
 
     async def close(self) -> None:
@@ -203,9 +203,9 @@ class SGLangProcess:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
             server = await ServerIncarnation.launch(self._spec, self._owners, order, self._host)
         except LauncherError as error:
-            self._take(replace(self._info, state=ServerState.FAILED, reason=error.message))
+            self._take_info(replace(self._info, state=ServerState.FAILED, reason=error.message))
             raise
-        self._take(replace(self._info, url=server.url, pid=server.pid))
+        self._take_info(replace(self._info, url=server.url, pid=server.pid))
         self._ending = _task(self._note_end(server))
         return server
 
@@ -221,7 +221,7 @@ class SGLangProcess:
             return self._info
         serving.cancel()
         if not self._stopping:
-            self._take(replace(self._info, state=ServerState.FAILED, reason=failure.message))
+            self._take_info(replace(self._info, state=ServerState.FAILED, reason=failure.message))
             await server.end()
         raise failure
 
@@ -230,13 +230,13 @@ class SGLangProcess:
         keys = ServerKeys.read_file(self._spec.keys)
         async with SGLangClient(keys) as client:
             await server.wait_answers(client)
-            self._take(replace(self._info, state=ServerState.STALE, reason=FIRST_GENERATION))
+            self._take_info(replace(self._info, state=ServerState.STALE, reason=FIRST_GENERATION))
             asked_at = time.monotonic()
             held = await server.generate(client)
             first_answer_s = time.monotonic() - asked_at
         if held != server.weight_version:
             raise ServerError(f"it generates with weight version {held}, not {server.weight_version}")
-        self._take(replace(self._info, state=ServerState.READY, weight_version=held, reason=""))
+        self._take_info(replace(self._info, state=ServerState.READY, weight_version=held, reason=""))
         return keys, first_answer_s
 
     async def _judge(self, info: ServerInfo, keys: ServerKeys, first_answer_s: float) -> None:

@@ -58,7 +58,7 @@ class MonitorHandle:
         self._changed = changed
         self._report: MonitorReport | None = None
         self._hold_s = HOLD_S
-        self._probe = ActorProbe(self._ask, heard=self._take, missed=self._note_silence)
+        self._probe = ActorProbe(self._ask, heard=self._take_report, missed=self._note_silence)
 
     @property
     def incident(self) -> Incident | None:
@@ -132,7 +132,7 @@ class MonitorHandle:
         report: MonitorReport = await answer(call, within_s=hold_s + ANSWER_S, of="the HealthMonitor")
         return report
 
-    def _take(self, report: MonitorReport) -> None:
+    def _take_report(self, report: MonitorReport) -> None:
         now = time.monotonic()
         if report.incident is not None:
             report = replace(report, incident=replace(report.incident, since=now - report.incident_age_s))

@@ -58,7 +58,7 @@ class StandbyHandle:
         self._viewed_at = time.monotonic()
         self._changed = changed
         self._hung_after_s = hung_after_s
-        self.probe = ActorProbe(self._ask, heard=self._take)
+        self.probe = ActorProbe(self._ask, heard=self._take_view)
 
     def begin_looking(self) -> None:
         self.probe.begin(lambda: LOOK_S)
@@ -143,7 +143,7 @@ class StandbyHandle:
         actor = self.actor
         return actor, await answer(actor.view.remote(), within_s=ANSWER_S, of="the standby trainer")
 
-    def _take(self, answered: tuple[Any, TrainerView]) -> None:
+    def _take_view(self, answered: tuple[Any, TrainerView]) -> None:
         actor, view = answered
         if actor is self.actor and view != self._view:  # else it was asked before they changed places
             self._view = view

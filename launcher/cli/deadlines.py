@@ -104,7 +104,7 @@ class Deadlines:
         if key is not None and isinstance(seconds := event.get("seconds"), float):
             self._took = dataclasses.replace(self._took, **{key: seconds})
 
-    def take(self, steps: Sequence[Record]) -> None:
+    def take_steps(self, steps: Sequence[Record]) -> None:
         """Lines of metrics.jsonl."""
         if steps:
             update_s = sum(number_of(steps[-1].get(name), 0.0) for name in UPDATE)

@@ -198,7 +198,7 @@ class RunFollower:
         now = self._run.new_status()
         # After the status: it never counts a step whose line is not read yet.
         steps = [_with_numbers(line) for line in self._run.new_steps()]
-        self._deadlines.take(steps)
+        self._deadlines.take_steps(steps)
         self._steps_seen += len(steps)
         self._memory.look_if_due(self._steps_seen)
         self._screen.show(now, steps)

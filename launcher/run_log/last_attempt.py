@@ -43,7 +43,7 @@ class LastAttempt:
     deaths: int = 0  # how many of them died
     ran_out: list[str] = field(default_factory=list)  # what ran out of memory
 
-    def take(self, event: Record) -> None:
+    def take_event(self, event: Record) -> None:
         name, subject, reason = str(event.get("event")), str(event.get("subject")), str(event.get("reason") or "")
         pid, number = as_integer(event.get("pid")), as_integer(event.get("incident"))
         self.ended_at = max(self.ended_at, as_unix_time(event.get("time")))

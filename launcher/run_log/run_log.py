@@ -141,7 +141,7 @@ class RunLog:
         self._take_end(name, line)
         self._take_incident(name, event)
         self._take_checkpoint(name, event)
-        self.set_aside.take(line)
+        self.set_aside.take_event(line)
         self._take_state(name, event)
         if name in UNDOING:
             self._take_undoing(event)
@@ -276,7 +276,7 @@ class RunLog:
         if number is not None and number >= self.last_attempt.number:
             if number > self.last_attempt.number:
                 self.last_attempt = LastAttempt(number=number)
-            self.last_attempt.take(event)
+            self.last_attempt.take_event(event)
 
     def _take_server(self, name: str, event: Record) -> None:
         time = as_unix_time(event.get("time"))

@@ -18,7 +18,7 @@ class SetAside:
         self.condemned_after: int | None = None
         self._was_done = True
 
-    def take(self, event: Record) -> None:
+    def take_event(self, event: Record) -> None:
         match event.get("event"):
             case "trainer.restoring" if event.get("onset_step") is not None:
                 self.names = [] if self._was_done else self.names

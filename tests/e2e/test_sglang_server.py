@@ -339,9 +339,9 @@ def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_continues_it
     assert furthest(serving, serving.generate()) < FLOAT32_NOISE
     begun = samples.begun[0]
     assert 8 <= len(begun.token_ids) < greedy.max_new_tokens
-    progress.take(samples)
+    progress.take_samples(samples)
     again = CompletionStream(1, server=serving.url)
-    progress.take(serving.run(lambda client: serving.continue_(client, progress, again)))
+    progress.take_samples(serving.run(lambda client: serving.continue_(client, progress, again)))
     (continued,) = progress.completions()
     unbroken = serving.generate(**dataclasses.asdict(greedy))
     assert continued.token_ids == unbroken.token_ids

@@ -81,13 +81,13 @@ class MadeRun:
                 self.save()
 
     def _step(self, what):
-        taken = self.queue.take(self.batch)
+        taken = self.queue.take_prompts(self.batch)
         if what == "reject":
             self.queue.requeue(taken)
             return
         if what == "fail":
             self.queue.requeue(taken[:1])
-            taken = [*taken[1:], *self.queue.take(1)]
+            taken = [*taken[1:], *self.queue.take_prompts(1)]
         left_out = [one for one in taken[1:] if self.draw.random() < self.leaves_out]
         self.queue.commit(taken)
         at = self.position

@@ -67,9 +67,9 @@ class Replay:
 
     def collect(self, queue: PromptQueue, *, want, weight_version):
         if self._stop_at is not None and weight_version >= self._stop_at:
-            queue.take(1)  # what was in flight when the stop came
+            queue.take_prompts(1)  # what was in flight when the stop came
             raise Stopped
-        taken = queue.take(want)
+        taken = queue.take_prompts(want)
         assert taken, "an epoch that never ends: what was trained on was not committed"
         groups = tuple(group(self._items[i], self._n_samples, weight_version) for i in taken)
         tokens = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)

@@ -83,7 +83,7 @@ class LogFile:
         self.known_lines = 0
         self.total_steps = 0
 
-    def take(self, block: LineBlock) -> None:
+    def take_block(self, block: LineBlock) -> None:
         """Collect from a block; no step's tables continue beyond it."""
         self._clock.look(block.data)
         steps = block.matching(block.picked, ANY_STEP_LINE)
@@ -181,7 +181,7 @@ class LogFile:
             self._first_time = first if first is not None else last
         self._last_time = last if last is not None else self._last_time
         if self._may_serve:
-            self._pauses.take(block.data)
+            self._pauses.take_bytes(block.data)
 
     def contents(self, size: int) -> Contents:
         """Everything collected, once all blocks were taken."""
@@ -216,7 +216,7 @@ def read_log(path: Path, names: FigureNames, on_progress: Callable[[int], None] 
     """Raises DataError where nothing in it looks like AReaL's, SGLang's or ours: no line, no table, no date."""
     log, size = LogFile(path, names), path.stat().st_size
     for block, done in read_blocks(path, ANY, unfinished):
-        log.take(block)
+        log.take_block(block)
         on_progress(done)
     contents = log.contents(size)
     if not log.known_lines and contents.sources[0].role is not Role.SERVER and not _has_dates(path):

@@ -43,7 +43,7 @@ class ServerPauses:
     def makes_tokens(self) -> bool:
         return Kind.NO_TOKENS in self._last
 
-    def take(self, data: bytes) -> None:
+    def take_bytes(self, data: bytes) -> None:
         """`data` are the next lines."""
         for start in range(0, len(data), SAMPLE_BYTES):
             end = min(start + SAMPLE_BYTES, len(data))

@@ -156,7 +156,7 @@ class MadeRun:
 
     def replay(self, queue: PromptQueue, want: int, version: int) -> RolloutBatch:
         del version
-        ids = [str(name) for name in queue.take(want)]
+        ids = [str(name) for name in queue.take_prompts(want)]
         return self.batch_of(self.replayed_rewards(len(ids)), ids)
 
 

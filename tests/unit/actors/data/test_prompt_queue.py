@@ -26,7 +26,7 @@ def epoch_of(prompts, batch=3):
     """The ids of one whole epoch, in the order in which they are taken."""
     order, epoch = [], prompts.epoch
     while prompts.epoch == epoch:
-        taken = prompts.take(batch)
+        taken = prompts.take_prompts(batch)
         order += taken
         prompts.commit(taken)
     return order
@@ -49,7 +49,7 @@ def test_the_order_depends_on_seed_and_epoch_and_not_on_how_the_data_was_read():
 def test_the_order_is_the_same_in_another_process():
     code = (
         "from actors.data.prompt_queue import PromptQueue as Q;"
-        "print(*Q([f'p{i}' for i in range(10)], seed=1, shuffle=True).take(10))"
+        "print(*Q([f'p{i}' for i in range(10)], seed=1, shuffle=True).take_prompts(10))"
     )
     answers = {
         subprocess.run(
@@ -62,7 +62,7 @@ def test_the_order_is_the_same_in_another_process():
         ).stdout
         for seed in ("1", "2")
     }
-    assert answers == {" ".join(queue().take(10)) + "\n"}
+    assert answers == {" ".join(queue().take_prompts(10)) + "\n"}
 
 
 def test_without_shuffling_the_order_is_the_data_sets():
@@ -74,7 +74,7 @@ def test_a_batch_never_crosses_an_epoch():
     prompts = queue()
     sizes = []
     for _ in range(8):
-        taken = prompts.take(4)
+        taken = prompts.take_prompts(4)
         sizes.append((prompts.epoch, len(taken)))
         prompts.commit(taken)
     assert sizes == [(0, 4), (0, 4), (0, 2), (1, 4), (1, 4), (1, 2), (2, 4), (2, 4)]
@@ -84,40 +84,40 @@ def test_a_batch_never_crosses_an_epoch():
 
 def test_the_next_epoch_waits_for_the_last_prompt():
     prompts = queue()
-    taken = prompts.take(10)
+    taken = prompts.take_prompts(10)
     prompts.commit(taken[:-1])
-    assert prompts.take(1) == []
+    assert prompts.take_prompts(1) == []
     assert prompts.epoch == 0
     prompts.commit(taken[-1:])
     assert prompts.epoch == 1
-    assert len(prompts.take(10)) == 10
+    assert len(prompts.take_prompts(10)) == 10
 
 
 def test_what_failed_comes_again_after_the_rest_so_that_it_holds_nothing_up():
     prompts = queue(shuffle=False)
-    prompts.requeue(prompts.take(2))
-    assert prompts.take(10) == [*IDS[2:], "p0", "p1"]
+    prompts.requeue(prompts.take_prompts(2))
+    assert prompts.take_prompts(10) == [*IDS[2:], "p0", "p1"]
 
 
 def test_what_was_in_flight_is_taken_first_after_a_restore():
     prompts = queue(shuffle=False)
-    prompts.commit(prompts.take(2))
-    prompts.requeue(prompts.take(1))
-    prompts.take(3)
+    prompts.commit(prompts.take_prompts(2))
+    prompts.requeue(prompts.take_prompts(1))
+    prompts.take_prompts(3)
     again = restored(prompts)
     assert again.in_flight == ()
-    again.take(1)
+    again.take_prompts(1)
     again = restored(again)
-    assert again.take(10) == ["p3", "p4", "p5", "p6", "p7", "p8", "p9", "p2"]
+    assert again.take_prompts(10) == ["p3", "p4", "p5", "p6", "p7", "p8", "p9", "p2"]
 
 
 def test_a_run_that_is_cut_and_resumed_takes_what_the_uncut_one_takes():
     uncut, cut = queue(), queue()
     for step in range(12):
         if step in (2, 5, 7):
-            cut.take(3)  # lost with the process
+            cut.take_prompts(3)  # lost with the process
             cut = restored(cut)
-        one, other = uncut.take(3), cut.take(3)
+        one, other = uncut.take_prompts(3), cut.take_prompts(3)
         assert one == other
         failed = [one.pop(), other.pop()] if step == 1 else None
         if failed:
@@ -144,12 +144,12 @@ def test_the_format_is_that_of_the_checkpoints_that_are_there():
 
 def test_the_state_is_small():
     prompts = queue([f"prompt-{i:08}" for i in range(10_000)])
-    prompts.commit(prompts.take(16))
-    prompts.take(16)
+    prompts.commit(prompts.take_prompts(16))
+    prompts.take_prompts(16)
     assert len(json.dumps(prompts.state_dict())) < 1000
 
 
-@pytest.mark.parametrize("misuse", [lambda q: q.commit(["p0"]), lambda q: q.requeue(["p0"]), lambda q: q.take(0)])
+@pytest.mark.parametrize("misuse", [lambda q: q.commit(["p0"]), lambda q: q.requeue(["p0"]), lambda q: q.take_prompts(0)])
 def test_misuse_raises(misuse):
     with pytest.raises(ValueError, match=r"p0|batch of 0"):
         misuse(queue())
@@ -157,7 +157,7 @@ def test_misuse_raises(misuse):
 
 def test_half_a_commit_is_none():
     prompts = queue()
-    taken = prompts.take(2)
+    taken = prompts.take_prompts(2)
     for wrong in ([*taken, "stranger"], [taken[0], taken[0]]):
         with pytest.raises(ValueError, match="not in flight"):
             prompts.commit(wrong)
@@ -181,7 +181,7 @@ def test_ids_must_be_unique_and_some(ids):
 )
 def test_the_state_of_another_data_set_or_seed_is_refused(changes, said):
     saved = queue()
-    saved.commit(saved.take(3))
+    saved.commit(saved.take_prompts(3))
     other = queue(**changes)
     before = other.state_dict()
     with pytest.raises(DataError, match=said) as error:
@@ -223,12 +223,12 @@ def test_a_data_set_read_in_another_order_is_the_same_when_shuffled_and_another_
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(damage):
     saved = queue(shuffle=False)
-    saved.commit(saved.take(5))
+    saved.commit(saved.take_prompts(5))
     other = queue(shuffle=False)
     with pytest.raises(CheckpointError, match="data position") as error:
         other.load_state_dict(saved.state_dict() | damage)
     assert "recover.mode=off" in error.value.hint
-    assert other.take(1) == ["p0"]
+    assert other.take_prompts(1) == ["p0"]
 
 
 class EveryPromptOncePerEpoch(RuleBasedStateMachine):
@@ -250,7 +250,7 @@ class EveryPromptOncePerEpoch(RuleBasedStateMachine):
     @rule(n=st.integers(1, 6))
     def take(self, n):
         waiting = self.queue.waiting
-        taken = self.queue.take(n)
+        taken = self.queue.take_prompts(n)
         assert len(taken) == min(n, waiting)
         assert not set(taken) & set(self.in_flight)
         assert all(self.trained[prompt_id] == self.queue.epoch for prompt_id in taken)
@@ -326,11 +326,11 @@ def test_what_a_state_costs_does_not_grow_with_the_data_set(monkeypatch):
 def test_only_what_was_given_back_is_brought_forward():
     made = {one: [MADE] for one in ("p1", "p0", "p4", "p7", "nobody")}
     queue = PromptQueue(IDS, seed=1, shuffle=False)
-    taken = queue.take(5)
+    taken = queue.take_prompts(5)
     queue.commit(taken[:1])
     queue.requeue(taken[1:3])
     queue.bring_forward(made)
-    assert queue.take(3) == ["p1", "p5", "p6"], "p0 is trained on, p4 in flight, p7 waits for its turn"
+    assert queue.take_prompts(3) == ["p1", "p5", "p6"], "p0 is trained on, p4 in flight, p7 waits for its turn"
     assert [bool(queue.kept(one)) for one in made] == [True, False, False, False, False]
     queue.requeue(["p1"])
     assert queue.kept("p1") == ()

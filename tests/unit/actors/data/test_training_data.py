@@ -30,7 +30,7 @@ def trained_on(queue, epochs, *, faults=None, batch=4):
     """Ids of each committed batch. `faults`: batches that fail, and cuts after which another queue continues."""
     batches = []
     while queue.epoch < epochs:
-        taken = queue.take(batch)
+        taken = queue.take_prompts(batch)
         what = faults.choice(["fail", "cut", "", "", ""]) if faults else ""
         if what == "fail":
             queue.requeue(taken)
@@ -82,7 +82,7 @@ def test_a_run_that_is_cut_continues_as_the_one_that_was_not():
     for steps in range(1, len(whole)):
         queue, again = mixture(), mixture()
         for batch in whole[:steps]:
-            assert queue.take(4) == batch
+            assert queue.take_prompts(4) == batch
             queue.commit(batch)
         again.load_state_dict(json.loads(json.dumps(queue.state_dict())))
         assert trained_on(again, 4) == whole[steps:]
@@ -98,7 +98,7 @@ def test_weight_one_is_what_one_data_set_always_was():
     ids = [f"a:{i}" for i in range(7)]
     alone, one = PromptQueue(ids, seed=1, shuffle=True), mixture({"a": (1.0, 7)})
     assert one.state_dict() == alone.state_dict()
-    assert one.take(7) == alone.take(7)
+    assert one.take_prompts(7) == alone.take_prompts(7)
 
 
 def test_a_small_weight_has_at_least_one_record():

@@ -11,7 +11,7 @@ async def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():
     budget, order = ByteBudget(10), []
 
     async def hold(size, release):
-        async with budget.take(size):
+        async with budget.take_room(size):
             order.append(size)
             await release.wait()
 
@@ -29,10 +29,10 @@ async def test_one_that_gives_up_while_its_body_waits_for_room_makes_way_for_the
     budget = ByteBudget(10)
 
     async def hold(size):
-        async with budget.take(size):
+        async with budget.take_room(size):
             return size
 
-    async with budget.take(8):
+    async with budget.take_room(8):
         first, second = (asyncio.create_task(hold(size)) for size in (5, 2))
         await asyncio.sleep(0)
         assert not second.done(), "in order of arrival"

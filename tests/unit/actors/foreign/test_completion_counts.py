@@ -56,7 +56,7 @@ def test_a_collapse_says_whether_the_completions_changed_too(paths, tokens, said
         is_broken = step >= 37
         if tokens is not None:
             steps.beside = {"door/tokens/avg": tokens if is_broken else 8.0, "door/logprob/avg": -1.2}
-        steps.take(StepSeen(step=step, reward=0.0 if is_broken else 0.6), float(step))
+        steps.take_step(StepSeen(step=step, reward=0.0 if is_broken else 0.6), float(step))
         fault = watch.find(steps.lines, float(step)) or fault
     steps.write()
     assert fault is not None
@@ -71,7 +71,7 @@ def test_figures_are_of_one_line_alone(paths):
     steps = ForeignSteps(paths, 1, list(read_lines(paths.events)))
     steps.beside = {"door/completions": 32.0}
     for step in (1, 2):
-        steps.take(StepSeen(step=step), float(step))
+        steps.take_step(StepSeen(step=step), float(step))
     assert [line.get("door/completions") for line in steps.lines] == [32.0, None]
 
 

@@ -335,14 +335,14 @@ async def test_an_update_is_answered_when_a_replacement_has_loaded_it(tmp_path):
 async def test_no_version_counts_before_the_servers_are_being_sent_it(tmp_path):
     async with Door(tmp_path) as door, CountingServer() as server:
         await door.serve(server)
-        take, seen = door.kept.take, []
+        take, seen = door.kept.take_weights, []
 
         def taken(source):
             version = take(source)
             seen.append((door.servers.version, door.servers.is_publishing))  # as the Coordinator may see it now
             return version
 
-        door.kept.take = taken
+        door.kept.take_weights = taken
         weights = give(tmp_path / "update", 1)
         assert (await door.post("/update_weights_from_disk", {"model_path": str(weights)}))[0] == 200
         assert seen == [(1, True)], "else it takes every server for one with old weights"

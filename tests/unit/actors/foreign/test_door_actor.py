@@ -27,7 +27,7 @@ def actor(tmp_path, monkeypatch):
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="door", trial_name="t")
     paths.prepare()
     ServerKeys.make(paths.keys)
-    KeptWeights(paths.kept_weights(1)).take(give(tmp_path / "trained", 1))
+    KeptWeights(paths.kept_weights(1)).take_weights(give(tmp_path / "trained", 1))
     return door_actor.DoorActor.__ray_metadata__.modified_class(config, paths, 1), paths
 
 
@@ -56,7 +56,7 @@ async def test_what_new_weights_wait_for_is_told_once(tmp_path, actor, monkeypat
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(KeptWeights, "take", full)
+    monkeypatch.setattr(KeptWeights, "take_weights", full)
     door, paths = actor
     await door.view()
     servers = door._made.servers

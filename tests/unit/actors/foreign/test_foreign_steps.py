@@ -19,7 +19,7 @@ from tests.support.worlds.foreign import Recorded, resume_from
 
 def take(steps, *numbers, now=0.0):
     for number in numbers:
-        steps.take(StepSeen(step=number, reward=0.5), now + number)
+        steps.take_step(StepSeen(step=number, reward=0.5), now + number)
     steps.write()
 
 
@@ -37,7 +37,7 @@ def test_a_time_that_it_can_not_have_been_does_not_count(paths):
     steps.begin(-1)
     elapsed, thousandths, elsewhere = 12.5, began * 1000, began - 8 * 3600
     for step, at in enumerate((elapsed, thousandths, elsewhere), 1):
-        steps.take(StepSeen(step=step, reward=0.5, at=at), float(step))
+        steps.take_step(StepSeen(step=step, reward=0.5, at=at), float(step))
         assert began <= steps.lines[-1]["time"] <= time.time()
 
 
@@ -47,7 +47,7 @@ def test_times_of_steps_that_come_late_and_together_are_kept(paths, monkeypatch)
     began = time.time()
     monkeypatch.setattr(time, "time", lambda: began + 600)
     for step in (1, 2, 3):
-        steps.take(StepSeen(step=step, reward=0.5, at=began + 10 * step), 600.0)
+        steps.take_step(StepSeen(step=step, reward=0.5, at=began + 10 * step), 600.0)
     assert [line["time"] - began for line in steps.lines] == pytest.approx([10, 20, 30])
 
 
@@ -70,7 +70,7 @@ def test_a_restore_that_was_a_mistake_has_undone_no_step_and_the_one_that_showed
     journal = Journal(paths.events, 1)
     journal.record("trainer.restored", subject="trainer", global_step=1)
     steps.begin(1)
-    assert steps.take(StepSeen(step=2, reward=0.0), 9.0)
+    assert steps.take_step(StepSeen(step=2, reward=0.0), 9.0)
     journal.record("health.outside_weights", subject="environment", onset_step=5, global_step=1)
     steps.withdraw(list(read_lines(paths.events)))
     steps.write()

@@ -18,7 +18,7 @@ def test_they_outlive_the_trainers_folder_and_two_of_them_are_kept(tmp_path):
     for version in range(1, 5):
         source = give(tmp_path / f"update_{version}", version)
         inode = (source / "model.safetensors").stat().st_ino
-        assert kept.take(source) == version == kept.newest.version
+        assert kept.take_weights(source) == version == kept.newest.version
         kept.folders.forget_before(version)
         remove(source)
         assert held(kept) == version
@@ -28,7 +28,7 @@ def test_they_outlive_the_trainers_folder_and_two_of_them_are_kept(tmp_path):
 
 def test_whoever_replaces_a_killed_door_finds_them(tmp_path):
     kept = KeptWeights(tmp_path / "kept")
-    kept.take(give(tmp_path / "update", 7))
+    kept.take_weights(give(tmp_path / "update", 7))
     kept.note(ports=[4711], paused="abort", serves=True)
     again = KeptWeights(tmp_path / "kept")
     assert again.state == kept.state
@@ -39,7 +39,7 @@ def test_whoever_replaces_a_killed_door_finds_them(tmp_path):
 def test_what_was_taken_is_known_also_when_it_is_gone(tmp_path):
     kept, source = KeptWeights(tmp_path / "kept"), give(tmp_path / "update", 1)
     assert not kept.has(source)
-    kept.take(source)
+    kept.take_weights(source)
     assert kept.has(source)
     remove(source)
     assert kept.has(source)
@@ -48,10 +48,10 @@ def test_what_was_taken_is_known_also_when_it_is_gone(tmp_path):
 
 def test_a_trainer_that_writes_into_its_files_again_does_not_change_what_is_kept_later(tmp_path):
     kept, source = KeptWeights(tmp_path / "kept"), give(tmp_path / "update", 1)
-    kept.take(source)
+    kept.take_weights(source)
     give(source, 2)
     assert held(kept) == 2, "the first one can't be told from one that is never written again"
-    kept.take(source)
+    kept.take_weights(source)
     assert kept.state.copies
     give(source, 3)
     assert held(kept) == 2
@@ -60,7 +60,7 @@ def test_a_trainer_that_writes_into_its_files_again_does_not_change_what_is_kept
 @pytest.mark.parametrize("damage", ["missing", "config", "truncated", "none"])
 def test_a_folder_that_no_server_could_load_is_refused_and_nothing_changes(tmp_path, damage):
     kept = KeptWeights(tmp_path / "kept")
-    kept.take(give(tmp_path / "good", 1))
+    kept.take_weights(give(tmp_path / "good", 1))
     source = tmp_path / "update"
     if damage != "missing":
         file = give(source, 2) / "model.safetensors"
@@ -72,5 +72,5 @@ def test_a_folder_that_no_server_could_load_is_refused_and_nothing_changes(tmp_p
             case "none":
                 file.unlink()
     with pytest.raises(WeightsRefused, match="update"):
-        kept.take(source)
+        kept.take_weights(source)
     assert (kept.newest.version, held(kept)) == (1, 1)

@@ -41,7 +41,7 @@ def whole(cuts, step=1):
         while begun < end - at:
             to = min(begun + step, end - at)
             finish = {"type": "length", "length": 9 - at} if at + to == 9 else None
-            partial.take(event(rest, begun, to, ids, finish), server="s")
+            partial.take_event(event(rest, begun, to, ids, finish), server="s")
             begun = to
         at = end
         if end != 9:
@@ -59,7 +59,7 @@ def test_wherever_it_was_cut_the_answer_is_the_same(cuts, step):
 def test_what_had_all_arrived_is_not_asked_for_again():
     partial, made = PartialAnswer(ASKED, stream_interval=8), completion(IDS, 9)
     partial.request()
-    partial.take(event(made, 0, 9, IDS), server="s")
+    partial.take_event(event(made, 0, 9, IDS), server="s")
     partial.cut()
     assert partial.finish == {"type": "length", "length": 9}
 
@@ -67,7 +67,7 @@ def test_what_had_all_arrived_is_not_asked_for_again():
 def test_an_abort_leaves_what_there_is():
     partial, made = PartialAnswer(ASKED, stream_interval=8), completion(IDS, 9)
     partial.request()
-    partial.take(event(made, 0, 4, IDS), server="s")
+    partial.take_event(event(made, 0, 4, IDS), server="s")
     partial.abort()
     answer = partial.answer()
     assert answer["meta_info"]["finish_reason"]["type"] == "abort"
@@ -86,7 +86,7 @@ def test_tokens_that_do_not_follow_those_before_are_refused(damage):
         case _:
             del wrong["meta_info"]
     with pytest.raises(RequestFailed):
-        partial.take(wrong, server="s")
+        partial.take_event(wrong, server="s")
     assert partial.tokens == []
 
 

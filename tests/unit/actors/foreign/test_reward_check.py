@@ -174,7 +174,7 @@ def test_a_stop_while_the_first_check_runs_ends_the_run_and_starts_nothing(confi
 
 def test_a_stop_that_comes_as_the_check_has_just_started_does_not_wait_for_its_end(config, paths, monkeypatch):
     config.trainer.reward_check = "sleep 3600"
-    take = ProcessHost._take
+    take = ProcessHost._take_message
 
     async def run():
         asked = asyncio.Event()
@@ -183,7 +183,7 @@ def test_a_stop_that_comes_as_the_check_has_just_started_does_not_wait_for_its_e
             asked.set()
             take(host, told)
 
-        monkeypatch.setattr(ProcessHost, "_take", taken)
+        monkeypatch.setattr(ProcessHost, "_take_message", taken)
         async with asyncio.timeout(scaled(20)):
             return await objection(config, paths, adapter_of(config.trainer), asked, {})
 

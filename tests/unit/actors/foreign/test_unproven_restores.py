@@ -144,10 +144,10 @@ async def test_a_sound_step_bears_a_restore_out_whatever_state_the_run_is_in(con
     history.event("trainer.starting", subject="trainer", reason="")
     trainer._learning.restored(30, 37)
     trainer.steps.lines = [{"global_step": step, "rollout/reward": 0.6} for step in range(31)]
-    assert trainer._take([StepSeen(step=31, reward=0.6)]) is None
+    assert trainer._take_steps([StepSeen(step=31, reward=0.6)]) is None
     assert unproven_of(history.command_events) is None
     assert left_by_predecessors(history.command_events)[0] == []
-    assert trainer._take([StepSeen(step=32, reward=0.6)]) is None
+    assert trainer._take_steps([StepSeen(step=32, reward=0.6)]) is None
     assert [event["global_step"] for event in events(paths, "trainer.stepped")] == [31]
 
 
@@ -157,7 +157,7 @@ def test_rewards_that_stay_at_0_after_a_restore_are_not_said_to_be_over(paths):
     watch = LearningWatch(settings, history)
 
     def earn(step, reward):
-        steps.take(StepSeen(step=step, reward=reward), float(step))
+        steps.take_step(StepSeen(step=step, reward=reward), float(step))
         return watch.find(steps.lines, float(step))
 
     damage = [earn(step, 0.0 if step >= 37 else 0.6) for step in range(40)]

@@ -49,7 +49,7 @@ def made(tmp_path):
     scorer, asked = Scorer(), []
 
     def replay(queue, want, version):
-        asked.append((sorted(queue.take(want)), version))
+        asked.append((sorted(queue.take_prompts(want)), version))
         return batch(version)
 
     def record(count=48):

@@ -78,7 +78,7 @@ async def test_whatever_happens_each_prompt_is_used_up_once_per_epoch_and_no_tok
 async def test_which_prompts_a_step_has_does_not_depend_on_how_fast_they_are(seed, ahead):
     world = Sampled(seed, ahead, 3, 0.4)
     world.draw.random = lambda: 1.0  # nothing fails
-    order = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True).take(PROMPTS)
+    order = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True).take_prompts(PROMPTS)
     while order:
         batch = await world.stream.next_batch(WANT, version=0)
         expected = []

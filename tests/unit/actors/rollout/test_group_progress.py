@@ -26,13 +26,13 @@ def part(tokens, *, finish=UNFINISHED, version=7, server="a"):
 
 def test_the_next_request_continues_at_the_last_token():
     progress = GroupProgress(PROMPT, [SAMPLING] * 3, 7)
-    progress.take(Samples(completions={1: part((9,), finish="stop")}, begun={2: part((5, 6))}, failure=GONE))
+    progress.take_samples(Samples(completions={1: part((9,), finish="stop")}, begun={2: part((5, 6))}, failure=GONE))
     assert (progress.missing(), progress.kept_tokens) == ([0, 2], 0)
     inputs, samplings = progress.request()
     assert inputs == [PROMPT, (*PROMPT, 5, 6)]
     assert [(one.max_new_tokens, one.min_new_tokens) for one in samplings] == [(20, 4), (18, 2)]
     rest = {0: part((8,), finish="stop", server="b"), 1: part((7,), finish="length", server="b")}
-    progress.take(Samples(completions=rest, failure=None))
+    progress.take_samples(Samples(completions=rest, failure=None))
     assert progress.missing() == []
     assert progress.kept_tokens == 2
     last = progress.completions()[2]
@@ -45,7 +45,7 @@ def test_the_next_request_continues_at_the_last_token():
 def test_tokens_of_other_weights_are_neither_taken_nor_continued(version):
     progress = GroupProgress(PROMPT, [SAMPLING] * 2, 7)
     whole, begun = part((9,), finish="stop", version=version), part((5,), version=version)
-    progress.take(Samples(completions={0: whole}, begun={1: begun}, failure=GONE))
+    progress.take_samples(Samples(completions={0: whole}, begun={1: begun}, failure=GONE))
     assert progress.request()[0] == [PROMPT, PROMPT]
     with pytest.raises(KeyError):
         progress.completions()
@@ -53,11 +53,11 @@ def test_tokens_of_other_weights_are_neither_taken_nor_continued(version):
 
 def test_a_completion_may_be_continued_by_newer_weights_and_says_which_made_how_many_tokens():
     progress = GroupProgress(PROMPT, [SAMPLING] * 2, 7, or_newer=True)
-    progress.take(Samples(completions={}, begun={0: part((5, 6)), 1: part((3,), version=6)}, failure=GONE))
+    progress.take_samples(Samples(completions={}, begun={0: part((5, 6)), 1: part((3,), version=6)}, failure=GONE))
     assert progress.request()[0] == [(*PROMPT, 5, 6), PROMPT], "what is too old is not continued"
-    progress.take(Samples(completions={}, begun={0: part((8,), version=8), 1: part((4,), version=8)}, failure=GONE))
+    progress.take_samples(Samples(completions={}, begun={0: part((8,), version=8), 1: part((4,), version=8)}, failure=GONE))
     last = {place: part((9,), finish="stop", version=8) for place in range(2)}
-    progress.take(Samples(completions=last, failure=None))
+    progress.take_samples(Samples(completions=last, failure=None))
     one, other = progress.completions()
     assert (one.token_ids, one.weight_version, one.versions) == ((5, 6, 8, 9), 7, ((7, 2), (8, 2)))
     assert (other.token_ids, other.weight_version, other.versions, other.runs) == ((4, 9), 8, (), ((8, 2),))
@@ -78,5 +78,5 @@ def test_wherever_it_breaks_off_each_token_is_there_once(seed):
                 complete[place] = part(left, finish="stop")
             elif made:
                 begun[place] = part(left[:made])
-        progress.take(Samples(completions=complete, begun=begun, failure=GONE))
+        progress.take_samples(Samples(completions=complete, begun=begun, failure=GONE))
     assert [one.token_ids for one in progress.completions()] == whole

@@ -90,7 +90,7 @@ class Judge:
         self.asked = []
 
     async def collect_batch(self, queue, items, *, want, n_samples, sampling, weight_version, **more):
-        self.asked.append((queue.take(want), n_samples, weight_version, more))
+        self.asked.append((queue.take_prompts(want), n_samples, weight_version, more))
         answered = [one for one in items.values() if sampling.temperature or one.id != "p001"]
         groups = [group_of(one, *[1.0] * n_samples, None) for one in answered]
         return RolloutBatch(groups=tuple(groups), failed=3, retried=0, generated_tokens=1, seconds=1.0)

@@ -79,7 +79,7 @@ async def test_groups_come_in_the_order_in_which_their_prompts_were_taken(server
     items = prompts(32)
     async with engine(servers) as (rollouts, _):
         batch = await collect(rollouts, queue_of(items), items, 24, n_samples=2)
-    assert list(batch.prompt_ids) == queue_of(items).take(24)
+    assert list(batch.prompt_ids) == queue_of(items).take_prompts(24)
     assert {r.completion.server for r in batch.rollouts} == set(servers)
 
 
@@ -206,7 +206,7 @@ async def test_what_is_in_flight_when_a_stop_comes_is_neither_committed_nor_requ
     async with engine([servers[0]]) as (rollouts, _):
         await fault(servers[0], {"kind": "slow", "seconds": 30, "times": None})
         queue = queue_of(items)
-        order = queue_of(items).take(8)
+        order = queue_of(items).take_prompts(8)
         task = asyncio.create_task(collect(rollouts, queue, items, 4))
         while not queue.in_flight:
             await asyncio.sleep(0)
@@ -215,4 +215,4 @@ async def test_what_is_in_flight_when_a_stop_comes_is_neither_committed_nor_requ
             await task
         resumed = queue_of(items)
         resumed.load_state_dict(queue.state_dict())
-        assert resumed.take(8) == order
+        assert resumed.take_prompts(8) == order

@@ -188,7 +188,7 @@ async def test_what_is_whole_of_newer_weights_than_its_server_should_have_is_not
 
 async def test_what_a_state_kept_is_scored_and_not_asked_for():
     now = await scene()
-    now.queue.keep(*now.queue.take(1), [made(7), made(8)])
+    now.queue.keep(*now.queue.take_prompts(1), [made(7), made(8)])
     now.queue.load_state_dict(now.queue.state_dict())
     batch = await now.batch(ahead=1, newest=lambda: 0)
     assert now.asked == []

@@ -77,7 +77,7 @@ class ScriptedLoop:
     def collect(self, queue, *, want, weight_version):
         assert weight_version == self.policy_version
         self.does("collect", 1.0)
-        groups = [group(PROMPTS[name], 1, weight_version) for name in queue.take(want + self.filtered)]
+        groups = [group(PROMPTS[name], 1, weight_version) for name in queue.take_prompts(want + self.filtered)]
         return RolloutBatch(
             groups=tuple(groups[:want]),
             filtered=tuple(groups[want:]),

@@ -198,7 +198,7 @@ def test_a_batch_that_the_gate_refuses_goes_back_to_the_end(scene, by, discards)
 
 def test_what_was_made_ahead_of_a_refused_batch_is_taken_anew(scene):
     now = scene(steps=1)
-    now.then["check"] = [lambda: now.queue.take(1) and REFUSED]
+    now.then["check"] = [lambda: now.queue.take_prompts(1) and REFUSED]
     assert now.loop.run()
     assert now.reports[0].prompt_ids == ("p002", "p003")
     assert now.queue.in_flight == ()

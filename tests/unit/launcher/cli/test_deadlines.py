@@ -115,8 +115,8 @@ def test_the_pace_is_that_of_the_last_save_copy_and_update(watched):
     ends.follow({"event": "checkpoint.uploaded", "seconds": 20.0})
     ends.follow({"event": "eval.done", "seconds": 999.0})
     timing = {"timeperf/train_s": 3.0, "timeperf/publish_s": 1.0, "timeperf/state_s": 1.0, "timeperf/rollout_s": 99.0}
-    ends.take([{}, timing])
-    ends.take([])
+    ends.take_steps([{}, timing])
+    ends.take_steps([])
     assert not ends.is_due(now=1000 - 10 - 100 - 40 - 5 - 1)
     assert ends.is_due(now=1000 - 10 - 100 - 40 - 5 + 1)
 

@@ -378,7 +378,7 @@ def test_an_epoch_in_which_every_batch_was_rejected_at_first_is_in_no_others_ord
     run, draw = MadeRun(tmp_path), random.Random(1)
     for _ in range(40):
         for _ in range(draw.randrange(4)):
-            run.queue.requeue(run.queue.take(draw.randrange(1, 40)))
+            run.queue.requeue(run.queue.take_prompts(draw.randrange(1, 40)))
         run.take_steps(run.position.next_step + 1)
     run.finish("aborted")
     assert audited(run).problems == ()

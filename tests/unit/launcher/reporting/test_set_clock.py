@@ -149,7 +149,7 @@ def test_another_projects_trainer(run, set_by_s, monkeypatch):
     steps = ForeignSteps(run.paths, 2, list(read_lines(run.paths.events)))
     for step in range(1, 8):
         clock[0] += 10.0
-        steps.take(StepSeen(step=step, reward=0.5), clock[0])
+        steps.take_step(StepSeen(step=step, reward=0.5), clock[0])
     steps.write()
     clock[0] += set_by_s
     steps.lineage += 1

@@ -102,12 +102,12 @@ def test_a_run(change, verdict, said):
 )
 def test_what_the_trainer_waits_for_is_no_health_until_it_is_over(began, over):
     view = view_of()
-    view.take({"event": began, "subject": "trainer", "reason": "no answer", "time": NOW - 1})
+    view.take_event({"event": began, "subject": "trainer", "reason": "no answer", "time": NOW - 1})
     (state, *_) = judge_run(view, STEPS, is_live=True, now=NOW)
     assert (state.level, state.text.endswith("no answer")) == (BAD, True)
     stepped = dataclasses.replace(STEPS, last_at=NOW - 0.5)
     assert set(verdicts(judge_run(view, stepped, is_live=True, now=NOW))) == {OK}, "who was to say that it is over died"
-    view.take({"event": over, "subject": "trainer"})
+    view.take_event({"event": over, "subject": "trainer"})
     assert set(verdicts(judge_run(view, STEPS, is_live=True, now=NOW))) == {OK}
 
 

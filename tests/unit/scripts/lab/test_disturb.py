@@ -22,7 +22,7 @@ OLD = {"server": "http://old", "version": 4, "is_again": False}
 def is_served(events):
     view = RecordedRun()
     for event in events:
-        view.take(event)
+        view.take_event(event)
     return disturb.served(view, 2)
 
 
