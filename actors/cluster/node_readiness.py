@@ -16,14 +16,14 @@ from launcher.resources.node_checks import LEAST_OF_A_NODE, check_node, missing_
 
 
 @ray.remote
-def _look() -> tuple[Finding, ...]:
+def _check_this_node() -> tuple[Finding, ...]:
     """On one node, where Ray runs already."""
     return check_node(least_threads=LEAST_OF_A_NODE)
 
 
 def ask_nodes() -> list[NodeAnswer]:
     """The checks of every node; an answer is a tuple of Finding."""
-    return ask_each_node(_look)
+    return ask_each_node(_check_this_node)
 
 
 def check_nodes(config: RunConfig) -> None:

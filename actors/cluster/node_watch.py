@@ -93,7 +93,7 @@ class NodeWatch:
     def begin_looking(self) -> None:
         self._tasks.start(self._look_on())
 
-    async def look(self) -> None:
+    async def observe_nodes(self) -> None:
         """Ask the store once, which may take long; without an answer, nothing changes."""
         try:
             found, placed = await asyncio.to_thread(self._ask)
@@ -123,7 +123,7 @@ class NodeWatch:
 
     async def _look_on(self) -> None:
         while True:
-            await self.look()
+            await self.observe_nodes()
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:

@@ -76,7 +76,7 @@ def _put_driver(folder: Path, in_memory: Path, nonce: str) -> None:
 
 
 def _ask_all(folder: Path, in_memory: Path, nonce: str, paths: RunPaths) -> dict[str, PathSeen]:
-    answers = ask_each_node(_look, lambda node: (folder, in_memory, nonce, node, paths.keys))
+    answers = ask_each_node(_look_at_path, lambda node: (folder, in_memory, nonce, node, paths.keys))
     return {one.address: _understood(one, folder / one.node, nonce) for one in answers}
 
 
@@ -106,7 +106,7 @@ def _bad(problem: str) -> PathSeen:
 
 
 @ray.remote
-def _look(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> PathSeen:
+def _look_at_path(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> PathSeen:
     """On one node."""
     return look_at_path(folder, in_memory, nonce, node, keys)
 

@@ -1,8 +1,8 @@
 """Which prompts are trained on next: every prompt exactly once per epoch, across any number of faults (P2).
 
-    take ─► in flight ─► commit (trained on)
-      ▲         │
-      └─────────┴ requeue (failed or rejected), or a restore: what was in flight is taken again, first
+    take_prompts ─► in flight ─► commit (trained on)
+         ▲              │
+         └──────────────┴ requeue (failed or rejected), or a restore: what was in flight is taken again, first
 
 What has been made of a prompt in flight may be kept with it (`keep`), so that a state holds it too.
 

@@ -84,7 +84,7 @@ class CommandCluster:
             await self._servers.begin()
         self._trainer.begin()
 
-    async def look(self, *, with_checkpoints: bool = False) -> Observed:
+    async def observe_run(self, *, with_checkpoints: bool = False) -> Observed:
         if self._unusable is not None:
             raise self._unusable
         trainer = self._trainer
@@ -94,7 +94,7 @@ class CommandCluster:
             seen = Observed(servers=(), trainer=facts, checkpoints=None, memory=_memory_of(self._config))
         else:
             self._fleet.trainer.next_step = trainer.next_step
-            seen = await self._servers.look()
+            seen = await self._servers.observe_run()
             door = seen.trainer
             facts = dataclasses.replace(
                 facts, policy_version=door.policy_version, lineage=door.lineage, is_publishing=door.is_publishing

@@ -368,7 +368,7 @@ class CommandTrainer:
                 if has_ended:
                     await self._ended(process, ending.result())
                     return
-                verdict = await asyncio.to_thread(watch.look, self.steps.committed, self.steps.median_step_s)
+                verdict = await asyncio.to_thread(watch.judge_progress, self.steps.committed, self.steps.median_step_s)
                 # After the last step ranks end one by one, while the first may still save what it has recorded.
                 if tree.lost and (tree.has_lost_all or not self._is_done(None)):
                     await self._ended(process, None, tree.lost)
@@ -381,7 +381,7 @@ class CommandTrainer:
                 if watch.unseen:
                     self._doubts.tell(f"{watch.unseen}: check {self._adapter.reads}")
                 self._doubts.tell(watch.torn)
-                self._doubts.tell(self.checkpoints.look(self.steps.committed))
+                self._doubts.tell(self.checkpoints.look_for_proof(self.steps.committed))
         finally:
             for task in (ending, stopping, *losing.values()):
                 task.cancel()
@@ -440,7 +440,7 @@ class CommandTrainer:
             age_s = (now - before) * (1 - number / len(seen))
             if not self.steps.take_step(one, now - age_s, age_s=age_s):
                 continue
-            self._doubts.look(one)
+            self._doubts.note_step(one)
             if (found := self._learning.find(self.steps.lines, self._clock())) is not None:
                 return found
             if not self._learning.owes_proof:

@@ -116,8 +116,8 @@ class FleetObserver(ClusterObserver):
     def incident(self, now: float) -> Incident | None:
         return None
 
-    async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
-        seen = await super().look(is_stopped=is_stopped, with_checkpoints=with_checkpoints)
+    async def observe_run(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
+        seen = await super().observe_run(is_stopped=is_stopped, with_checkpoints=with_checkpoints)
         if seen.disk is not None and time.monotonic() - seen.disk.first < self._config.disk.patience_s:
             self.trainer.silence.answered()  # the disk may keep it from that: it counts from when that is well again
         return dataclasses.replace(

@@ -121,7 +121,7 @@ class ForeignCheckpoints:
             return found
         return ()
 
-    def look(self, steps: int) -> str:
+    def look_for_proof(self, steps: int) -> str:
         """While the trainer runs: record that it has one; what makes doubtful that it ever will, "" where nothing does.
 
         `steps`: that it has gone through."""

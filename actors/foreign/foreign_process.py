@@ -147,7 +147,7 @@ class TreeWatch:
         self._seen = TreeLook(state=None, cpu_s=0.0)
         self._seen_at = float("-inf")
 
-    def look(self) -> TreeLook:
+    def look_at_tree(self) -> TreeLook:
         now = time.monotonic()
         if now - self._seen_at >= TREE_EVERY_S:
             tree = descendants(self._process.host_pid)

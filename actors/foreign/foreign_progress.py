@@ -49,9 +49,9 @@ class ProgressWatch:
         self._changes = 0
         self.unseen = self.torn = ""
 
-    def look(self, steps: int, median_step_s: float | None) -> Verdict:
+    def judge_progress(self, steps: int, median_step_s: float | None) -> Verdict:
         """`steps`: seen so far, of this process of the actor."""
-        now, tree = self._clock(), self._tree.look()
+        now, tree = self._clock(), self._tree.look_at_tree()
         changed = self._changed_at(now)
         if (steps, changed) != (self._at_progress[0], self._at_progress[1]):
             self._changes += 1

@@ -36,7 +36,7 @@ class StepDoubts:
         self._latest = start_step + 1 + max(gaps, default=math.inf)
         self._steps = self._rewards = 0
 
-    def look(self, seen: StepSeen) -> None:
+    def note_step(self, seen: StepSeen) -> None:
         if not self._steps and not self._start_step <= seen.step <= self._latest:
             begins = "begin anew" if self._start_step == FIRST_WEIGHTS else f"resume from step {self._start_step}"
             than = ", as from a later checkpoint that it keeps elsewhere" if seen.step > self._latest else ""

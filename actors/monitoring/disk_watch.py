@@ -50,7 +50,7 @@ class DiskProbe:
         self._thread = threading.Thread(target=self._follow, name=f"disk {folder}", daemon=True)
         self._thread.start()
 
-    def look(self) -> DiskLook:
+    def look_at_disk(self) -> DiskLook:
         return self._look
 
     def ask(self) -> None:
@@ -162,7 +162,7 @@ class DiskWatch:
         asked_at = time.monotonic()
         for one in self._probes.values():
             one.ask()
-        while not all((one.look().last_began_at or 0.0) >= asked_at for one in self._probes.values()):
+        while not all((one.look_at_disk().last_began_at or 0.0) >= asked_at for one in self._probes.values()):
             if time.monotonic() > asked_at + within_s:
                 return
             await asyncio.sleep(SOON_S)
@@ -178,7 +178,7 @@ class DiskWatch:
             self._excused_at = now
         self._looked_at = now
         found = find_trouble(
-            [one.look() for one in self._probes.values()],
+            [one.look_at_disk() for one in self._probes.values()],
             list(self._refusals.values()),
             settings=self._settings,
             now=now,
@@ -192,7 +192,7 @@ class DiskWatch:
         return self._trouble
 
     def _may_wait(self, now: float) -> bool:
-        waiting = [one.look().began_at for one in self._probes.values()]
+        waiting = [one.look_at_disk().began_at for one in self._probes.values()]
         return all(began is None or now - began <= SAVING_TIMES * self._settings.stall_s for began in waiting)
 
     def _since_the_last_step(self, found: DiskTrouble, now: float, stepped_at: float | None) -> DiskTrouble:

@@ -133,7 +133,7 @@ class HealthMonitor:
     def watch(self, servers: Mapping[str, ServerWork]) -> None:
         """These are the servers now; repeat it often."""
         if self._memory is not None:
-            look = partial(asyncio.to_thread, self._memory.look)
+            look = partial(asyncio.to_thread, self._memory.sample_memory)
             self._memory_look.start_if_due(look, self._clock(), SAMPLE_INTERVAL_S)
         for name, work in servers.items():
             known = self._polls.get(name)

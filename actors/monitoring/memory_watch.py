@@ -36,7 +36,7 @@ class MemoryWatch:
         self._read = read
         self._is_reported = False
 
-    def look(self) -> None:
+    def sample_memory(self) -> None:
         reading = self._read()
         if self._series is not None:
             self._series.append({"time": time.time(), "in_use": reading})

@@ -254,13 +254,13 @@ class Host:
                 if command := self._take_order(title):
                     return command
             elif self._server is not None and time.monotonic() >= self._look_at:
-                self._look(self._server)
+                self._look_at_server(self._server)
         if self._server is not None:
             self._end(self._server, End(self._over))
         end_all(GIVE_UP_S)
         sys.exit(0)
 
-    def _look(self, server: Server) -> None:
+    def _look_at_server(self, server: Server) -> None:
         self._look_at = time.monotonic() + LOOK_S
         server.collect()
         for descriptor in server.new_vital():

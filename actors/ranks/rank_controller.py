@@ -288,7 +288,7 @@ class RankController:
                     ended, failed = self._ended(stays)
                 reason = ended or failed
             else:
-                self._kills.look()
+                self._kills.note_count()
                 reason = self._mute(pings)
             if reason:
                 if not self._is_closed.is_set():

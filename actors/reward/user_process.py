@@ -164,7 +164,7 @@ class UserProcess(asyncio.BufferedProtocol):
         self._unanswered[number] = asked  # only what is sent: what is never answered would count as work for ever
         asked.done.add_done_callback(partial(self._forget, number))
         self._transport.write(message)
-        self._look(asked)
+        self._look_at_call(asked)
         return asked
 
     async def is_awake(self, within_s: float) -> bool:
@@ -262,13 +262,13 @@ class UserProcess(asyncio.BufferedProtocol):
     def _send(self, message: object) -> None:
         self._transport.write(pickle.dumps(message))
 
-    def _look(self, asked: Asked) -> None:
+    def _look_at_call(self, asked: Asked) -> None:
         """One timer for all answers of an order: a timer for each would take longer than most of them."""
         if asked.within_s is None or asked.done.done():
             return
         until = asked.last_at + asked.within_s
         if self._loop.time() < until:
-            asked.look = self._loop.call_at(until, self._look, asked)
+            asked.look = self._loop.call_at(until, self._look_at_call, asked)
         else:
             _fail(asked.done, TimeoutError())
 

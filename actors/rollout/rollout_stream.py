@@ -1,8 +1,8 @@
 """The groups of the next batches, made while the trainer steps: `ahead` batches more than the one it waits for.
 
-    queue.take_prompts ─► in flight, at most (ahead + 1) batches ─► made side by side ─► those taken first are the next batch
-         ▲              launcher/policy/routing.py                │ failed
-         └──────────────────────────────────────────────────────────┘
+    take_prompts ─► in flight, at most (ahead + 1) batches ─► made side by side ─► those taken first are the next batch
+         ▲             launcher/policy/routing.py                  │ failed
+         └─────────────────────────────────────────────────────────┘
 
 Prompts are taken and given back only within `next_batch`, while the trainer waits, so the queue has one user at a time,
 and which prompts make a batch doesn't depend on how fast they are: not those that finished first, which are the short

@@ -34,7 +34,7 @@ class ServerProcesses:
     def is_gone(self) -> bool:
         return identify(self._root.pid) != self._root
 
-    def look(self) -> Mapping[str, ProcessLook]:
+    def look_at_processes(self) -> Mapping[str, ProcessLook]:
         """Each living process by role; a server of several GPUs has `scheduler`, `scheduler-2`, …"""
         looks = self._look_at(self._roles)
         if looks.keys() != self._roles.keys() or not {HTTP, SCHEDULER, DETOKENIZER} <= looks.keys():
@@ -57,7 +57,7 @@ class ServerProcesses:
             return None
 
     def _look_at(self, roles: Mapping[str, Process]) -> dict[str, ProcessLook]:
-        looks = ((role, _look(process, role)) for role, process in roles.items())
+        looks = ((role, _look_at_process(process, role)) for role, process in roles.items())
         return {role: look for role, look in looks if look is not None}
 
     def _find(self) -> dict[str, Process]:
@@ -72,7 +72,7 @@ class ServerProcesses:
         return roles
 
 
-def _look(process: Process, role: str) -> ProcessLook | None:
+def _look_at_process(process: Process, role: str) -> ProcessLook | None:
     """None where it has ended, or its pid is another's by now. Fields as in proc(5)."""
     fields = stat_fields(process.pid)
     if fields is None or fields[0] in "ZX" or int(fields[19]) != process.started:

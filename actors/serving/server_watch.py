@@ -189,7 +189,7 @@ class ServerWatch:
         try:
             while True:
                 try:
-                    self.look()
+                    self.look_at_server()
                 except Exception as error:  # noqa: BLE001 - whatever it is: without a next look nobody would see a hang
                     self.blind = repr(error)
                 is_stopped = self._evidence is not None and self._evidence.look.has_stopped
@@ -199,13 +199,13 @@ class ServerWatch:
             await self._metrics.close()
             await self._health.close()
 
-    def look(self) -> None:
+    def look_at_server(self) -> None:
         """One look, and the probes that are due after it."""
         now = self._clock()
         is_recent = now - self._work_at <= self._settings.proof_s
         look = ServerLook(
             at=now,
-            processes=None if self._tree is None else self._tree.look(),
+            processes=None if self._tree is None else self._tree.look_at_processes(),
             probe_waits=self._probe.waits,
             answered_at=self._probe.answered_at,
             probe_failure=self._probe.failure,

@@ -358,7 +358,7 @@ class SGLangServer:
 
     async def report(self, work: ServerWork, hold_s: float = 0.0) -> ServerReport:
         if self._process.info().state not in OVER:
-            self._kills.look()
+            self._kills.note_count()
         return await self._process.report(work, hold_s)
 
     async def stop(self) -> ServerReport:

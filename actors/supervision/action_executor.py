@@ -120,11 +120,11 @@ class ActionExecutor:
         await self._history.flush()
         return await self._trainer.start(overrides)
 
-    async def look(self, *, with_checkpoints: bool = False) -> Observed:
+    async def observe_run(self, *, with_checkpoints: bool = False) -> Observed:
         if self._unusable is not None:
             raise self._unusable
         self._tasks.check()
-        return await self._observer.look(is_stopped=self._is_stopped, with_checkpoints=with_checkpoints)
+        return await self._observer.observe_run(is_stopped=self._is_stopped, with_checkpoints=with_checkpoints)
 
     # ── acting ──
 

@@ -165,7 +165,7 @@ class ClusterObserver:
         if self.monitor is not None:
             self.monitor.begin_looking()
 
-    async def look(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
+    async def observe_run(self, *, is_stopped: bool, with_checkpoints: bool = False) -> Observed:
         """What is known when it returns; only the disk is waited for, and not for long."""
         found = await self.checkpoints.read() if with_checkpoints else None
         look = self._compose(found, is_stopped=is_stopped)

@@ -48,7 +48,7 @@ class ClusterInterface(Protocol):
     async def begin(self) -> None:
         """Adopt what runs, start what was never started, and return without waiting for it to be ready."""
 
-    async def look(self, *, with_checkpoints: bool = False) -> Observed:
+    async def observe_run(self, *, with_checkpoints: bool = False) -> Observed:
         """What is known now; the Coordinator adds what it remembers. `checkpoints` is None where they are not asked
         for, or can't be read now."""
 
@@ -102,7 +102,7 @@ class Coordinator:
             while self._history.state not in ENDS:
                 await self._wait(await self.turn())
             self._incidents.close(self._clock())
-            return self._outcome(await self._cluster.look())
+            return self._outcome(await self._cluster.observe_run())
         finally:
             await self._drop_tasks()
             await self._cluster.close()
@@ -141,7 +141,7 @@ class Coordinator:
     async def turn(self) -> float:
         """One look, one plan, its actions begun. Returns when to look again at the latest."""
         for with_checkpoints in (False, True):  # the disk is read only for a plan that needs it
-            look = await self._cluster.look(with_checkpoints=with_checkpoints)
+            look = await self._cluster.observe_run(with_checkpoints=with_checkpoints)
             self._reap()
             now = self._clock()
             seen = self._observe(look)

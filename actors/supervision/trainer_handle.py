@@ -84,7 +84,7 @@ class TrainerWatch:
         self._step_at = 0.0
         self._is_publishing = self._has_published = False
 
-    def look(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
+    def observe_view(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
         """`heard_at`: when it gave `view`. `is_asked`: another answer has been asked for and has not come."""
         now = self._clock()
         if (view.node, view.pid) != self._incarnation:
@@ -358,7 +358,7 @@ class TrainerHandle:
             self._before = view.ranks or self._before[0], view.gpus or self._before[1]
         self.lengths = self.lengths.updated(view.longest_sequence, view.largest_micro_batch)
         if view.is_started:
-            self._kills.look(view.pid if is_here(view.node) else None)
+            self._kills.note_count(view.pid if is_here(view.node) else None)
         if view.failure is None:
             self._log_read = log_bytes
         self._watch(self._process)
@@ -462,7 +462,7 @@ class TrainerHandle:
         """Beside the questions, so that one that is not answered is seen to be none."""
         before = Health.UNKNOWN
         while True:
-            self._liveness.look(self.view, heard_at=self.probe.answered_at, is_asked=self.probe.is_waiting)
+            self._liveness.observe_view(self.view, heard_at=self.probe.answered_at, is_asked=self.probe.is_waiting)
             if (health := self._liveness.verdict().health) is not before:
                 before = health
                 self._changed.set()

@@ -77,7 +77,7 @@ class NoticeWatch:
         """Without waiting for a look under way."""
         self._ended.set()
 
-    def look(self) -> bool:
+    def look_for_notice(self) -> bool:
         """Raises UnreadableNotice where nobody can tell."""
         if urlsplit(self._where).scheme not in ("http", "https"):
             return self._look_at_file(Path(self._where).expanduser())
@@ -108,7 +108,7 @@ class NoticeWatch:
         while not self._ended.is_set():
             self._look_began = time.monotonic()
             try:
-                if self.look():
+                if self.look_for_notice():
                     self.seen_at = time.monotonic()
                     return
                 self._has_told = False

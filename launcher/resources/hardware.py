@@ -244,7 +244,7 @@ class OomKillWatch:
         self._file, count = oom_kills()
         self._counts = count, count
 
-    def look(self, pid: int | None = None) -> None:
+    def note_count(self, pid: int | None = None) -> None:
         """While `pid` is alive; None: this process."""
         file, count = oom_kills(pid)
         self._counts = (self._counts[1], count) if file == self._file else (count, count)

@@ -87,7 +87,7 @@ class Campaign:
         due_since: float | None = None
         told = ""
         while True:
-            moment, found = self._look(fault)
+            moment, found = self._look_for_target(fault)
             if due_since is None and is_due(fault, moment):
                 due_since = time.monotonic()
             due_for_s = 0.0 if due_since is None else time.monotonic() - due_since
@@ -101,7 +101,7 @@ class Campaign:
                 self._say(f"{fault}: waits, {reason}")
             time.sleep(LOOK_S)
 
-    def _look(self, fault: ScheduledFault) -> tuple[FaultMoment, RunProcesses | None]:
+    def _look_for_target(self, fault: ScheduledFault) -> tuple[FaultMoment, RunProcesses | None]:
         self._progress.refresh()
         elapsed_s, step = time.monotonic() - self._began, self._progress.step
         not_yet = FaultMoment(elapsed_s=elapsed_s, step=step)

@@ -26,7 +26,7 @@ class LogTimes:
     def __init__(self, data: bytes, *, changed_at: float) -> None:
         self._data = data
         self._clock = LogClock()
-        self._clock.look(data)
+        self._clock.note_dates(data)
         scale = self._clock.scale()
         last = None if scale is None else self._clock.stamp_before(data, len(data), len(data))
         self._wall = None if scale is None or last is None else _wall_clock(scale, last, changed_at)

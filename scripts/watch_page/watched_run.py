@@ -64,7 +64,7 @@ class WatchedRun:
             if self._file not in (found := _identity(self.paths), None):  # another run of the same name
                 self._begin()
             self._file = found
-            life = self._life.look()
+            life = self._life.look_for_life()
             facts = self._refresh(has_ended=life.live is False)
             return self._answer(facts, seen, life)
 
@@ -117,7 +117,7 @@ class Life:
         self._since = time.monotonic()
         self._has_changed = False
 
-    def look(self) -> LifeSigns:
+    def look_for_life(self) -> LifeSigns:
         now, at = read_now(self._paths), time.monotonic()
         beat = None if now is None else (now.attempt, now.beat)
         if beat != self._beat:

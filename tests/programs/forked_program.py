@@ -25,8 +25,8 @@ def die(*_):
 
 
 class CountedHost(process_host.Host):
-    def _look(self, server):
-        super()._look(server)
+    def _look_at_server(self, server):
+        super()._look_at_server(server)
         with self._log.with_suffix(LOOKS).open("a") as looks:
             looks.write(".")
 

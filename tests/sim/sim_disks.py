@@ -94,7 +94,7 @@ class SimProbe:
         self.disk = disk
         self.file = ""
 
-    def look(self):
+    def look_at_disk(self):
         is_seen = self.disk.fault is not DiskFault.QUOTA  # which has room for the few bytes of a probe
         return DiskLook(
             path=self.disk.folder,

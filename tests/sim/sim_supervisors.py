@@ -136,7 +136,7 @@ class SimObserver:
     def incident(self, now):
         return self.monitor.incident
 
-    async def look(self, *, is_stopped, with_checkpoints=False):
+    async def observe_run(self, *, is_stopped, with_checkpoints=False):
         found = await self.checkpoints.read() if with_checkpoints else None
         view, trainer = self.trainer.view, self.trainer.facts()
         in_pool = {one.name: one for one in view.servers}

@@ -101,7 +101,7 @@ class LogClock:
         self._is_behind = False
         self._turns = 0
 
-    def look(self, data: bytes) -> None:
+    def note_dates(self, data: bytes) -> None:
         """See whether dates name their zone, and where the clock was put back."""
         self._shifts = [(0, self._shifts[-1][1])]
         if self.names_zone is None:

@@ -85,7 +85,7 @@ class LogFile:
 
     def take_block(self, block: LineBlock) -> None:
         """Collect from a block; no step's tables continue beyond it."""
-        self._clock.look(block.data)
+        self._clock.note_dates(block.data)
         steps = block.matching(block.picked, ANY_STEP_LINE)
         bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
         befores = [self._steps.last_step]

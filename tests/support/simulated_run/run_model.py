@@ -89,7 +89,7 @@ class ModelHands:
         if self.run.trainer.verdict == STARTING:
             self.run.train(verdict=ALIVE)
 
-    async def look(self, *, with_checkpoints=False):
+    async def observe_run(self, *, with_checkpoints=False):
         run = self.run
         self.reads += with_checkpoints
         return Observed(

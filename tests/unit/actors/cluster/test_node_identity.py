@@ -33,7 +33,7 @@ def test_a_trainer_of_another_node_is_not_looked_at_by_its_pid(on_node):
     clock = [0.0]
     watch = TrainerWatch(HealthConfig(), clock=lambda: clock[0])
     view = TrainerView(pid=os.getpid(), node="other", is_started=True, is_allowed=True)
-    watch.look(view, heard_at=0.0, is_asked=False)
+    watch.observe_view(view, heard_at=0.0, is_asked=False)
     assert watch._evidence.look.state is None
-    watch.look(TrainerView(pid=os.getpid(), node="mine", is_started=True), heard_at=0.0, is_asked=False)
+    watch.observe_view(TrainerView(pid=os.getpid(), node="mine", is_started=True), heard_at=0.0, is_asked=False)
     assert watch._evidence.look.state in ("R", "S")

@@ -1,7 +1,7 @@
 """What the nodes of a cluster answer becomes one message: each finding once, with the nodes it is of."""
 
 from actors.cluster.node_answers import NodeAnswer
-from actors.cluster.node_readiness import _look, node_problems
+from actors.cluster.node_readiness import _check_this_node, node_problems
 from launcher.base.findings import Finding, Severity
 from launcher.resources import node_checks
 from launcher.resources.node_checks import check_node
@@ -44,7 +44,7 @@ def test_a_node_that_ray_runs_on_already_needs_room_for_a_server_alone(monkeypat
 
     def processes(room):
         monkeypatch.setattr(node_checks, "room_for_processes", lambda: (room, "pids.max is 800"))
-        both = (*check_node(), *_look._function())
+        both = (*check_node(), *_check_this_node._function())
         return [one.level for one in both if one.subject == "processes"]
 
     assert processes(350) == [Severity.BAD, Severity.OK]

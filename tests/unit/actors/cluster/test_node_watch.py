@@ -34,7 +34,7 @@ class Cluster:
         self.dead.add(name)
 
     def look(self) -> list[str]:
-        asyncio.run(self.watch.look())
+        asyncio.run(self.watch.observe_nodes())
         told = self.told
         self.told = []
         return sorted(told)

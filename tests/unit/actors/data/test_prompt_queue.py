@@ -149,7 +149,9 @@ def test_the_state_is_small():
     assert len(json.dumps(prompts.state_dict())) < 1000
 
 
-@pytest.mark.parametrize("misuse", [lambda q: q.commit(["p0"]), lambda q: q.requeue(["p0"]), lambda q: q.take_prompts(0)])
+@pytest.mark.parametrize(
+    "misuse", [lambda q: q.commit(["p0"]), lambda q: q.requeue(["p0"]), lambda q: q.take_prompts(0)]
+)
 def test_misuse_raises(misuse):
     with pytest.raises(ValueError, match=r"p0|batch of 0"):
         misuse(queue())

@@ -308,7 +308,7 @@ def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path
         pattern=r"step (?P<step>\d+)",
         cwd=str(tmp_path),
     )
-    looks, look = [], TreeWatch.look
+    looks, look = [], TreeWatch.look_at_tree
 
     def looked(self):
         looks.append(time.monotonic())
@@ -316,7 +316,7 @@ def test_it_looks_once_in_an_interval_at_a_command_that_has_no_rank_yet(tmp_path
             (tmp_path / "looked").touch()
         return look(self)
 
-    monkeypatch.setattr(TreeWatch, "look", looked)
+    monkeypatch.setattr(TreeWatch, "look_at_tree", looked)
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
     paths.prepare()
     outcome = asyncio.run(asyncio.wait_for(coordinator_of(config, paths).run(), scaled(60)))

@@ -64,31 +64,31 @@ def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(host
     monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 0.0)
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
     watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
-    watch.look()
+    watch.look_at_tree()
     assert not watch.lost, "one that has not begun is not lost"
     pair = wait_until(lambda: found if len(found := alike(host)) == 2 else None)
-    watch.look()
+    watch.look_at_tree()
     monkeypatch.setattr(foreign_process, "GONE_S", 60.0)
-    watch.look()
+    watch.look_at_tree()
     assert not watch.lost
     (rank,) = [one for one in pair if int(stat_fields(one.pid)[1]) not in {other.pid for other in pair}]
     os.kill(rank.pid, signal.SIGKILL)
     wait_until(lambda: len(alike(host)) == 1)
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
-    watch.look()
+    watch.look_at_tree()
     assert watch.lost
 
 
 def test_a_trainer_that_ends_is_missed_before_its_tree_is_due(host, monkeypatch):
     watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
     pair = wait_until(lambda: found if len(found := alike(host)) == 2 else None)
-    watch.look()
+    watch.look_at_tree()
     monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 600.0)
     monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
     (rank,) = [one for one in pair if int(stat_fields(one.pid)[1]) not in {other.pid for other in pair}]
     os.kill(rank.pid, signal.SIGKILL)
     wait_until(lambda: len(alike(host)) == 1)
-    watch.look()
+    watch.look_at_tree()
     assert watch.lost
 
 
@@ -97,16 +97,16 @@ def test_a_stopped_rank_stands_still_while_others_of_its_tree_work(host, monkeyp
     monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 0.0)
     watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
     wait_until(lambda: len(alike(host)) == 2)
-    watch.look()
+    watch.look_at_tree()
     (rank,) = watch.ranks
     used, state_of = itertools.count(), foreign_process.process_state
     monkeypatch.setattr(
         foreign_process, "process_state", lambda pid: state_of(pid) if pid == rank.pid else ("R", float(next(used)))
     )
-    assert watch.look().stopped_s is None
+    assert watch.look_at_tree().stopped_s is None
     os.kill(rank.pid, signal.SIGSTOP)
     wait_until(lambda: state_of(rank.pid)[0] == "T")
-    before, after = watch.look(), watch.look()
+    before, after = watch.look_at_tree(), watch.look_at_tree()
     assert (after.state, after.stopped_s) == ("T", before.stopped_s)
     assert after.cpu_s > before.cpu_s
     settings, now = HealthConfig(), [0.0]
@@ -123,15 +123,15 @@ def test_last_words_have_their_time_however_old_the_last_look_is(host, monkeypat
     monkeypatch.setattr(foreign_process, "time", SimpleNamespace(monotonic=lambda: clock.now))
     watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
     wait_until(lambda: len(alike(host)) == 2)
-    watch.look()
+    watch.look_at_tree()
     (rank,) = watch.ranks
     os.kill(rank.pid, signal.SIGTERM)
     wait_until(lambda: not command_line(rank))
     clock.now = 100.0
-    watch.look()
+    watch.look_at_tree()
     assert not watch.lost
     clock.now += foreign_process.GONE_S
-    watch.look()
+    watch.look_at_tree()
     assert watch.lost
 
 
@@ -160,13 +160,13 @@ def test_of_several_processes_that_it_needs_the_first_that_ends_is_missed_and_na
     with subprocess.Popen([sys.executable, "-c", starts], cwd=tmp_path) as host:
         try:
             watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), lambda words: words[3:] in WORKERS)
-            wait_until(lambda: watch.look() and len(watch.ranks) == len(WORKERS))
+            wait_until(lambda: watch.look_at_tree() and len(watch.ranks) == len(WORKERS))
             assert not watch.lost
             wanted = [one for one in watch.ranks if command_line(one)[3] in names]
             for one in wanted:
                 os.kill(one.pid, signal.SIGKILL)
             wait_ended(wanted, scaled(30))
-            wait_until(lambda: watch.look() and watch.lost)
+            wait_until(lambda: watch.look_at_tree() and watch.lost)
             assert [f"its process {one.pid} has ended" in watch.lost for one in wanted] == [True] * len(names)
             assert watch.lost.count(" has ended") == len(names)
             assert watch.lost.endswith(f" {names[-1]})")
@@ -207,12 +207,12 @@ def test_a_trainer_that_is_killed_is_lost_at_once_and_one_that_may_have_last_wor
         try:
             watch = TreeWatch(SimpleNamespace(host_pid=host.pid, pid=host.pid), is_trainer)
             wait_until(lambda: alike(host))
-            watch.look()
+            watch.look_at_tree()
             asyncio.run(ends())
-            watch.look()
+            watch.look_at_tree()
             assert bool(watch.lost) is (how == "killed")
             monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
-            watch.look()
+            watch.look_at_tree()
             assert watch.lost
         finally:
             for one in descendants(host.pid):

@@ -20,7 +20,7 @@ class Game:
         self.state = "S"
         self.cpu_s = 0.0
         self.changed = 0.0
-        tree = SimpleNamespace(look=lambda: TreeLook(state=self.state, cpu_s=self.cpu_s))
+        tree = SimpleNamespace(look_at_tree=lambda: TreeLook(state=self.state, cpu_s=self.cpu_s))
         self.waits_for = ""
         self.watch = ProgressWatch(SETTINGS, tree, self._checkpoints, lambda: self.now, lambda: self.waits_for)
 
@@ -33,7 +33,7 @@ class Game:
             self.now += SETTINGS.look_interval_s
             self.cpu_s += share * SETTINGS.look_interval_s
             self.changed = self.now if saves else self.changed
-            verdict = self.watch.look(steps, step_s if steps else None)
+            verdict = self.watch.judge_progress(steps, step_s if steps else None)
             if verdict.health is Health.DEAD:
                 break
         return verdict

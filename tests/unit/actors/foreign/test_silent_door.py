@@ -102,7 +102,7 @@ async def test_while_a_disk_is_in_trouble_its_silence_does_not_count_until_the_p
 
     async def silent_s():
         eyes.trainer.silence.seconds = 3600.0
-        return (await eyes.look(is_stopped=False)).door_silent_s
+        return (await eyes.observe_run(is_stopped=False)).door_silent_s
 
     assert await silent_s() == 0.0
     run.config.disk.patience_s = 0.0

@@ -24,7 +24,7 @@ def lines(*steps):
 
 def look(doubts, *steps, reward=0.5, **more):
     for step in steps:
-        doubts.look(StepSeen(step=step, reward=reward, **more))
+        doubts.note_step(StepSeen(step=step, reward=reward, **more))
 
 
 @pytest.mark.parametrize(

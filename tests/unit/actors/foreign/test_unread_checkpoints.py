@@ -132,7 +132,7 @@ def test_where_all_were_set_aside_nothing_is_waited_for(tmp_path, history):
 def test_a_later_attempt_that_finds_none_of_them_does_not_begin_anew(tmp_path, history):
     """As where their disk is not mounted after the machine's restart."""
     found = of_a_command(tmp_path, history, 5)
-    assert [found.look(1), found.look(2)] == ["", ""]
+    assert [found.look_for_proof(1), found.look_for_proof(2)] == ["", ""]
     assert [name for name, _ in history.events] == ["checkpoint.found"]
     (tmp_path / "out").rename(tmp_path / "away")
     with pytest.raises(DiskError, match="which were there, none is any more"):
@@ -143,7 +143,7 @@ def test_a_later_attempt_that_finds_none_of_them_does_not_begin_anew(tmp_path, h
 
 def test_a_later_attempt_than_one_that_set_all_aside_begins_anew(tmp_path, history):
     found = of_a_command(tmp_path, history, 5)
-    found.look(1)
+    found.look_for_proof(1)
     (tmp_path / "out" / "step-5" / "done").unlink()
     resume_from(found, lines(9))
     asyncio.run(found.clear(after=FIRST_WEIGHTS, is_condemned=False))
@@ -157,7 +157,7 @@ def next_attempt(found, history):
 
 def test_a_trainer_without_a_checkpoint_is_told_once_it_should_have_one(tmp_path, history):
     found = of_a_command(tmp_path, history)
-    assert found.look(foreign_checkpoints.STEPS_WITHOUT - 1) == ""
-    assert found.look(foreign_checkpoints.STEPS_WITHOUT).endswith(": check trainer.checkpoints=out/step-*")
+    assert found.look_for_proof(foreign_checkpoints.STEPS_WITHOUT - 1) == ""
+    assert found.look_for_proof(foreign_checkpoints.STEPS_WITHOUT).endswith(": check trainer.checkpoints=out/step-*")
     found._config.trainer.checkpoints = None  # as chosen
-    assert found.look(foreign_checkpoints.STEPS_WITHOUT) == ""
+    assert found.look_for_proof(foreign_checkpoints.STEPS_WITHOUT) == ""

@@ -50,7 +50,7 @@ def stalled_at(tmp_path, monkeypatch):
         released, fsync = threading.Event(), disk_watch.os.fsync
         monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
         with watching(tmp_path, stall_s=stall_s) as watch:
-            until(lambda: watch._probes[str(tmp_path)].look().began_at)
+            until(lambda: watch._probes[str(tmp_path)].look_at_disk().began_at)
             yield watch, time.monotonic()
             released.set()
 
@@ -80,7 +80,7 @@ def test_a_folder_that_is_not_there_is_unknown_and_no_trouble(tmp_path):
 def test_a_full_disk_is_trouble_from_the_probe_on_until_it_has_settled(tiny_disk, monkeypatch):
     monkeypatch.setattr("launcher.base.disk_faults.LEAST_FREE", 4096)  # the filesystem is smaller than what is wanted
     with watching(tiny_disk.path) as watch:
-        until(lambda: watch._probes[str(tiny_disk.path)].look().last_began_at)
+        until(lambda: watch._probes[str(tiny_disk.path)].look_at_disk().last_began_at)
         assert watch.trouble(time.monotonic()) is None
         ballast = fill(tiny_disk)
         trouble = until(lambda: watch.trouble(time.monotonic()))
@@ -180,7 +180,7 @@ class Refused:
         self.watch.refused(Refusal(path=str(self.folder), fault=DiskFault.QUOTA, at=self.now))
         met = self.trouble()
         (refusal,) = self.watch._refusals.values()
-        until(lambda: (self.watch._probes[str(self.folder)].look().last_began_at or 0.0) > refusal.at)
+        until(lambda: (self.watch._probes[str(self.folder)].look_at_disk().last_began_at or 0.0) > refusal.at)
         waited_s = 0.0
         while self.trouble(0.5) is not None:
             waited_s += 0.5
@@ -219,7 +219,7 @@ def test_a_pause_of_this_process_does_not_end_the_trouble_of_a_stalled_disk(tmp_
     released, fsync = threading.Event(), disk_watch.os.fsync
     monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(deadline_s()) and fsync(fd))
     with watching(tmp_path, stall_s=30.0) as watch:
-        until(lambda: watch._probes[str(tmp_path)].look().began_at)
+        until(lambda: watch._probes[str(tmp_path)].look_at_disk().began_at)
         now = time.monotonic()
         found = [watch.trouble(now + second) for second in (*range(33), 600, 601, 602, 603)]
         assert all(found[-5:]), "it has not answered"

@@ -23,7 +23,7 @@ def watch(tmp_path):
 
     def look(used):
         in_use["host memory"] = (used * MIB, 1000 * MIB)
-        watching.look()
+        watching.sample_memory()
         found = list(read_lines(events)) if events.exists() else []
         assert {(one["event"], one["subject"]) for one in found} <= {("memory.rising", "host memory")}
         return [one["reason"] for one in found]
@@ -42,7 +42,7 @@ def test_a_host_that_gets_full_is_told_once_until_there_is_room_again(tmp_path):
 
 async def test_memory_is_looked_at_once_an_interval(tmp_path):
     now, looks = [0.0], []
-    memory = SimpleNamespace(look=lambda: looks.append(now[0]))
+    memory = SimpleNamespace(sample_memory=lambda: looks.append(now[0]))
     journal = Journal(tmp_path / "events.jsonl", 1, time.time)
     config = RunConfig(experiment_name="exp")
     series = RewardSeries.read(RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0"))
@@ -108,10 +108,10 @@ def test_a_rise_is_told_over_two_looks_and_never_between_two_cgroups(monkeypatch
     monkeypatch.setattr(hardware, "oom_kills_in", told.get)
     kills = OomKillWatch()
     told["a"] = 4
-    kills.look(5)
+    kills.note_count(5)
     assert kills.risen() == 1, "the look may come between the kill and the news of it"
     where[0] = "b"
-    kills.look(5)
+    kills.note_count(5)
     assert kills.risen() == 0, "the process was moved: nobody was killed there"
     told["b"] = 10
     assert kills.risen() == 1

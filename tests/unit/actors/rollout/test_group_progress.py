@@ -55,7 +55,9 @@ def test_a_completion_may_be_continued_by_newer_weights_and_says_which_made_how_
     progress = GroupProgress(PROMPT, [SAMPLING] * 2, 7, or_newer=True)
     progress.take_samples(Samples(completions={}, begun={0: part((5, 6)), 1: part((3,), version=6)}, failure=GONE))
     assert progress.request()[0] == [(*PROMPT, 5, 6), PROMPT], "what is too old is not continued"
-    progress.take_samples(Samples(completions={}, begun={0: part((8,), version=8), 1: part((4,), version=8)}, failure=GONE))
+    progress.take_samples(
+        Samples(completions={}, begun={0: part((8,), version=8), 1: part((4,), version=8)}, failure=GONE)
+    )
     last = {place: part((9,), finish="stop", version=8) for place in range(2)}
     progress.take_samples(Samples(completions=last, failure=None))
     one, other = progress.completions()

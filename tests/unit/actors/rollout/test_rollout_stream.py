@@ -113,7 +113,9 @@ async def test_what_a_batch_cost_is_not_counted_again_for_the_next():
 async def test_what_a_state_kept_is_used_where_each_token_is_of_weights_that_its_step_may_have(runs, is_used):
     """At version 4, one batch ahead, of one sample a prompt. Newer ones than the served are of before a restore."""
     queue, given = PromptQueue(["p000"], seed=1, shuffle=False), []
-    queue.keep(*queue.take_prompts(1), [functools.reduce(joined, [part(version, 0) for version in one]) for one in runs])
+    queue.keep(
+        *queue.take_prompts(1), [functools.reduce(joined, [part(version, 0) for version in one]) for one in runs]
+    )
     queue.load_state_dict(queue.state_dict())
 
     async def make(prompt, weights, tally, kept):

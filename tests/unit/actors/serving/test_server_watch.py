@@ -73,28 +73,28 @@ def watch(work, pid, url, settings=QUICK):
 def test_roles_states_and_tokens_are_those_of_the_tree(tmp_path):
     with tree(tmp_path) as process:
         seen = ServerProcesses(identify(process.pid))
-        assert set(seen.look()) == {"http", "scheduler", "detokenizer"}
+        assert set(seen.look_at_processes()) == {"http", "scheduler", "detokenizer"}
         assert seen.pids()["http"] == process.pid
         first = seen.tokens()
         assert 3 <= first < 1e6  # of the one series, and not of the one that counts finished requests
         while seen.tokens() == first:
             pass
         os.kill(seen.pids()["scheduler"], signal.SIGSTOP)
-        while seen.look()["scheduler"].state != "T":
+        while seen.look_at_processes()["scheduler"].state != "T":
             pass
         assert seen.tokens() == seen.tokens()
         os.kill(seen.pids()["detokenizer"], signal.SIGKILL)
-        while "detokenizer" in seen.look():
+        while "detokenizer" in seen.look_at_processes():
             pass
         assert not seen.is_gone()
     assert seen.is_gone()
-    assert seen.look() == {}
+    assert seen.look_at_processes() == {}
 
 
 def test_tokens_that_can_not_be_seen_are_none_and_not_zero(tmp_path):
     with tree(tmp_path, "--no-tokens") as process:
         seen = ServerProcesses(identify(process.pid))
-        seen.look()
+        seen.look_at_processes()
         assert seen.tokens() is None
 
 
@@ -147,19 +147,19 @@ def test_a_stop_and_another_one_are_told_apart(tmp_path):
     """Met stopped at both looks, with no CPU time between them that would show."""
     with tree(tmp_path) as process:
         seen = ServerProcesses(identify(process.pid))
-        seen.look()
+        seen.look_at_processes()
         pid = seen.pids()["detokenizer"]
 
         def stopped():
             os.kill(pid, signal.SIGSTOP)
-            while (look := seen.look()["detokenizer"]).state != "T":
+            while (look := seen.look_at_processes()["detokenizer"]).state != "T":
                 pass
             return look
 
         first = stopped()
-        assert seen.look()["detokenizer"] == first
+        assert seen.look_at_processes()["detokenizer"] == first
         os.kill(pid, signal.SIGCONT)
-        while seen.look()["detokenizer"].state == "T":
+        while seen.look_at_processes()["detokenizer"].state == "T":
             pass
         second = stopped()
     assert second.switches > first.switches
@@ -226,14 +226,14 @@ async def test_of_one_that_is_gone_its_host_may_tell_the_reason_for_a_while_and_
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyError("a defect")])
 async def test_a_server_that_could_not_be_looked_at_once_is_looked_at_again(tmp_path, monkeypatch, error):
     """Its watch had ended unheard, and no hang of that life was ever seen."""
-    look_at, fails = ServerProcesses.look, [error]
+    look_at, fails = ServerProcesses.look_at_processes, [error]
 
     def look_or_fail(tree):
         if fails:
             raise fails.pop()
         return look_at(tree)
 
-    monkeypatch.setattr(ServerProcesses, "look", look_or_fail)
+    monkeypatch.setattr(ServerProcesses, "look_at_processes", look_or_fail)
     async with SGLangClient() as client:
         with tree(tmp_path) as process:
             seen = Seen(server(process.pid, URL_OF_NOBODY), client, QUICK)
@@ -249,7 +249,7 @@ def test_without_any_answer_yet_a_server_is_unknown(tmp_path):
     async def inside(pid):
         async with SGLangClient() as client:
             alone = ServerWatch(server(pid, URL_OF_NOBODY), QUICK, client)
-            alone.look()
+            alone.look_at_server()
             return alone.verdict()
 
     with tree(tmp_path) as process:
@@ -265,7 +265,7 @@ def test_one_that_was_condemned_is_not_healthy_while_it_is_ended(tmp_path):
         async with asyncio.timeout(deadline_s()):
             while watch.verdict().health is not health:
                 now += QUICK.look_interval_s
-                watch.look()
+                watch.look_at_server()
                 await asyncio.sleep(0.001)
 
     async def inside(process):
@@ -279,9 +279,9 @@ def test_one_that_was_condemned_is_not_healthy_while_it_is_ended(tmp_path):
             os.kill(seen["scheduler"], signal.SIGKILL)
             os.kill(seen["detokenizer"], signal.SIGKILL)
             os.kill(seen["http"], signal.SIGCONT)
-            while (left := alone._tree.look()).keys() != {"http"} or left["http"].state == "T":
+            while (left := alone._tree.look_at_processes()).keys() != {"http"} or left["http"].state == "T":
                 pass
-            alone.look()
+            alone.look_at_server()
             await asyncio.gather(alone._probe.close(), alone._metrics.close(), alone._health.close())
             return alone.verdict()
 
@@ -305,7 +305,7 @@ async def test_until_its_first_answer_a_server_has_the_patience_of_its_first_gen
             while alone.verdict().health is not Health.DEAD:
                 now += QUICK.look_interval_s / 4
                 alone.take_work(ServerWork(generation=0, waiting=8))
-                alone.look()
+                alone.look_at_server()
                 await asyncio.sleep(0.001)
             await asyncio.gather(alone._probe.close(), alone._metrics.close(), alone._health.close())
     assert patience * QUICK.silence_s <= now < (patience + 1) * QUICK.silence_s

@@ -357,13 +357,13 @@ async def test_a_kill_for_memory_is_known_though_reports_are_asked_while_nvml_ex
     class Gpus:
         async def explained(self, end):
             for _ in range(2):
-                actor._kills.look()
+                actor._kills.note_count()
             return end
 
     actor = object.__new__(SGLangServer.__ray_metadata__.modified_class)
     actor._gpus = Gpus()
     actor._kills = hardware.OomKillWatch()
-    actor._kills.look()
+    actor._kills.note_count()
     kills[0] = 1
     end = ServerExit(name="server-0", generation=0, pid=7, exit_code=-9, reason="killed", age_s=0.0)
     assert (await actor._explain(end)).oom_kills == 1

@@ -104,7 +104,7 @@ class Trial:
             refresh=self.nothing,
             begin_looking=lambda: None,
             close=self.nothing,
-            look=self.look,
+            observe_run=self.observe_run,
             memory=SimpleNamespace(begin=self.nothing),
         )
         self.newest_model = lambda: None
@@ -113,7 +113,7 @@ class Trial:
     async def nothing(self):
         pass
 
-    async def look(self, is_stopped, with_checkpoints):
+    async def observe_run(self, is_stopped, with_checkpoints):
         return SimpleNamespace(is_stopped=is_stopped)
 
     async def begun(self):
@@ -165,7 +165,7 @@ async def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
     """Else a halt would be ordered again and again, and the run never have its word."""
     trial = Trial(tmp_path, trainer=FakeTrainer(close=error), actor=FakeActor(stop=STOPPED))
     await asyncio.gather(trial.hands._do(Halt(reason="done", word=TerminalStatus.FINISHED)), return_exceptions=True)
-    assert (await trial.hands.look()).is_stopped
+    assert (await trial.hands.observe_run()).is_stopped
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ async def test_an_abort_keeps_no_states_of_known_damage_whatever_became_of_the_t
     trial.eyes.catalog.forget_after = forgotten.append
     await trial.hands.perform(Halt(reason="ctrl-c", word=TerminalStatus.ABORTED))
     assert forgotten == [23], "a fall is seen in the step after the one that did it"
-    assert (await trial.hands.look()).is_stopped
+    assert (await trial.hands.observe_run()).is_stopped
 
 
 async def test_a_server_without_weights_to_start_from_is_the_plans_to_mend(tmp_path):
@@ -238,7 +238,7 @@ async def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
     trial.newest_model = defect
     with pytest.raises(KeyError, match="a defect"):  # as soon as it is begun, or at the next look
         await trial.begun()
-        await trial.hands.look()
+        await trial.hands.observe_run()
 
 
 async def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
@@ -249,7 +249,7 @@ async def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_pat
     trial.history.started_server("server-0", 0, 0, 1)
     with pytest.raises(ResourceError, match="port 30000"):  # as soon as it is begun, or at the next look
         await trial.begun()
-        await trial.hands.look()
+        await trial.hands.observe_run()
 
 
 async def test_another_data_set_ends_the_run_and_no_checkpoint_is_called_damaged_for_it(tmp_path):
@@ -259,7 +259,7 @@ async def test_another_data_set_ends_the_run_and_no_checkpoint_is_called_damaged
         await trial.hands.perform(RestoreTrainer(global_step=19, reason="the newest"))
     assert trial.history.memory.damaged_checkpoints == {}
     with pytest.raises(DataError, match="the data set is not the checkpoint's"):
-        await trial.hands.look()
+        await trial.hands.observe_run()
 
 
 @pytest.mark.parametrize(("subject", "incident"), [("trainer", 1), ("policy", 1), ("server-0", None)])

@@ -164,7 +164,7 @@ async def test_a_defect_in_telling_the_trainer_of_a_lost_server_is_raised_and_no
     trial.eyes._tasks.start(trial.eyes._tell_trainer([]))
     await asyncio.sleep(0)
     with pytest.raises(KeyError, match="a defect"):
-        await trial.eyes.look(is_stopped=False)
+        await trial.eyes.observe_run(is_stopped=False)
     await trial.eyes.close()
     assert ended == [True]
 
@@ -286,9 +286,9 @@ async def test_a_memory_that_the_disk_refuses_is_trouble_of_the_disk(trial, monk
     trial.paths.run_memory.mkdir()  # what is written beside it is taken
     trial.history.begin()
     trial.history.save()
-    await trial.eyes.look(is_stopped=False)
+    await trial.eyes.observe_run(is_stopped=False)
     await trial.eyes.disks.probed(within_s=scaled(10.0))
-    seen = await trial.eyes.look(is_stopped=False)
+    seen = await trial.eyes.observe_run(is_stopped=False)
     trial.paths.run_memory.rmdir()
     trial.history.save()
     await trial.eyes.close()
@@ -307,7 +307,7 @@ async def test_steps_that_are_taken_again_after_a_restore_end_the_trouble_of_a_d
     async def look_at(next_step, lineage, **more):
         view = TrainerView(pid=1, is_started=True, is_loaded=True, lineage=lineage, next_step=next_step)
         trial.eyes.trainer.view = dataclasses.replace(view, **more)
-        await trial.eyes.look(is_stopped=False)
+        await trial.eyes.observe_run(is_stopped=False)
         return stepped[-1]
 
     assert await look_at(100, 1) is None, "whether it has stepped is not known yet"

@@ -214,7 +214,7 @@ async def test_what_failed_long_ago_no_longer_delays_what_fails_now(tmp_path):
     for after_s in (0.0, 1.0, 2.0, CONFIG.restart.window_s + 1.0):
         trial.run.now += after_s
         trial.coordinator._failed(load, "it died while it loaded", trial.run.now)
-        rests = trial.coordinator._observe(await trial.hands.look()).not_before
+        rests = trial.coordinator._observe(await trial.hands.observe_run()).not_before
         waits.extend(not_before - trial.run.now for not_before in rests.values())
     assert [wait / CONFIG.restart.wait_initial_s for wait in waits] == [1, 2, 4, 1]
 

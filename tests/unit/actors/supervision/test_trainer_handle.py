@@ -199,7 +199,7 @@ async def test_the_death_of_a_task_that_looks_is_not_kept_to_itself(monkeypatch)
     world = World()
     with pytest.raises(KeyError, match="a defect"):
         async with world.link() as link:
-            monkeypatch.setattr(link._liveness, "look", lambda *args, **kwargs: {}["a defect"])
+            monkeypatch.setattr(link._liveness, "observe_view", lambda *args, **kwargs: {}["a defect"])
             link.begin_looking()
             async with asyncio.timeout(10):
                 while True:

@@ -102,7 +102,7 @@ def watch(tmp_path):
 
 def test_a_url_is_asked_with_the_token_that_aws_wants(watch, metadata):
     one = watch(metadata.url)
-    assert one.look() is False
+    assert one.look_for_notice() is False
     metadata.notice = '{"action": "terminate", "time": "2026-11-22T14:00:00Z"}'
     one.start()
     wait_until(lambda: one.seen_at is not None)
@@ -114,8 +114,8 @@ def test_nobody_there_is_told_once_and_is_no_notice(watch, metadata, monkeypatch
     metadata.shutdown()
     metadata.server_close()
     one, looks = watch(url), []
-    look = one.look
-    monkeypatch.setattr(one, "look", lambda: looks.append(1) or look())
+    look = one.look_for_notice
+    monkeypatch.setattr(one, "look_for_notice", lambda: looks.append(1) or look())
     one.start()
     wait_until(lambda: len(looks) > 10)  # ten have failed
     (told,) = one.events()
@@ -151,15 +151,15 @@ def test_a_file_whose_disk_does_not_answer_is_told_once(watch, tmp_path, monkeyp
 
 def test_a_file_is_a_notice_once_it_is_there(watch, tmp_path):
     one = watch(str(tmp_path / "notice"))
-    assert one.look() is False
+    assert one.look_for_notice() is False
     (tmp_path / "notice").touch()
-    assert one.look() is True
+    assert one.look_for_notice() is True
 
 
 def test_a_file_that_can_not_be_looked_for_is_unknown(watch, tmp_path):
     (tmp_path / "no folder").touch()
     with pytest.raises(UnreadableNotice, match="Not a directory"):
-        watch(str(tmp_path / "no folder" / "notice")).look()
+        watch(str(tmp_path / "no folder" / "notice")).look_for_notice()
 
 
 @pytest.mark.parametrize(

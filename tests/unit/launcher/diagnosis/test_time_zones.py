@@ -316,7 +316,9 @@ def test_one_line_that_comes_late_is_no_clock_that_was_put_back():
     lines = [f"2026-10-25 02:{minute:02d}:00 a\n" for minute in range(50)]
     late = ["2026-10-25 02:10:00 from another process\n"]
     clock = LogClock()
-    clock.look("".join([*lines, *late, *(f"2026-10-25 02:{minute:02d}:30 b\n" for minute in range(50, 59))]).encode())
+    clock.note_dates(
+        "".join([*lines, *late, *(f"2026-10-25 02:{minute:02d}:30 b\n" for minute in range(50, 59))]).encode()
+    )
     assert not clock.put_back
 
 

@@ -113,7 +113,7 @@ class Watch:
                 pid=self.pid, node="other", is_started=True, is_loaded=True, is_allowed=True, is_running=True
             )
             view = dataclasses.replace(view, phase=phase, next_step=self.step, progress=self.entered, **seen)
-            self.watch.look(view, heard_at=self.now if answers else began, is_asked=not answers)
+            self.watch.observe_view(view, heard_at=self.now if answers else began, is_asked=not answers)
             if self.watch.verdict().health is Health.DEAD:
                 return self.now - began
         return None
