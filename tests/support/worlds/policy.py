@@ -51,7 +51,7 @@ def spoiled(batch, **change):
 
 
 class OneTake:
-    def take(self, n):
+    def take_prompts(self, n):
         return [f"p{i:03d}" for i in range(n)]
 
 

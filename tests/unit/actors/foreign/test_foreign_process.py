@@ -112,7 +112,7 @@ def test_a_stopped_rank_stands_still_while_others_of_its_tree_work(host, monkeyp
     settings, now = HealthConfig(), [0.0]
     progress = ProgressWatch(settings, watch, list, lambda: now[0])
     while now[0] <= settings.trainer_silence_s + 2:
-        verdict = progress.look(1, 1.0)
+        verdict = progress.judge_progress(1, 1.0)
         now[0] += settings.look_interval_s
     assert verdict.health is Health.DEAD
 
