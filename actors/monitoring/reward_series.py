@@ -64,7 +64,7 @@ class RewardSeries:
         self.lineage = 0
         self.base = 0
         self.changed_at = 0
-        self._fell_at: int | None = None
+        self._has_fallen = False  # at that step
         self._undone: list[StepFigures] = []  # by restores since the last step
         self._undone_base = 0  # before these
 
@@ -120,9 +120,9 @@ class RewardSeries:
     @property
     def lower_level(self) -> LowerLevel | None:
         """None where the gate has let no such batch pass."""
-        if self._fell_at is None:
+        if self.changed_at == 0 or not self._has_fallen:
             return None
-        return LowerLevel(since_step=self._fell_at, is_settled=self.next_step - self._fell_at >= USUAL_MIN_STEPS)
+        return LowerLevel(since_step=self.changed_at, is_settled=self.next_step - self.changed_at >= USUAL_MIN_STEPS)
 
     def usual(self) -> UsualValues | None:
         """None as long as the run has too few steps to compare with."""
@@ -150,7 +150,7 @@ class RewardSeries:
         if has_changed:
             before = self.usual()
             self.changed_at = step.point.step
-            self._fell_at = step.point.step if before is not None and step.point.mean < before.mean_reward else None
+            self._has_fallen = before is not None and step.point.mean < before.mean_reward
         self.owes_proof = False
         self.steps.append(step)
         if len(self.steps) > 2 * MOST_STEPS:
@@ -165,7 +165,6 @@ class RewardSeries:
         self._first = [step for step in self._first if step.point.step <= global_step]
         self.base = self.base if self.base <= global_step else 0
         self.changed_at = self.changed_at if self.changed_at <= global_step else 0
-        self._fell_at = self._fell_at if self._fell_at is not None and self._fell_at <= global_step else None
         if onset_step is not None:
             self._forgive(global_step)
         if onset_step is not None and onset_step > global_step:
