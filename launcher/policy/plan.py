@@ -143,13 +143,18 @@ def _halt_for_silence(who: str, silent_s: float, error: str) -> Halt:
 
 def _halt_for_standstill(seen: Observed, limit_s: float) -> Halt:
     orders = [*seen.not_before, *((type(action), getattr(action, "name", "")) for action in seen.under_way)]
-    names = sorted({f"{kind.__name__} {name}".strip() for kind, name in orders})
+    names = sorted({order_text(kind, name) for kind, name in orders})
     reason = (
         f"the run could take no step for {seen.standstill_s:.0f} s, more than {limit_s:.0f} s, in which all could have "
         "been started twice (rollout.setup_timeout, health.trainer_first_s), and it waits for nobody"
     )
     tried = f"; failed, or not done by then: {', '.join(names)}" if names else ""
     return Halt(reason=f"{reason}{tried}", may_pass=True)
+
+
+def order_text(kind: type[Action], name: str) -> str:
+    """An order as reasons name it; `name`: of its server, "" where it is for none."""
+    return f"{kind.__name__} {name}".strip()
 
 
 def _end(seen: Observed, halt: Halt) -> RecoveryPlan:
@@ -690,7 +695,7 @@ class PlanBuilder:
         not_before = self.seen.not_before.get((kind, name), self.now)
         if not_before > self.now:
             self.wake_at.append(not_before)
-            self.reasons.append(f"{kind.__name__} {name}".strip() + f" failed: again in {not_before - self.now:.1f} s")
+            self.reasons.append(f"{order_text(kind, name)} failed: again in {not_before - self.now:.1f} s")
         return not_before > self.now
 
     @property
